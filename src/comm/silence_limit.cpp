@@ -13,21 +13,17 @@ SilenceRange silence_range(milliseconds silence) {
 
 void SilenceLimit::beat(Clock::time_point now) {
   const auto before = std::exchange(beaten_, now);
-  if (before != Clock::time_point()) note(now - before, now);
-}
-
-void SilenceLimit::note(Clock::duration gap, Clock::time_point now) {
+  if (before == Clock::time_point()) return;
   if (first_ == Clock::time_point()) first_ = since_ = now;
-  last_ = now;
   if (now - since_ >= kRemembers) {
     longest_before_ = std::exchange(longest_, {});
     since_ = now;
   }
-  longest_ = std::max(longest_, gap);
+  longest_ = std::max(longest_, now - before);
 }
 
 milliseconds SilenceLimit::limit() const {
-  if (last_ - first_ < kLearns) return range_.most;
+  if (first_ == Clock::time_point() || beaten_ - first_ < kLearns) return range_.most;
   const auto wanted = std::chrono::ceil<milliseconds>(kTimes * std::max(longest_, longest_before_));
   return std::clamp(wanted, range_.least, range_.most);
 }

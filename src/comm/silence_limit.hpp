@@ -29,16 +29,14 @@ class SilenceLimit {
 
   explicit SilenceLimit(const SilenceRange& range) : range_(range) {}
 
-  void beat(Clock::time_point now);                       // or a look: the gap since the last one is noted
-  void note(Clock::duration gap, Clock::time_point now);  // between two beats; `now` is not before the last one
+  void beat(Clock::time_point now);  // or a look: the gap since the last one is noted
 
   std::chrono::milliseconds limit() const;
-  const SilenceRange& range() const { return range_; }
 
  private:
   SilenceRange range_;
-  Clock::time_point first_ = {}, last_ = {}, beaten_ = {};  // gaps that were noted; beat()
-  Clock::time_point since_ = {};                            // longest_ is of gaps from here on
+  Clock::time_point first_ = {}, beaten_ = {};  // the end of the first gap; the last beat
+  Clock::time_point since_ = {};                // longest_ is of gaps from here on
   Clock::duration longest_{}, longest_before_{};
 };
 

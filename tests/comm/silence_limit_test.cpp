@@ -52,13 +52,6 @@ TEST_F(ASilenceLimit, IsNeverAboveTheMost) {
   EXPECT_EQ(limit_.limit(), 6s);
 }
 
-// It may have seen these late itself.
-TEST_F(ASilenceLimit, HasOthersGapsToo) {
-  beat_for(3s, 50ms);
-  limit_.note(600ms, now_);
-  EXPECT_EQ(limit_.limit(), 2400ms);
-}
-
 TEST(SilenceRange, OfAGivenTimeIsFixed) {
   SilenceLimit limit(comm::silence_range(3s));
   Clock::time_point now{100h};
