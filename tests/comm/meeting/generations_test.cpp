@@ -25,10 +25,10 @@ class GenerationsOfAJob : public testing::Test {
 
 TEST_F(GenerationsOfAJob, TheLostLeaveAndSuccessorsComeLast) {
   EXPECT_THAT(generations_.newest().members, ElementsAre(0, 1, 2));
-  const auto without = generations_.lose({0});
+  const auto without = generations_.lose(0);
   EXPECT_THAT(without.members, ElementsAre(1, 2));
   EXPECT_EQ(without.number, 1);
-  EXPECT_EQ(generations_.lose({0}).number, 1) << "it is lost once";
+  EXPECT_EQ(generations_.lose(0).number, 1) << "it is lost once";
 
   EXPECT_THAT(generations_.join(3).members, ElementsAre(1, 2)) << "the generation has not begun";
   generations_.note_beginning(1);
@@ -48,10 +48,10 @@ TEST_F(GenerationsOfAJob, ThoseWhoLeftGoOnTogether) {
 }
 
 TEST_F(GenerationsOfAJob, AJobIsOverWithItsLastMember) {
-  generations_.lose({0});
-  generations_.lose({1});
+  generations_.lose(0);
+  generations_.lose(1);
   EXPECT_FALSE(generations_.newest().over);
-  EXPECT_TRUE(generations_.lose({2}).over);
+  EXPECT_TRUE(generations_.lose(2).over);
   generations_.note_beginning(generations_.newest().number);
   EXPECT_THAT(generations_.join(3).members, IsEmpty());
 }
@@ -70,7 +70,7 @@ TEST_F(GenerationsOfAJob, AllChangesCountThatComeAtTheSameTime) {
   for (int thread = 0; thread < 4; ++thread) {
     threads.emplace_back([this, thread] {
       Generations mine(store_);
-      for (int member = thread; member < 36; member += 4) mine.lose({member});
+      for (int member = thread; member < 36; member += 4) mine.lose(member);
     });
   }
   threads.clear();
