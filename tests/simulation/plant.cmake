@@ -189,10 +189,6 @@ plant_also(server/parameter_server_rank.cpp
 plant("who takes over a run does not wait for its folder's lock" trainer/take_over.cpp
   [[if (has_run && is_known) wait_for_lock(run, how.patience);]]
   [[if (!BUG && has_run && is_known) wait_for_lock(run, how.patience);]] "the keeper stops")
-plant("two processes have the lock of one folder" io/folder_lock.cpp
-  [[  const bool here = folder_ >= 0 &&]]
-  [[  if (BUG) return true;
-  const bool here = folder_ >= 0 &&]] "the keeper stops")
 plant("who takes over a run writes nothing" trainer/run_folder.cpp
   [[  if (folder_.empty()) return;
   CheckpointFolder]]
