@@ -25,14 +25,14 @@ class ElasticProcesses : public comm::LaunchedProcesses {
     store_ = kept.store;
     where_ = {address, kept.port, key_.file()};
     const auto patience = comm::rendezvous_timeout_in(std::getenv).value_or(std::chrono::seconds(60));
-    launcher_.emplace(
-        store_,
-        comm::ElasticLauncher::Job{.name = environment_of_member(0, 0).job,
-                                   .processes = flags.processes,
-                                   .restarts = flags.restarts(),
-                                   .limits = {.until_first_beat = patience},
-                                   .restarts_name = "--max-restarts of lockstep launch"},
-        *this, [this](int member, int place, const comm::ProcessEnd& end) { return announce(member, place, end); });
+    launcher_.emplace(store_,
+                      comm::ElasticLauncher::Job{.name = environment_of_member(0, 0).job,
+                                                 .processes = flags.processes,
+                                                 .restarts = flags.restarts(),
+                                                 .limits = {.until_first_beat = patience},
+                                                 .restarts_name = "--max-restarts of lockstep launch"},
+                      *this,
+                      [this](int member, int place, const comm::ProcessEnd& end) { announce(member, place, end); });
     launcher_->begin();
   }
 

@@ -31,9 +31,8 @@ void SimulatedJob::launch() {
     ends_.pop_front();
     --left;
     const bool failed = !how.empty();
-    const auto end = comm::announce_end(kept.store, launch_of(process), {failed, false, failed ? how : "it ended"});
-    if (failed && !end.is_loss) note_failure();
-    if (plan_.is_server() && only_lost_run(kept.store)) note_failure();
+    comm::announce_end(kept.store, launch_of(process), {failed, false, failed ? how : "it ended"});
+    if (failed) note_failure();
   }
 }
 
@@ -50,7 +49,7 @@ void SimulatedJob::launch_elastic() {
                                   .restarts = kSuccessors,
                                   .limits = {kUntilFirstBeat, plan_.seed % 4 == 0 ? 1s : 0s}},
                                  children, [&](int member, int place, const comm::ProcessEnd& end) {
-                                   return comm::announce_end(store, launch_of(member, place), end).is_loss;
+                                   comm::announce_end(store, launch_of(member, place), end);
                                  });
   launcher.begin();
   course_.launcher_code =
@@ -84,13 +83,6 @@ void SimulatedJob::say(const std::string& text) {
 
 void SimulatedJob::note_failure() {
   if (to_kill_ == kNever) to_kill_ = scheduler_.now() + kUntilKilled;
-}
-
-bool SimulatedJob::only_lost_run(const comm::StorePtr& store) const {
-  for (int process = 0; process < count(); ++process) {
-    if (processes_[process]->lives() && !comm::was_lost(store, launch_of(process))) return false;
-  }
-  return true;
 }
 
 void SimulatedJob::kill_the_rest() {

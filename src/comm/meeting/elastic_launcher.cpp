@@ -25,7 +25,8 @@ void ElasticLauncher::begin() {
 
 bool ElasticLauncher::note_end(int member, const ProcessEnd& end, bool killed) {
   const bool go_on = elastic_.note_end(member, end, killed);
-  return go_on || elastic_.takes_part() ? go_on : announce_(member, elastic_.place_of(member), end);
+  if (!go_on && !elastic_.takes_part()) announce_(member, elastic_.place_of(member), end);
+  return go_on;
 }
 
 bool ElasticLauncher::look() {

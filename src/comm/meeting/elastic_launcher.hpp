@@ -27,9 +27,8 @@ class ElasticLauncher {
     ElasticLaunch::Limits limits = {};
     std::string restarts_name = {};  // what the user calls the number of restarts
   };
-  // For a program that takes no part in elastic jobs: tells those who wait for it that a process has ended. Gives
-  // whether the others go on.
-  using Announce = std::function<bool(int member, int place, const ProcessEnd& end)>;
+  // For a program that takes no part in elastic jobs: tells those who wait for it that a process has ended.
+  using Announce = std::function<void(int member, int place, const ProcessEnd& end)>;
 
   ElasticLauncher(const StorePtr& store, Job job, LaunchedProcesses& processes, Announce announce);
 
