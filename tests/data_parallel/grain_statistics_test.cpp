@@ -288,7 +288,7 @@ TEST(GrainStatistics, StayWhileAStageComputesAForwardAgain) {
       stage.forward(grain, x[grain], sum, /*keep_graph=*/false);
     }
     for (int grain = 0; grain < kGrains; ++grain) {
-      stage.backward(grain, torch::ones({}));
+      stage.backward(grain, {}, 1);
     }
     expect_equal(buffers_of(*layers), before, "before finish()");
     statistics.finish({0, kGrains});
