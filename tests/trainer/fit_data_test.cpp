@@ -447,10 +447,10 @@ TEST(FitData, SamplesOfAnotherTypeThanTheNetworkAreNamed) {
                     return net;
                   },
               .criterion = F::cross_entropy,
-              .train = Dataset{x, torch::arange(12).remainder(3)}};
+              .train = Dataset{x, torch::arange(24).remainder(3)}};
     return error_of([&] { fit(task, settings(2)); });
   };
-  const Tensor bytes = torch::arange(12 * 16).view({12, 1, 4, 4}).to(torch::kByte);
+  const Tensor bytes = torch::arange(24 * 16).view({24, 1, 4, 4}).to(torch::kByte);
   EXPECT_THAT(error_with(bytes, torch::kDouble),
               AllOf(HasSubstr("rank "),
                     HasSubstr("\"classes\": the network has parameters of type Double, and x of a "
