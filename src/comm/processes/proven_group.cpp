@@ -143,8 +143,8 @@ class Try {
     std::optional<GroupMember> group;
     try {
       group = wait_for_all(*attempt, stop);
-    } catch (const Error&) {
-      throw;
+    } catch (const Error& error) {
+      throw Error(place_.members.at(place_.group.rank) + ": connecting to the other ranks failed: " + error.what());
     } catch (const c10::DistError&) {  // the store's
       attempt->call_off();
       throw;
