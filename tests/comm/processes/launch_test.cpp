@@ -106,7 +106,7 @@ TEST(Launch, AProcessThatTheKernelKillsForWantOfMemoryIsToldSo) {
 TEST(Launch, EndsThoughSigchldIsIgnoredAndItsProcessesIgnoreIt) {
   const auto launch = [](const Words& words) {
     auto around = surroundings_with();
-    around.program = "/bin/sh";
+    around.program = find_program("bash");  // dash handles SIGCHLD itself
     return run_program(
         Words{"-c", "trap '' CHLD; exec \"$0\" launch \"$@\"", from_environment("LOCKSTEP_PROGRAM")} + words, around);
   };
@@ -125,14 +125,21 @@ TEST(Launch, TooFewFileDescriptorsAreNamed) {
               AllOf(HasSubstr("(cpu): connecting to the other ranks failed: "), HasSubstr("Too many open files")));
 }
 
+// With some of these limits it starts its processes, and then cannot take their connections.
 TEST(Launch, ALauncherWithTooFewFileDescriptorsCallsNobodyAStranger) {
   auto around = surroundings_with();
   around.program = "/bin/sh";
-  const auto job = run_program({"-c", "ulimit -n 16; exec \"$0\" launch -n 4 \"$@\"",
-                                from_environment("LOCKSTEP_PROGRAM"), ranks_program(), "runs"},
-                               around);
-  EXPECT_NE(job.code, 0);
-  EXPECT_THAT(job.err, AllOf(HasSubstr("Too many open files"), HasSubstr("(ulimit -n)"), Not(HasSubstr("stranger"))));
+  int failed = 0;
+  for (int limit = 16; limit <= 20; ++limit) {
+    const auto job = run_program({"-c", "ulimit -n " + std::to_string(limit) + "; exec \"$0\" launch -n 4 \"$@\"",
+                                  from_environment("LOCKSTEP_PROGRAM"), ranks_program(), "collectives"},
+                                 around);
+    EXPECT_THAT(job.err, Not(HasSubstr("stranger"))) << limit;
+    if (job.code == 0) continue;
+    ++failed;
+    EXPECT_THAT(job.err, HasSubstr("Too many open files")) << limit;
+  }
+  EXPECT_GT(failed, 0);
 }
 
 TEST(Launch, StartsAFailedJobAgain) {
