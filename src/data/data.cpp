@@ -232,6 +232,10 @@ Batches::Batches(Samples samples, const BatchOptions& options, const Partner& sh
     : samples_(std::move(samples)), options_(options), shard_(shard) {
   if (samples_.in_memory()) check_tensors(samples_.tensors());
   if (options.size < 1) throw Error("batches: batch size " + std::to_string(options.size) + "; expected 1 or more");
+  if (options.drop_last && options.size > samples_.size()) {
+    throw Error("batches: with drop_last a batch size of " + std::to_string(options.size) + " leaves none of the " +
+                std::to_string(samples_.size()) + " samples; take at most as many, or leave drop_last out");
+  }
   if (options.grain < 0 || options.grain > options.size) {
     throw Error("batches: the grain is " + std::to_string(options.grain) + " samples; expected 1 to the batch size, " +
                 std::to_string(options.size) + ", or 0 for none");
@@ -266,8 +270,8 @@ Batches::Batches(Samples samples, const BatchOptions& options, const Partner& sh
 }
 
 int64_t Batches::count() const {
-  int64_t full = samples_.size() / options_.size;
-  return full + (samples_.size() % options_.size != 0 ? 1 : 0);
+  const int64_t full = samples_.size() / options_.size;
+  return full + (samples_.size() % options_.size != 0 && !options_.drop_last ? 1 : 0);
 }
 
 void Batches::set_shares(std::vector<double> shares) {

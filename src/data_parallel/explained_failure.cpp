@@ -13,8 +13,9 @@ namespace {
 
 std::string why_batch_of_one() {
   return "a BatchNorm cannot train on one sample, and this rank's part of the batch has one, as it may be of the last "
-         "batch of an epoch. Choose a batch size whose last batch has two samples or more for each rank, leave that "
-         "batch out, or take convert_sync_batchnorm(), which normalises over all ranks' samples";
+         "batch of an epoch. Choose a batch size whose last batch has two samples or more for each rank, or leave that "
+         "batch out: BatchOptions::drop_last, in a run `drop_last`. If the ranks have two samples or more together, "
+         "convert_sync_batchnorm() normalises over all of them";
 }
 
 std::string why_graph_is_gone(const torch::nn::Module& module) {

@@ -156,7 +156,8 @@ void GrainStatistics::forward(int64_t number, const std::function<void()>& compu
         rank_.name() + ": grains: grain " + std::to_string(number) +
         " has one sample, of which a BatchNorm gets one value per channel, and that has no variance. It is of " +
         "a batch of " + std::to_string(samples_) + " samples in grains of " + std::to_string(grain_) +
-        ". Take another batch size or grain, so that no grain has one sample, also in an epoch's last batch");
+        ". Take another batch size or grain, so that no grain has one sample. If it is an epoch's last batch, leave it "
+        "out: BatchOptions::drop_last, in a run `drop_last`");
   }
 }
 

@@ -64,7 +64,8 @@ ChannelStatistics statistics_of_all(const Tensor& x, Rank& rank) {
   const Tensor variance = (counts * (variances + (means - mean).square())).sum(0) / count;
   if (x.is_cpu() && count.item<double>() < 2) {
     throw Error(rank.name() + ": SyncBatchNorm: the batch of all ranks has " + std::to_string(count.item<int64_t>()) +
-                " values per channel, and statistics need at least 2; train on larger batches, or call eval()");
+                " values per channel, and statistics need at least 2. If it is an epoch's last batch, leave it out: " +
+                "BatchOptions::drop_last, in a run `drop_last`. Otherwise train on larger batches, or call eval()");
   }
   const auto type = type_of_statistics(x);
   return {mean.to(type), variance.to(type), count};

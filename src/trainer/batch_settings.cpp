@@ -71,4 +71,27 @@ std::vector<int64_t> parts_of_full_batch(const BatchSettings& batch, const std::
   return sizes;
 }
 
+int64_t samples_of_epoch(const BatchSettings& batch, int64_t samples) {
+  return batch.drop_last ? samples - samples % batch.global() : samples;
+}
+
+std::string remark_on_last_batch(const BatchSettings& batch, int64_t samples, int ranks) {
+  const int64_t last = samples_of_epoch(batch, samples) % batch.global();
+  if (last == 0) return "";
+  std::vector<int64_t> alone;  // how many samples are computed at once
+  if (batch.grain > 0) {
+    alone.push_back(last % batch.grain);
+  } else {
+    for (const int64_t part : sizes_of_parts(last, shares_of(batch), ranks)) {
+      const int64_t pieces = std::min<int64_t>(batch.accumulate, part);
+      if (pieces > 0) alone.push_back(part / pieces);
+    }
+  }
+  if (std::find(alone.begin(), alone.end(), 1) == alone.end()) return "";
+  return "the last batch of an epoch has " + std::to_string(last) + " of " + std::to_string(samples) +
+         " samples, and " + (batch.grain > 0 ? "a grain" : "a rank's part") +
+         " of it has one. A BatchNorm whose channels have one value each refuses that, at the end of the first epoch; "
+         "`drop_last` leaves the batch out, or take another `batch_size`";
+}
+
 }  // namespace lockstep

@@ -3,6 +3,8 @@
 
 #include <lockstep/trainer/batch_settings.hpp>
 
+#include <cstdint>
+#include <string>
 #include <vector>
 
 namespace lockstep {
@@ -16,6 +18,13 @@ std::vector<double> shares_of(const BatchSettings& batch);
 
 // The sizes of the parts of `total` by these shares, one per rank; without any, of near-equal parts.
 std::vector<int64_t> sizes_of_parts(int64_t total, const std::vector<double>& shares, int ranks);
+
+// How many of the samples an epoch trains on.
+int64_t samples_of_epoch(const BatchSettings& batch, int64_t samples);
+
+// If the last batch of an epoch is smaller, and a rank computes one sample of it alone: that a BatchNorm may refuse it,
+// and what to do. Else empty.
+std::string remark_on_last_batch(const BatchSettings& batch, int64_t samples, int ranks);
 
 // Samples of a full batch on each of so many ranks, by these shares; without any, near-equal parts. With a grain they
 // are of whole grains.

@@ -160,6 +160,9 @@ void each_option(Options& options, Visit&& visit) {
        "auto: in proportion to the devices' measured speed; without `grain` two runs then do not give the same bits\n"
        "2,1: the first device gets twice as many as the second\n"},
       options.batch.balance);
+  one({"drop_last", in_a_run, update, nullptr,
+       "leave out the last batch of an epoch where it is smaller, as where a BatchNorm refuses its one sample"},
+      options.batch.drop_last);
   one({"grain", throughout, update, "N",
        "the same bits on any number of devices: samples are computed N at a time, by themselves\n"
        "They are consecutive samples of a batch, of which a multiple of N is best. Gradients are added in one order, "

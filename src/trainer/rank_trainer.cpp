@@ -9,6 +9,7 @@
 
 #include "batch_settings.hpp"
 #include "data_parallel/averaging.hpp"
+#include "data_parallel/replica_check.hpp"
 #include "devices/device_streams.hpp"
 #include "evaluation.hpp"
 #include "exchange_options.hpp"
@@ -111,6 +112,8 @@ RankTrainer::RankTrainer(const TrainOptions& options, const TrainCallbacks& call
     if (!remark.empty() && rank.index() == 0 && callbacks.on_warning) callbacks.on_warning(remark);
   };
   warn(remark_on_idle_ranks(options.batch, net_.mesh().data().world_size()));
+  if (!running_statistics_of(*net_.module()).empty())
+    warn(remark_on_last_batch(options.batch, train_.size(), net_.mesh().data().world_size()));
   if (options.check_arithmetic > 0 && rank.world_size() == 1)
     warn("`check_arithmetic` has grains computed again by another rank, and there is none; nothing is checked");
 }
@@ -132,7 +135,7 @@ EpochMetrics RankTrainer::epoch(int number, const Keep& keep) {
   metrics.bytes_per_step = of_ranks.select(1, 1).max().item<double>();
   add_times(of_ranks);
   metrics.data_wait = *std::max_element(waits_.begin(), waits_.end()) / metrics.seconds;
-  const auto trained = static_cast<double>(train_.size() - totals_.left_out);
+  const auto trained = static_cast<double>(samples_of_epoch() - totals_.left_out);
   metrics.train_loss = losses / trained;
   metrics.train_accuracy = task_.accuracy ? totals_.correct.item<double>() / trained : kNotCounted;
   // What is evaluated, and kept, is one network. With a grain it is one already.
@@ -170,6 +173,10 @@ std::string RankTrainer::straggler() {
   return straggler_of(times_, timed_epochs_, names, net_.split());
 }
 
+int64_t RankTrainer::samples_of_epoch() const {
+  return lockstep::samples_of_epoch(options_.batch, train_.size());
+}
+
 double RankTrainer::sum_of_losses() {
   if (options_.batch.grain > 0) return totals_.grain_losses.sum(rank_);
   rank_.allreduce(totals_.loss);
@@ -182,6 +189,7 @@ void RankTrainer::train(EpochMetrics& metrics, const Keep& keep) {
   const int done = metrics.epoch - 1;  // epochs
   Batches all = batches(train_,
                         {.size = options_.batch.global(),
+                         .drop_last = options_.batch.drop_last,
                          .seed = options_.seed,
                          .epoch = metrics.epoch,
                          .shares = shares_,
@@ -194,8 +202,8 @@ void RankTrainer::train(EpochMetrics& metrics, const Keep& keep) {
   };
   if (steps_ == all.count()) set_time_of_step(steps_ - 1);  // only its evaluation is left
   StepProgress progress{.epoch = metrics.epoch,
-                        .done = std::min(steps_ * options_.batch.global(), train_.size()),
-                        .total = train_.size()};
+                        .done = std::min(steps_ * options_.batch.global(), samples_of_epoch()),
+                        .total = samples_of_epoch()};
   for (; batch != all.end(); ++batch) {
     clock_.batch_came();
     batch->x = batch->x.contiguous(memory_format(options_));
@@ -301,7 +309,7 @@ void RankTrainer::keep_or_stop(const Keep& keep) {
 
 void RankTrainer::end_epoch(EpochMetrics& metrics) {
   watch_.settle();
-  if (totals_.left_out == train_.size()) {  // the next epoch would begin with the same weights, and end so too
+  if (totals_.left_out == samples_of_epoch()) {  // the next epoch would begin with the same weights, and end so too
     watch_.give_up("epoch " + std::to_string(metrics.epoch) +
                    ": every step was skipped, since its loss or gradients are not finite");
   }

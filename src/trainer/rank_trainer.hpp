@@ -91,6 +91,7 @@ class RankTrainer {
   void run_step(const Batch& batch);
   void watch_waits_of_gpu();
   void add_times(const torch::Tensor& of_ranks);
+  int64_t samples_of_epoch() const;
   double sum_of_losses();  // of the epoch's samples, over all ranks
   void end_epoch(EpochMetrics& metrics);
   void evaluate_now(EpochMetrics& metrics, bool to_the_end);

@@ -99,7 +99,7 @@ RunState RankTrainer::whole_steps() {
   state.seconds = clock_.seconds();
   if (totals_.left_out > 0) state.tensors.emplace_back("trainer.left_out", at::tensor(totals_.left_out, at::kLong));
   state.tensors.emplace_back("trainer.loss", at::tensor(totals_.known.loss, at::kDouble));
-  const int64_t samples = std::min(train_.size(), whole_steps_ * options_.batch.global()) - totals_.left_out;
+  const int64_t samples = std::min(samples_of_epoch(), whole_steps_ * options_.batch.global()) - totals_.left_out;
   state.tensors.emplace_back("ranks.totals", at::tensor({totals_.known.loss, static_cast<double>(totals_.known.correct),
                                                          static_cast<double>(samples), clock_.waited()},
                                                         at::kDouble)
@@ -222,7 +222,7 @@ void RankTrainer::restore(const RunState& state) {
   load_average(state);
   load_hook(state);
   load_buffers(tensors_under("ranks.buffers", state.tensors));
-  totals_.left_out = left_out_of(state, std::min(train_.size(), steps_ * options_.batch.global()));
+  totals_.left_out = left_out_of(state, std::min(samples_of_epoch(), steps_ * options_.batch.global()));
   if (options_.batch.grain > 0 && steps_ > 0) {
     totals_.known.loss = grains_loss_of(state);
     totals_.grain_losses.reset(totals_.known.loss);

@@ -9,6 +9,7 @@
 #include <string_view>
 #include <system_error>
 
+#include "batch_settings.hpp"
 #include "checkpoint_folder.hpp"
 #include "devices/processor_kind.hpp"
 #include "option_table.hpp"
@@ -174,7 +175,8 @@ void check_fits(const RunState& state, const TrainOptions& options, int64_t samp
                 ", and those in " + source + " " + digests.*part.digest +
                 "; a run goes on with its own data, so give their folder, or begin a new run");
   }
-  const int64_t batch = options.batch.global(), in_epoch = (samples + batch - 1) / batch;
+  const int64_t batch = options.batch.global();
+  const int64_t in_epoch = (samples_of_epoch(options.batch, samples) + batch - 1) / batch;
   if (state.steps > in_epoch) {
     throw Error(what + "it is " + std::to_string(state.steps) + " steps after an epoch's end, and an epoch of " +
                 std::to_string(samples) + " samples has " + std::to_string(in_epoch));

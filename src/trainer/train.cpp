@@ -4,6 +4,7 @@
 
 #include "base/libtorch_log.hpp"
 #include "base/seconds.hpp"
+#include "batch_settings.hpp"
 #include "checkpoint_folder.hpp"
 #include "comm/failure.hpp"
 #include "common_settings.hpp"
@@ -170,7 +171,8 @@ TrainResult run_workload(const TrainOptions& given, const TrainCallbacks& caller
     const std::function<void()> keep = keeps_checkpoints(settings) ? keep_state : std::function<void()>();
     const auto keep_epoch = [&](const EpochMetrics& metrics, const torch::nn::Module& net) {
       if (rank.index() == 0) folder->write(result.history, net, title, callbacks.on_warning);
-      if (rank.index() == 0 && board) board->write(metrics, metrics.lr, task.train.size(), trainer.waits());
+      if (rank.index() == 0 && board)
+        board->write(metrics, metrics.lr, samples_of_epoch(settings.batch, task.train.size()), trainer.waits());
       if (keep) keep();
       if (rank.index() != 0) return;
       succession.kept_epochs = metrics.epoch;

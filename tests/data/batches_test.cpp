@@ -287,12 +287,23 @@ TEST(Batches, CountThemselves) {
   EXPECT_EQ(batches(numbered(9), {.size = std::numeric_limits<int64_t>::max()}).count(), 1);
 }
 
+TEST(Batches, LeaveOutALastOneThatIsSmaller) {
+  for (const int64_t samples : {33, 32}) {
+    Batches all = batches(numbered(samples), {.size = 8, .drop_last = true, .seed = 1, .epoch = 2});
+    EXPECT_EQ(all.count(), 4);
+    int64_t seen = 0;
+    for (auto& batch : all) seen += batch.size();
+    EXPECT_EQ(seen, 32);
+  }
+}
+
 TEST(Batches, RefuseBadOptions) {
   auto error = [](const Dataset& dataset, const BatchOptions& options, const Partner& shard = {}) {
     return error_of([&] { batches(dataset, options, shard); });
   };
   EXPECT_THAT(error(numbered(4), {.size = 0}), HasSubstr("batch size 0"));
   EXPECT_THAT(error(numbered(4), {.size = -3}), HasSubstr("batch size -3"));
+  EXPECT_THAT(error(numbered(4), {.size = 5, .drop_last = true}), HasSubstr("leaves none of the 4 samples"));
   EXPECT_THAT(error(numbered(4), {}, {.index = 2, .count = 2}), HasSubstr("shard 2 of 2"));
   EXPECT_THAT(error(numbered(4), {}, {.index = -1, .count = 2}), HasSubstr("shard -1 of 2"));
   EXPECT_THAT(error(numbered(4), {}, {.index = 0, .count = 0}), HasSubstr("shard 0 of 0"));

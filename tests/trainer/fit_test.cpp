@@ -284,6 +284,42 @@ TEST_F(FitRuns, EndWhenPatienceIsOutAndKeepTheBestEpoch) {
   EXPECT_THAT(checkpoints("other"), ElementsAre("epoch-0003"));
 }
 
+TEST_F(FitRuns, SayBeforeThatTheLastBatchHasOneSampleAndCanLeaveItOut) {
+  Task task = regression();
+  task.module = [] {
+    nn::Sequential net(nn::Linear(4, 8), nn::BatchNorm1d(8), nn::Linear(8, 1));
+    net->to(torch::kDouble);
+    return net;
+  };
+  task.criterion = [](const Tensor& y_hat, const Tensor&) { return y_hat.square().mean() * 0 + 1; };
+  task.train = curve(33, 1);
+  TrainOptions options = in("run");
+  options.devices = test_devices(1);
+  options.batch.size = 8;
+  std::vector<std::string> warnings;
+  int64_t samples = 0;
+  const TrainCallbacks callbacks{.on_step = [&](const StepProgress& progress) { samples = progress.total; },
+                                 .on_warning = [&](const std::string& text) { warnings.push_back(text); }};
+  EXPECT_THAT(error_of([&] { fit(task, options, callbacks); }),
+              AllOf(HasSubstr("a BatchNorm cannot train on one sample"), HasSubstr("in a run `drop_last`")));
+  EXPECT_THAT(warnings, ElementsAre(AllOf(HasSubstr("the last batch of an epoch has 1 of 33 samples"),
+                                          HasSubstr("`drop_last` leaves the batch out"))));
+
+  warnings.clear();
+  options.batch.drop_last = true;
+  options.keep.every = 3;
+  options.keep.last = 100;
+  const TrainResult whole = fit(task, options, callbacks);
+  EXPECT_THAT(warnings, testing::IsEmpty());
+  EXPECT_EQ(samples, 32);
+  for (const auto& metrics : whole.history) EXPECT_EQ(metrics.train_loss, 1);
+  options.keep.resume = options.keep.run_dir / "checkpoints/epoch-0002-step-000003.safetensors";
+  options.keep.run_dir = runs_ / "again";
+  EXPECT_EQ(fit(task, options).history.back().weights, whole.history.back().weights);
+  options.batch.drop_last = false;
+  EXPECT_THAT(error_of([&] { fit(task, options); }), HasSubstr("drop_last"));
+}
+
 TEST_F(FitRuns, SayOnceThatAMeasureHasNoValue) {
   Task task = regression();
   task.metrics.push_back({.name = "broken", .of = [](const Tensor&, const Tensor& y) { return y.select(1, 0) / 0; }});

@@ -87,7 +87,9 @@ class ReadAhead;    // how batches that a function reads are there in time
 
 struct BatchOptions {
   int64_t size = 256;  // of the global batch; the last one of an epoch may be smaller
-  uint64_t seed = 0;   // with `epoch`, alone decides the order
+  // Leaves out a last batch that is smaller. With `shuffle` other samples are in it in each epoch.
+  bool drop_last = false;
+  uint64_t seed = 0;  // with `epoch`, alone decides the order
   int64_t epoch = 0;
   bool shuffle = true;
   std::vector<double> shares = {};  // of each batch, one per part (see parts.hpp); empty: near-equal parts

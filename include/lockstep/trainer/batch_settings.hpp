@@ -29,6 +29,7 @@ BalanceRule balance_rule_from(const std::string& text);
 struct BatchSettings {
   int64_t size = 256;  // of the global batch, times `scale`
   int64_t scale = 1;
+  bool drop_last = false;  // an epoch leaves out a last batch that is smaller (BatchOptions::drop_last)
   // A rank computes its part of a batch in so many pieces, one after the other. Memory then holds the activations of
   // one piece at a time. The gradients are the same, but BatchNorm normalises over a piece.
   int accumulate = 1;
