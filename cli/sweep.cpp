@@ -35,9 +35,9 @@ const char* const sweep_examples =
     "    --scale-lr none sqrt linear --reference-batch 256 --warmup 2\n"
     "      Which rule suits larger batches? 256 samples are one run for all rules.\n"
     "\n"
-    "All other flags hold for every run. Each is as lockstep train --resume auto makes\n"
-    "it, in a folder of the sweep's that is named by its place in the grid. So the\n"
-    "same command goes on where it was stopped, and with more values on an axis.\n"
+    "All other flags hold for every run. Each is as lockstep train --resume auto\n"
+    "makes it, in a folder of the sweep's that is named by its place in the grid. So\n"
+    "the same command goes on where it was stopped, and with more values on an axis.\n"
     "table.txt and plot.svg lie beside the runs. If one fails, the exit code is 1.\n";
 
 std::string end_of(const TrainResult& result) {

@@ -274,7 +274,7 @@ TEST_F(Elastic, WhatCannotBeElasticIsRefused) {
   }
   const auto fits_sliced =
       run_program(job_of(2, {}, {ranks_program(), "fits", "cpu", "runs/sliced"}), without_gnuplot());
-  EXPECT_EQ(fits_sliced.code, 1);
+  EXPECT_EQ(fits_sliced.code, 3) << fits_sliced.err;
   EXPECT_THAT(fits_sliced.err,
               AllOf(HasSubstr("with `zero_stage` 2 a slice of the optimizer is lost"), HasSubstr("`resume` auto"),
                     HasSubstr("launch starts all of them again (`max_restarts`)")));
