@@ -37,7 +37,7 @@ const char* const launch_examples =
     "lockstep train --resume auto --name NAME it goes on from its last checkpoint.\n"
     "A lockstep command that would fail in the same way does not start again: wrong\n"
     "flags (exit code 2), a loss that is not finite (3, see --on-nan of train).\n"
-    "With --elastic the others finish the step of one that is killed and go on, with\n"
+    "With --elastic the others compute a killed one's step again and go on, with\n"
     "the same bits, and a successor joins them: lockstep train --grain N --name NAME.\n"
     "Elastic jobs are of one machine. On several, start lockstep train --resume auto\n"
     "with srun, mpirun or torchrun --max-restarts: when a process is killed all start\n"

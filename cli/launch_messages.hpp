@@ -1,6 +1,6 @@
 // LaunchMessages: what `lockstep launch` says on the standard error, a line each.
 //
-// To say something never waits for who reads: a launcher that stands still is taken for dead by the other machines'.
+// To say something never waits for who reads: a launcher that stands still starts no successors.
 // What there is no room for is kept, and goes out later, in order. Thread-safe.
 #pragma once
 

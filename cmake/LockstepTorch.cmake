@@ -16,9 +16,14 @@ function(lockstep_find_torch cuda)
   set(lockstep_torch_FOUND FALSE PARENT_SCOPE)
   set(lockstep_torch_CUDA OFF PARENT_SCOPE)
 
+  # In a project that only finds the package they are seen where it was found, as LibTorch's own targets.
+  set(seen_by_all)
+  if(CMAKE_FIND_PACKAGE_TARGETS_GLOBAL)
+    set(seen_by_all GLOBAL)
+  endif()
   foreach(answered torch::cudart caffe2::mkl)  # with MKL it would add library folders that do not exist
     if(NOT TARGET ${answered})
-      add_library(${answered} INTERFACE IMPORTED GLOBAL)
+      add_library(${answered} INTERFACE IMPORTED ${seen_by_all})
     endif()
   endforeach()
   # Its package file warns of static libraries (kineto) that the wheel does not hold and
@@ -40,7 +45,7 @@ function(lockstep_find_torch cuda)
     return()
   endif()
 
-  add_library(lockstep::torch INTERFACE IMPORTED GLOBAL)  # imported: its include folders count as system headers
+  add_library(lockstep::torch INTERFACE IMPORTED ${seen_by_all})  # imported: its include folders count as system headers
   target_link_libraries(lockstep::torch INTERFACE torch_cpu_library c10)
   target_include_directories(lockstep::torch INTERFACE ${TORCH_INCLUDE_DIRS})
   target_compile_features(lockstep::torch INTERFACE cxx_std_20)

@@ -78,12 +78,16 @@ bool openmp_binds_threads() {
   return places_of_openmp().size() > 1;
 }
 
-FreeOfOpenMp::FreeOfOpenMp() : before_(mask_of_this_thread()) {
-  if (const auto cpus = affinity_cpus(); cpus != before_) set_mask_of_this_thread(cpus);
+FreeOfOpenMp::FreeOfOpenMp() {
+  const auto before = mask_of_this_thread();
+  const auto cpus = affinity_cpus();
+  if (cpus == before) return;
+  before_ = before;
+  set_mask_of_this_thread(cpus);
 }
 
 FreeOfOpenMp::~FreeOfOpenMp() {
-  if (!before_.empty() && mask_of_this_thread() != before_) set_mask_of_this_thread(before_);
+  if (!before_.empty()) set_mask_of_this_thread(before_);
 }
 
 int physical_cores(const std::vector<int>& cpus, const fs::path& sys_cpu) {

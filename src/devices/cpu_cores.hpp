@@ -26,7 +26,7 @@ class FreeOfOpenMp {
   FreeOfOpenMp& operator=(const FreeOfOpenMp&) = delete;
 
  private:
-  const std::vector<int> before_;
+  std::vector<int> before_;  // the thread's CPUs, if it was given others
 };
 
 // Physical cores among the logical CPUs `cpus`: two hyperthreads of one core count once. A CPU whose topology cannot be

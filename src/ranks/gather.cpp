@@ -22,12 +22,7 @@ at::Tensor on_the_host(const Rank& rank, const at::Tensor& values) {
   return here;
 }
 
-}  // namespace
-
-at::Tensor of_all_ranks(Rank& rank, const std::vector<int64_t>& numbers) {
-  return on_the_host(rank, rank.allgather(at::tensor(numbers, at::kLong).to(rank.device())));
-}
-
+// uint8, one dimension, on the CPU.
 at::Tensor bytes_of_text(const std::string& text) {
   at::Tensor bytes = at::empty({static_cast<int64_t>(text.size())}, at::kByte);
   if (!text.empty()) std::memcpy(bytes.data_ptr<uint8_t>(), text.data(), text.size());
@@ -37,6 +32,12 @@ at::Tensor bytes_of_text(const std::string& text) {
 std::string text_of_bytes(const at::Tensor& bytes) {
   const at::Tensor here = bytes.cpu();
   return {reinterpret_cast<const char*>(here.data_ptr<uint8_t>()), static_cast<size_t>(here.numel())};
+}
+
+}  // namespace
+
+at::Tensor of_all_ranks(Rank& rank, const std::vector<int64_t>& numbers) {
+  return on_the_host(rank, rank.allgather(at::tensor(numbers, at::kLong).to(rank.device())));
 }
 
 std::vector<std::string> texts_of_all_ranks(const std::string& text, Rank& rank) {

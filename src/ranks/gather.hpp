@@ -30,7 +30,4 @@ std::vector<std::string> texts_of_all_ranks(const std::string& text, Rank& rank)
 // The `text` of rank `root`, on every rank.
 std::string shared_text(const std::string& text, Rank& rank, int root = 0);
 
-at::Tensor bytes_of_text(const std::string& text);   // uint8, one dimension, on the CPU
-std::string text_of_bytes(const at::Tensor& bytes);  // on any device
-
 }  // namespace lockstep

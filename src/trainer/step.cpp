@@ -109,7 +109,7 @@ class PlainStep : public Step {
     const torch::Tensor mean = [&] {
       try {
         return with_.net.forward_backward(batch, criterion);
-      } catch (...) {
+      } catch (const c10::Error&) {
         explain_types(with_, batch);
         throw;
       }

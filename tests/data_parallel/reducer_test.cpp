@@ -58,6 +58,7 @@ class Spy : public c10d::Backend {
   c10::intrusive_ptr<c10d::Work> barrier(const c10d::BarrierOptions& options) override {
     return backend_->barrier(options);
   }
+  const std::string getBackendName() const override { return backend_->getBackendName(); }
 
  private:
   const c10::intrusive_ptr<c10d::Backend> backend_;

@@ -227,9 +227,10 @@ std::string refusal(Spoil spoil) {
 }
 
 TEST(TrainBatch, RefusesBadLearningRates) {
-  for (const double lr : {-0.1, std::nan(""), std::numeric_limits<double>::infinity()}) {
-    EXPECT_THAT(refusal([&](Arguments& a) { a.lr = lr; }),
-                AllOf(HasSubstr("learning rate"), HasSubstr(std::to_string(lr))));
+  const double infinity = std::numeric_limits<double>::infinity();
+  for (const auto& [lr, text] : {std::pair{-0.1, "not -0.1"}, {std::nan(""), "not nan"}, {infinity, "not inf"}}) {
+    const double given = lr;
+    EXPECT_THAT(refusal([&](Arguments& a) { a.lr = given; }), AllOf(HasSubstr("learning rate"), HasSubstr(text)));
   }
 }
 

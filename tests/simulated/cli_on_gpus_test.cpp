@@ -56,7 +56,7 @@ class CliOnGpus : public lockstep::Cli {
 };
 
 TEST_F(CliOnGpus, ListsThem) {
-  EXPECT_THAT(run({"devices"}).out, AllOf(HasSubstr("cuda:0     GPU, 1.1 GB of 1.1 GB free"), HasSubstr("cuda:3")));
+  EXPECT_THAT(run({"devices"}).out, AllOf(HasSubstr("cuda:0      GPU, 1.1 GB of 1.1 GB free"), HasSubstr("cuda:3")));
 }
 
 TEST_F(CliOnGpus, TrainsGoesOnAndEvaluates) {

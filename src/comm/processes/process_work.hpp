@@ -20,9 +20,9 @@ namespace lockstep::comm {
 
 class ProcessWork;
 
-// The works of one rank's backend whose end nobody has seen yet, in the order of the calls. So those that nobody waits
-// for are done too: a collective call's before the next one that is waited for, and every one at the end of the run.
-// Thread-safe.
+// The works of one rank's backend whose end nobody has seen yet, each kind in the order of the calls. So those that
+// nobody waits for are done too: a collective call's before the next one that is waited for, and every one at the end
+// of the run. Thread-safe.
 class OpenWorks {
  public:
   using Works = std::vector<c10::intrusive_ptr<ProcessWork>>;
@@ -33,8 +33,8 @@ class OpenWorks {
   Works all() const;
 
  private:
-  mutable std::mutex mutex_;
-  Works works_;  // guarded by mutex_
+  mutable std::mutex mutex_;      // guards the rest
+  Works collectives_, messages_;  // apart, since a program may leave messages open until the end
 };
 
 class ProcessWork : public c10d::Work {
@@ -63,6 +63,7 @@ class ProcessWork : public c10d::Work {
       }
       wait();
     } catch (...) {
+      note_end();
       if (!Work::isCompleted()) finish(std::current_exception());
     }
     return true;
@@ -73,9 +74,16 @@ class ProcessWork : public c10d::Work {
       if (!isSuccess()) std::rethrow_exception(exception());
       return true;
     }
+    const auto limit = timeout > kNoTimeout ? timeout : timeout_;
+    const auto begin = std::chrono::steady_clock::now();
+    const auto left = [&] {  // of the caller's patience, which holds for the earlier calls too
+      const auto waited = std::chrono::steady_clock::now() - begin;
+      return std::max(limit - std::chrono::duration_cast<std::chrono::milliseconds>(waited),
+                      std::chrono::milliseconds(1));
+    };
     try {
-      for (const auto& work : collectives_before()) work->wait();
-      wait_for(timeout > kNoTimeout ? timeout : timeout_);
+      for (const auto& work : collectives_before()) work->wait(left());
+      wait_for(left());
     } catch (...) {
       note_end();
       finishAndThrow(std::current_exception());
@@ -164,27 +172,29 @@ class ProcessWork : public c10d::Work {
 
 inline void OpenWorks::add(c10::intrusive_ptr<ProcessWork> work) {
   const std::lock_guard lock(mutex_);
-  works_.push_back(std::move(work));
+  (work->is_collective() ? collectives_ : messages_).push_back(std::move(work));
 }
 
 inline void OpenWorks::remove(const ProcessWork& work) {
   const std::lock_guard lock(mutex_);
-  std::erase_if(works_, [&](const auto& one) { return one.get() == &work; });
+  std::erase_if(work.is_collective() ? collectives_ : messages_, [&](const auto& one) { return one.get() == &work; });
 }
 
 inline OpenWorks::Works OpenWorks::collectives_before(const ProcessWork& work) const {
   Works earlier;
   const std::lock_guard lock(mutex_);
-  for (const auto& one : works_) {
+  for (const auto& one : collectives_) {
     if (one.get() == &work) break;
-    if (one->is_collective()) earlier.push_back(one);
+    earlier.push_back(one);
   }
   return earlier;
 }
 
 inline OpenWorks::Works OpenWorks::all() const {
   const std::lock_guard lock(mutex_);
-  return works_;
+  Works all = collectives_;
+  all.insert(all.end(), messages_.begin(), messages_.end());
+  return all;
 }
 
 }  // namespace lockstep::comm

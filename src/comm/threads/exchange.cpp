@@ -167,7 +167,11 @@ Exchange::Operations Exchange::before(const Operation* operation, int rank) {
 
 void Exchange::forget_complete(int rank) {
   const std::lock_guard lock(open_[rank].mutex);
-  std::erase_if(open_[rank].calls, [](const auto& call) { return call->complete_.load(); });
+  std::erase_if(open_[rank].calls, [&](const auto& call) {
+    if (!call->complete_) return false;
+    streams_.wait(call->done_, devices_[rank]);
+    return true;
+  });
 }
 
 bool Exchange::is_held_up(const Operations& earlier) {
@@ -184,8 +188,8 @@ void Exchange::complete(const Operations& earlier, int rank, std::chrono::millis
   for (const auto& call : earlier) {
     if (!call->posted_) continue;
     if (!call->complete_) sleep(*call, {}, call->of_.index_of(rank), timeout);
-    streams_.wait(call->done_, devices_[rank]);
   }
+  forget_complete(rank);
 }
 
 bool Exchange::test(Operation& operation, int rank, std::chrono::milliseconds timeout) {
@@ -194,8 +198,6 @@ bool Exchange::test(Operation& operation, int rank, std::chrono::milliseconds ti
   work(operation, earlier);
   if (operation.complete_ && all_done(earlier)) {
     complete(earlier, here, timeout);
-    streams_.wait(operation.done_, devices_[here]);
-    forget_complete(here);
     return true;
   }
   if (timeout <= std::chrono::milliseconds::zero()) timeout = timeout_;
@@ -217,8 +219,6 @@ void Exchange::wait(Operation& operation, int rank, std::chrono::milliseconds ti
   if (can_spin_) spin(operation, earlier);
   if (!operation.complete_) sleep(operation, earlier, rank, timeout);
   complete(earlier, here, timeout);
-  streams_.wait(operation.done_, devices_[here]);
-  forget_complete(here);
 }
 
 void Exchange::spin(Operation& operation, const Operations& earlier) {
@@ -317,12 +317,14 @@ void Exchange::abort(int rank, const std::string& reason) {
 
 void Exchange::leave(int rank) {
   if (!failed_) complete(before(nullptr, rank), rank, timeout_);
-  forget_complete(rank);
   const Lock lock(mutex_);
   left_[rank] = true;
   someone_left_ = true;
   changed_.notify_all();
-  if (failure_.empty() && std::find(left_.begin(), left_.end(), false) == left_.end()) throw_if_unanswered(rank);
+  if (std::find(left_.begin(), left_.end(), false) != left_.end()) return;
+  // Calls that some had made when another one left are done now too, and that one's stream has not waited for them.
+  for (size_t other = 0; other < left_.size(); ++other) forget_complete(static_cast<int>(other));
+  if (failure_.empty()) throw_if_unanswered(rank);
 }
 
 void Exchange::throw_if_unanswered(int rank) {

@@ -98,7 +98,7 @@ class Exchange {
 
   // Without the lock:
   Operations before(const Operation* operation, int rank);     // what is open of that; null: all. Rank in the world
-  void forget_complete(int rank);                              // rank in the world
+  void forget_complete(int rank);                              // its stream waits for them. Rank in the world
   static bool is_held_up(const Operations& earlier);           // others do the last shares of one
   static bool all_done(const Operations& earlier);             // of those that all members have posted
   void work(Operation& operation, const Operations& earlier);  // what is earlier, then it, until somebody is in the way

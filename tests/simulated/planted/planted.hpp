@@ -6,7 +6,7 @@
 
 namespace lockstep::planted {
 
-enum Mistake { none, no_ready_marks, no_done_marks, no_memory_kept, hook_first, hook_last };
+enum Mistake { none, no_ready_marks, no_done_marks, hook_first, hook_last };
 
 inline std::atomic<Mistake> mistake = none;
 
