@@ -135,7 +135,7 @@ void Exchange::join(const std::shared_ptr<Operation>& joined, int rank, Call cal
   Operation& operation = *joined;
   auto& member = operation.member(rank);
   const int here = operation.in_world(rank);
-  forget_complete(here);
+  if (devices_[here].is_cpu()) forget_complete(here, nullptr);  // on a GPU a stream has to wait for it yet
   {
     const std::lock_guard lock(open_[here].mutex);
     open_[here].calls.push_back(joined);
@@ -160,18 +160,17 @@ Exchange::Operations Exchange::before(const Operation* operation, int rank) {
   const std::lock_guard lock(open_[rank].mutex);
   for (const auto& call : open_[rank].calls) {
     if (call.get() == operation) break;
-    if (!call->complete_) earlier.push_back(call);
+    if (!call->complete_ || !devices_[rank].is_cpu()) earlier.push_back(call);
   }
   return earlier;
 }
 
-void Exchange::forget_complete(int rank) {
+void Exchange::forget_complete(int rank, const Operation* last) {
   const std::lock_guard lock(open_[rank].mutex);
-  std::erase_if(open_[rank].calls, [&](const auto& call) {
-    if (!call->complete_) return false;
-    streams_.wait(call->done_, devices_[rank]);
-    return true;
-  });
+  auto& calls = open_[rank].calls;
+  const auto found = std::find_if(calls.begin(), calls.end(), [&](const auto& call) { return call.get() == last; });
+  const auto end = found == calls.end() ? found : found + 1;
+  calls.erase(std::remove_if(calls.begin(), end, [](const auto& call) { return call->complete_.load(); }), end);
 }
 
 bool Exchange::is_held_up(const Operations& earlier) {
@@ -188,8 +187,8 @@ void Exchange::complete(const Operations& earlier, int rank, std::chrono::millis
   for (const auto& call : earlier) {
     if (!call->posted_) continue;
     if (!call->complete_) sleep(*call, {}, call->of_.index_of(rank), timeout);
+    streams_.wait(call->done_, devices_[rank]);
   }
-  forget_complete(rank);
 }
 
 bool Exchange::test(Operation& operation, int rank, std::chrono::milliseconds timeout) {
@@ -198,6 +197,8 @@ bool Exchange::test(Operation& operation, int rank, std::chrono::milliseconds ti
   work(operation, earlier);
   if (operation.complete_ && all_done(earlier)) {
     complete(earlier, here, timeout);
+    streams_.wait(operation.done_, devices_[here]);
+    forget_complete(here, &operation);
     return true;
   }
   if (timeout <= std::chrono::milliseconds::zero()) timeout = timeout_;
@@ -219,6 +220,8 @@ void Exchange::wait(Operation& operation, int rank, std::chrono::milliseconds ti
   if (can_spin_) spin(operation, earlier);
   if (!operation.complete_) sleep(operation, earlier, rank, timeout);
   complete(earlier, here, timeout);
+  streams_.wait(operation.done_, devices_[here]);
+  forget_complete(here, &operation);
 }
 
 void Exchange::spin(Operation& operation, const Operations& earlier) {
@@ -317,13 +320,18 @@ void Exchange::abort(int rank, const std::string& reason) {
 
 void Exchange::leave(int rank) {
   if (!failed_) complete(before(nullptr, rank), rank, timeout_);
+  forget_complete(rank, nullptr);
   const Lock lock(mutex_);
   left_[rank] = true;
   someone_left_ = true;
   changed_.notify_all();
   if (std::find(left_.begin(), left_.end(), false) != left_.end()) return;
   // Calls that some had made when another one left are done now too, and that one's stream has not waited for them.
-  for (size_t other = 0; other < left_.size(); ++other) forget_complete(static_cast<int>(other));
+  for (int other = 0; other < static_cast<int>(left_.size()); ++other) {
+    for (const auto& call : before(nullptr, other)) {
+      if (call->complete_) streams_.wait(call->done_, devices_[other]);
+    }
+  }
   if (failure_.empty()) throw_if_unanswered(rank);
 }
 

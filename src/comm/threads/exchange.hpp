@@ -87,7 +87,7 @@ class Exchange {
   using Lock = std::unique_lock<std::mutex>;
   using Operations = c10::SmallVector<std::shared_ptr<Operation>, 2>;
 
-  // The calls of one rank that it has neither waited for nor seen complete, in their order.
+  // The calls of one rank that it has neither waited for nor, on a CPU, seen complete, in their order.
   struct Open {
     std::mutex mutex;  // may be taken while mutex_ is held, not the other way round
     std::vector<std::shared_ptr<Operation>> calls;
@@ -98,7 +98,7 @@ class Exchange {
 
   // Without the lock:
   Operations before(const Operation* operation, int rank);     // what is open of that; null: all. Rank in the world
-  void forget_complete(int rank);                              // its stream waits for them. Rank in the world
+  void forget_complete(int rank, const Operation* last);       // up to this one; null: all. Rank in the world
   static bool is_held_up(const Operations& earlier);           // others do the last shares of one
   static bool all_done(const Operations& earlier);             // of those that all members have posted
   void work(Operation& operation, const Operations& earlier);  // what is earlier, then it, until somebody is in the way
