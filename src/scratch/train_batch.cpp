@@ -106,7 +106,7 @@ at::Tensor checked_sum(const at::Tensor& loss) {
               (loss.defined() ? "a tensor of " + std::to_string(loss.numel()) + " values" : "an undefined tensor"));
 }
 
-void zero_gradients(const Params& params) {
+void set_gradients_to_zero(const Params& params) {
   for (const auto& param : params) {
     if (param.grad().defined()) {
       param.grad().zero_();
@@ -152,7 +152,7 @@ double train_batch(const at::Tensor& x, const at::Tensor& y, std::vector<Params>
   std::vector<at::Tensor> losses(devices.size());
   on_each_device(devices, [&](size_t i) {
     const at::AutoGradMode record(true);
-    zero_gradients(device_params[i]);
+    set_gradients_to_zero(device_params[i]);
     if (parts.first[i].size(0) == 0) return;
     const at::Tensor loss = checked_sum(sum_of_losses(parts.first[i], parts.second[i], device_params[i])) / samples;
     loss.backward();
