@@ -37,11 +37,11 @@ const char* const launch_examples =
     "lockstep train --resume auto --name NAME it goes on from its last checkpoint.\n"
     "A lockstep command that would fail in the same way does not start again: wrong\n"
     "flags (exit code 2), a loss that is not finite (3, see --on-nan of train).\n"
-    "With --elastic the others compute a killed one's step again and go on, with\n"
+    "With --elastic the others compute the step again without a killed process, with\n"
     "the same bits, and a successor joins them: lockstep train --grain N --name NAME.\n"
-    "Elastic jobs are of one machine. On several, start lockstep train --resume auto\n"
-    "with srun, mpirun or torchrun --max-restarts: when a process is killed all start\n"
-    "again from the last checkpoint, and end with the same bits too.\n";
+    "Elastic jobs are of one machine. On several, start lockstep train --grain N\n"
+    "--resume auto by torchrun --max-restarts, or by srun or mpirun in a loop. Then\n"
+    "all start again from the last checkpoint, and end with the same bits too.\n";
 
 // What outlives an attempt to run the job: its key, and the store. What the processes leave in that has the attempt's
 // number (LaunchEnvironment::job).

@@ -110,7 +110,7 @@ plant("calls have no texts in their tags" comm/processes/process_backend.cpp
 plant("a file's bytes are not flushed before it gets its name" io/atomic_file.cpp
   [[if (files_.fsync(fd_) != 0)]] [[if (!BUG && files_.fsync(fd_) != 0)]])
 plant("a file's name is not flushed" io/atomic_file.cpp
-  [[if (files_.sync_folder(file_.parent_path()) != 0)]] [[if (!BUG && files_.sync_folder(file_.parent_path()) != 0)]])
+  [[if (files_.sync_folder(place_.parent_path()) != 0)]] [[if (!BUG && files_.sync_folder(place_.parent_path()) != 0)]])
 
 plant("a damaged checkpoint is taken for a whole one" io/safetensors.cpp
   [[digest_of(metadata, tensors); digest != entry.mapped())]]
