@@ -1,4 +1,4 @@
-// Labels: processes
+// Labels: processes program
 // Processes that may start some threads, and no more.
 #include <lockstep/data/parts.hpp>
 
