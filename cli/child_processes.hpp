@@ -41,8 +41,8 @@ class ChildProcesses {
   };
 
   // From here on, signals that ask to end, and those of children, are blocked in this thread and in threads started
-  // later. So make it before other threads. A process that ignores SIGCHLD stops to do so; those that it starts ignore
-  // it.
+  // later. So make it before other threads. A process that ignores SIGCHLD stops ignoring it; those that it starts
+  // ignore it.
   ChildProcesses(Options options, LaunchMessages& messages);
   // Kills those that still run, and what they started.
   ~ChildProcesses();

@@ -1,4 +1,4 @@
-// WeighedBackward: has the backward of a loss count `weight` times, whatever the loss's type is.
+// WeighedBackward: multiplies the gradients of a loss's backward by `weight`, whatever the loss's type is.
 //
 // Backward begins with the weight, which autograd rounds to the loss's type: bfloat16 makes 1.3359375 of 4/3, and
 // float16 infinity of 70000. If it would be rounded so, backward begins with 1, and each gradient is weighed in its own

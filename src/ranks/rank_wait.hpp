@@ -39,8 +39,8 @@ inline bool queues_its_calls(Rank& rank) {
   return !rank.device().is_cpu() && rank.backend().getBackendName() == "nccl";
 }
 
-// What a failure leaves under way: the current stream waits for it, and not the host. Otherwise whoever gets the call's
-// memory next, such as a later run in this process, would write to it while the call may still do.
+// After a failure: has the current stream, and not the host, wait for a call that is still under way. Otherwise whoever
+// gets the call's memory next, such as a later run in this process, would write to it while the call may still do.
 inline void wait_on_stream(const c10::intrusive_ptr<c10d::Work>& work) {
   try {
     if (work) work->wait();

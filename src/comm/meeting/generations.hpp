@@ -49,7 +49,7 @@ class Generations {
   Generation newest();        // throws c10::DistError if the store is gone
 
   // These give the newest generation afterwards. It lacks one that wanted to join if it has not begun.
-  Generation lose(int member);  // if it has it
+  Generation lose(int member);  // takes the member out, if it is in
   Generation join(int member);
   Generation end();
 
