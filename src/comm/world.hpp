@@ -57,6 +57,9 @@ class World {
   // Rank `rank` failed for `reason`: every wait of the others ends at once with an Error.
   virtual void abort(int rank, const Failure& reason) = 0;
 
+  // Why the run has failed, as this process knows from others; empty if it has not.
+  virtual Failure failure() const { return {}; }
+
   // Rank `rank` is done and will make no further call: whoever waits for it fails at once. Throws Error if it was the
   // last, and some rank's call never came about; between processes finish() says so.
   virtual void leave(int rank) = 0;

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/rank_thread.hpp"
 #include "base/scramble.hpp"
 #include "batch_mark.hpp"
 #include "batch_tensors.hpp"
@@ -331,6 +332,7 @@ at::Tensor Batches::rows_now(const at::Tensor& data, int64_t begin, int64_t size
 // At least one sample: see numbers_of().
 Dataset Batches::read(const Place& place, int64_t index) const {
   Dataset samples;
+  const InUserCode here("Samples::read (batch " + std::to_string(index) + ")");
   if (ahead_) {
     read_ahead(index);
     samples = ahead_->take(numbers_of(place));

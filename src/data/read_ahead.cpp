@@ -2,6 +2,7 @@
 
 #include <ATen/Parallel.h>
 
+#include "base/rank_thread.hpp"
 #include "base/start_thread.hpp"
 
 #include <algorithm>
@@ -19,6 +20,7 @@ ReadAhead::~ReadAhead() {
     ends_ = true;
   }
   changed_.notify_all();
+  const InUserCode here("Samples::read (ahead)");  // of the other thread, for which this one waits
   thread_.join();
 }
 

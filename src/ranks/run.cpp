@@ -15,6 +15,7 @@
 #include "comm/world.hpp"
 #include "devices/cpu_cores.hpp"
 #include "elastic_job.hpp"
+#include "open_ranks.hpp"
 #include "rank_exit.hpp"
 #include "rank_generators.hpp"
 #include "rank_place.hpp"
@@ -22,11 +23,13 @@
 
 #include <algorithm>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <set>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace lockstep {
@@ -40,6 +43,11 @@ class FirstFailure {
     if (exception_) return;
     exception_ = std::move(exception);
     failure_ = std::move(failure);
+  }
+
+  comm::Failure first() const {
+    const std::lock_guard lock(mutex_);
+    return failure_;
   }
 
   // `elsewhere` is the failure of the rank that failed first if that was possibly one of another process.
@@ -59,7 +67,7 @@ class FirstFailure {
   }
 
  private:
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::exception_ptr exception_;
   comm::Failure failure_;
 };
@@ -163,20 +171,26 @@ bool run_once(const Devices& devices_here, const std::function<void(Rank&)>& bod
   const Devices& devices = world->devices();
   const int first = static_cast<int>(world->ranks_here().begin), last = static_cast<int>(world->ranks_here().end);
   FirstFailure failure;
+  OpenRanks open(devices, options.timeout);
   RankExit early_exit{/*nested=*/is_rank_thread()};
 
   const auto fail = [&](int index) {
-    const auto said = failure_of(std::current_exception(), comm::name_of(index, devices));
+    auto said = failure_of(std::current_exception(), comm::name_of(index, devices));
+    if (const auto standing = open.standing(); !standing.empty()) {
+      said.text += ". Meanwhile " + standing;
+      if (options.stop.stop_requested() && said.kind == comm::Failure::Kind::error)
+        said.kind = comm::Failure::Kind::stop;
+    }
     failure.record(std::current_exception(), said);
     world->abort(index, said);
   };
   const at::ThreadLocalState modes;  // the caller's NoGradGuard, autocast, … count in its ranks too
-  const auto run_rank = [&](int index) {
+  const auto run_rank = [&](int index, UserCode& code) {
     const std::string name = comm::name_of(index, devices);
     early_exit.enter([&, index] { world->abort(index, name + " called std::exit"); });
     try {
       pthread_setname_np(pthread_self(), ("rank " + std::to_string(index)).c_str());
-      set_rank_thread();
+      set_rank_thread(code);
       const at::ThreadLocalStateGuard modes_here(modes);
       const c10::OptionalDeviceGuard device(devices[index].is_cpu() ? std::nullopt : std::optional(devices[index]));
       at::set_num_threads(options.threads_per_rank);
@@ -189,18 +203,33 @@ bool run_once(const Devices& devices_here, const std::function<void(Rank&)>& bod
       fail(index);
     }
     early_exit.leave();
+    open.end(index);
   };
 
   const int threads_before = at::get_num_threads();
   std::vector<std::thread> threads;
   for (int index = first; index < last; ++index) {
     try {
-      threads.push_back(start_thread([&run_rank, index] { run_rank(index); }));
+      threads.push_back(start_thread([&run_rank, index, &code = open.add(index)] { run_rank(index, code); }));
     } catch (...) {  // no more threads to be had: end the ranks that already run
       fail(index);
+      open.end(index);
       break;
     }
   }
+  const auto why = [&] {
+    if (const comm::Failure there = world->failure(); !there.empty()) return there;
+    if (const comm::Failure here = failure.first(); !here.empty()) return here;
+    return options.stop.stop_requested() ? comm::Failure("stopped by request", comm::Failure::Kind::stop)
+                                         : comm::Failure();
+  };
+  open.wait(why, [&](const std::string& text) {
+    try {
+      running->warn(text);
+    } catch (...) {  // as if a rank had warned
+      fail(first);
+    }
+  });
   for (auto& thread : threads) thread.join();
   at::set_num_threads(threads_before);  // the last call also counts for threads that have not computed yet
   failure.rethrow(world->finish());

@@ -4,6 +4,7 @@
 #include <lockstep/base/error.hpp>
 
 #include "base/number_text.hpp"
+#include "base/rank_thread.hpp"
 #include "data/sizes_text.hpp"
 
 #include <algorithm>
@@ -25,6 +26,7 @@ SampleSum loss_sum(const Task& task, const Rank& rank) {
 
 SampleSum metric_sum(const Metric& metric, const Rank& rank) {
   return [metric, rank](const at::Tensor& y_hat, const Batch& batch) {
+    const InUserCode here("the metric \"" + metric.name + "\"");
     const at::Tensor values = metric.of(y_hat, batch);
     const int64_t samples = batch.size();
     if (values.defined() && values.dim() == 0) return values.to(at::kDouble) * static_cast<double>(samples);
@@ -56,7 +58,10 @@ at::Tensor right_answers(const at::Tensor& y_hat, const at::Tensor& y) {
 }
 
 at::Tensor checked_loss(const Task& task, const Rank& rank, const at::Tensor& y_hat, const Batch& batch) {
-  at::Tensor loss = task.criterion(y_hat, batch);
+  at::Tensor loss = [&] {
+    const InUserCode here("the criterion of \"" + task.name + "\"");
+    return task.criterion(y_hat, batch);
+  }();
   if (loss.defined() && loss.numel() == 1 && loss.is_floating_point()) return loss.dim() == 0 ? loss : loss.reshape({});
   throw Error(rank.name() + ": the criterion of \"" + task.name + "\" gave " + what_it_gave(loss) +
               (loss.defined() ? std::string(" of type ") + c10::toString(loss.scalar_type()) : "") +

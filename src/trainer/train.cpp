@@ -3,6 +3,7 @@
 #include <lockstep/trainer/trainer.hpp>
 
 #include "base/libtorch_log.hpp"
+#include "base/rank_thread.hpp"
 #include "base/seconds.hpp"
 #include "batch_settings.hpp"
 #include "checkpoint_folder.hpp"
@@ -57,18 +58,20 @@ void warn_by_libtorch(const std::string& text) {
 // job this may be any of them, and so all have callbacks.
 TrainCallbacks one_at_a_time(const TrainCallbacks& callbacks, std::mutex& mutex) {
   const bool elastic = ElasticJob::is_asked_for();
-  const auto guarded = [&mutex, elastic]<class... Arguments>(const std::function<void(Arguments...)>& callback) {
+  const auto guarded = [&mutex, elastic]<class... Arguments>(const std::function<void(Arguments...)>& callback,
+                                                             const std::string& name) {
     if (!callback) return callback;
-    return std::function<void(Arguments...)>([&mutex, elastic, callback](Arguments... arguments) {
+    return std::function<void(Arguments...)>([&mutex, elastic, callback, name](Arguments... arguments) {
       if (elastic && this_process().index != 0) return;
       const std::lock_guard lock(mutex);
+      const InUserCode here("TrainCallbacks::" + name);
       callback(arguments...);
     });
   };
-  return {.on_data = guarded(callbacks.on_data),
-          .on_step = guarded(callbacks.on_step),
-          .on_epoch = guarded(callbacks.on_epoch),
-          .on_warning = guarded(callbacks.on_warning ? callbacks.on_warning : Warn(warn_by_libtorch)),
+  return {.on_data = guarded(callbacks.on_data, "on_data"),
+          .on_step = guarded(callbacks.on_step, "on_step"),
+          .on_epoch = guarded(callbacks.on_epoch, "on_epoch"),
+          .on_warning = guarded(callbacks.on_warning ? callbacks.on_warning : Warn(warn_by_libtorch), "on_warning"),
           .stop = callbacks.stop};
 }
 

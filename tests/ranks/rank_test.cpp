@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 #include <lockstep/base/error.hpp>
+#include <lockstep/data/data.hpp>
 #include <lockstep/ranks/rank.hpp>
 #include <lockstep/ranks/traffic.hpp>
 
@@ -17,7 +18,10 @@
 #include <fstream>
 #include <limits>
 #include <set>
+#include <stop_token>
+#include <string>
 #include <thread>
+#include <utility>
 
 namespace rank_test {
 
@@ -287,6 +291,56 @@ TEST(Run, LeavesNoThreadFileOrMemoryBehind) {
   EXPECT_EQ(count_entries("/proc/self/fd"), files);
   // 100 rounds hold 1 MiB tensors some 500 times: a leak of one per round would be 100 MiB.
   EXPECT_LT(resident_kib() - memory, 50 * 1024);
+}
+
+// Rank 1's reader stands still at the second batch, until a warning was given and rank 0's wait is over. Gives the
+// error and the warnings.
+template <typename Failure>
+std::pair<std::string, std::string> of_a_standing_reader(int ahead, const std::stop_token& stop) {
+  std::string said, error;
+  std::atomic<bool> warned = false;
+  const auto begin = std::chrono::steady_clock::now();
+  try {
+    lockstep::run(lockstep::Devices(2, torch::kCPU),
+                  [&](Rank& rank) {
+                    lockstep::Samples samples(8, [&](const std::vector<int64_t>& numbers) {
+                      if (rank.index() == 1 && numbers[0] >= 4) {
+                        while (!warned && std::chrono::steady_clock::now() < begin + 10s)
+                          std::this_thread::sleep_for(10ms);
+                        std::this_thread::sleep_for(1s);
+                      }
+                      const auto count = static_cast<int64_t>(numbers.size());
+                      return lockstep::Dataset{torch::ones({count, 1}), torch::ones({count})};
+                    });
+                    if (ahead > 0) samples = samples.read_ahead(ahead);
+                    for (const lockstep::Batch& batch : lockstep::batches(samples, {.size = 4, .shuffle = false}, rank))
+                      rank.allreduce(batch.x.clone());
+                  },
+                  {.timeout = 500ms, .stop = stop, .on_warning = [&](const std::string& warning) {
+                     said += warning;
+                     warned = true;
+                   }});
+  } catch (const Failure& failure) {
+    error = failure.what();
+  }
+  return {error, said};
+}
+
+TEST(Run, NamesAReaderThatStandsStillWhenTheTimeoutStrikes) {
+  for (const int ahead : {0, 2}) {
+    const auto [error, said] = of_a_standing_reader<lockstep::Error>(ahead, {});
+    EXPECT_THAT(said, HasSubstr("rank 1 (cpu) has been in Samples::read (batch 1) for "));
+    EXPECT_THAT(error, HasSubstr("rank 0 (cpu) waited 0.5 s in allreduce"));
+  }
+}
+
+TEST(Run, AStopWhileAReaderStandsStillNamesItAndEndsAsAStop) {
+  std::stop_source stop;
+  stop.request_stop();
+  const auto [error, said] = of_a_standing_reader<lockstep::Stopped>(0, stop.get_token());
+  EXPECT_THAT(error, AllOf(HasSubstr("rank 0 (cpu) waited 0.5 s"),
+                           HasSubstr(". Meanwhile rank 1 (cpu) has been in Samples::read (batch 1) for ")));
+  EXPECT_THAT(said, HasSubstr("rank 1 (cpu) has been in Samples::read (batch 1) for "));
 }
 
 TEST(Run, RefusesBadInputBeforeAnyRankStarts) {

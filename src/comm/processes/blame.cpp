@@ -144,7 +144,7 @@ std::string missing_ranks(const OpenCall& call, const std::vector<RankState>& st
         text += ", which has returned";
         break;
       case Kind::busy:
-        text += ", which is not there";
+        text += ", which has not made this call";
     }
   }
   return text;

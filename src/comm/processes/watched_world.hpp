@@ -58,6 +58,7 @@ class WatchedWorld : public World {
   void check(int rank) override;
   void check_values(int rank) override;
   void abort(int, const Failure& reason) override;
+  Failure failure() const override { return monitor_->failure(); }
   void leave(int rank) override;
   void stepped(int64_t steps) override { monitor_->stepped(steps); }
   Failure finish() override;

@@ -139,14 +139,15 @@ TEST(ProcessFailures, AKilledServerOrWorkerOfAParameterServerIsNamedByTheOthers)
 }
 
 TEST(ProcessFailures, ATimeoutSaysWhoWasMissingAndWhere) {
-  const auto [job, took] = timed(2, {"computes_on"});
+  const auto [job, took] = timed(2, {"reads_on"});
   EXPECT_EQ(job.code, 3);
   for (const char* process : {"process 0", "process 1"}) {
     EXPECT_THAT(job.err,
                 HasSubstr(std::string(process) +
                           ": rank 0 (cpu) waited 1 s in allreduce(sum) of float [2, 3] (collective call 1) for "
-                          "rank 1 (cpu), which is not there"));
+                          "rank 1 (cpu), which has not made this call"));
   }
+  EXPECT_THAT(job.err, HasSubstr("rank 1 (cpu) has been in Samples::read (batch 0) for "));
 }
 
 TEST(ProcessFailures, ARankThatReturnsWithoutTheOthersCallIsNamed) {
@@ -358,8 +359,8 @@ TEST_F(ProcessFailuresInTime, AStopEndsAWaitInWhichNothingHappens) {
     const auto stopped = job->get();
     EXPECT_EQ(stopped.waiting.code, 3);
     EXPECT_THAT(stopped.waiting.err, HasSubstr("process 0: rank 0 (cpu) waited in allreduce(sum) of float [2, 3] "
-                                               "(collective call 1) for rank 1 (cpu), which is not there: stopped by "
-                                               "request\n"));
+                                               "(collective call 1) for rank 1 (cpu), which has not made this call: "
+                                               "stopped by request\n"));
     EXPECT_THAT(stopped.waiting.out, HasSubstr("stopped\n"));
     EXPECT_LT(stopped.took, kSlowdown * 6s);  // one and a half seconds, and what a loaded machine needs
     if (stopped.other.code == 3)

@@ -178,7 +178,7 @@ inline auto says_that_it_does_not_come(int rank) {
   return testing::AnyOf(HasSubstr("which did not come to run()"), HasSubstr("the process of rank 0 is gone"),
                         HasSubstr("for the store that rank 0's process should keep"),
                         HasSubstr("cannot use the store at"),
-                        HasSubstr("for rank " + std::to_string(rank) + " (cpu), which is not there"));
+                        HasSubstr("for rank " + std::to_string(rank) + " (cpu), which has not made this call"));
 }
 inline constexpr Seconds kSilentStore{10};  // that long a store may keep silent
 

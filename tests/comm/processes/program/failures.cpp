@@ -298,9 +298,13 @@ void scenarios::serves(const Setup& setup) {
   });
 }
 
-void scenarios::computes_on(const Setup& setup) {
+void scenarios::reads_on(const Setup& setup) {
   with_fault_on_rank_1(setup.devices, {.timeout = 1s}, [](Rank& rank) {
-    std::this_thread::sleep_for(3s);
+    const lockstep::Samples slow(1, [](const auto&) {
+      std::this_thread::sleep_for(5s);
+      return lockstep::Dataset{torch::ones({1, 1}), torch::ones({1})};
+    });
+    lockstep::batches(slow, {.size = 1}).begin();
     wait_in_a_collective(rank);
   });
 }

@@ -47,7 +47,7 @@ int scenarios::run_scenario(int argc, char** argv) {
       {"grains_of_others", scenarios::grains_of_others},
       {"message_fails", scenarios::message_fails},
       {"dies_while_it_receives", scenarios::dies_while_it_receives},
-      {"computes_on", scenarios::computes_on},
+      {"reads_on", scenarios::reads_on},
       {"returns_early", scenarios::returns_early},
       {"asks_in_vain", scenarios::asks_in_vain},
       {"shares_memory", scenarios::shares_memory},

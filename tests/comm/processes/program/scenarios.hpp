@@ -33,7 +33,7 @@ void dies_in_a_backward(const Setup& setup);  // before the third one of a DataP
 void dies_in_an_evaluation(const Setup& setup);
 void dies_while_it_receives(const Setup& setup);  // all ranks of process 1
 void runs_out_of_memory(const Setup& setup);      // a "tensor", a "vector", or more than a "limit" of its own
-void computes_on(const Setup& setup);             // past the others' timeout
+void reads_on(const Setup& setup);                // past the others' timeout
 void returns_early(const Setup& setup);           // without the others' call, for which they wait, or with "poll" ask
 void asks_in_vain(const Setup& setup);     // does not wait for an allreduce, or with "send" a message, and returns
 void shares_memory(const Setup& setup);    // two ranks of a process give one tensor
