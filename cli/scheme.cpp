@@ -3,7 +3,7 @@
 #include <ATen/ops/tensor.h>
 #include <torch/optim/sgd.h>
 #include <lockstep/base/error.hpp>
-#include <lockstep/data_parallel/sharded_optimizer.hpp>
+#include <lockstep/data_parallel/optimizer.hpp>
 #include <lockstep/devices/memory_format.hpp>
 #include <lockstep/models/models.hpp>
 #include <lockstep/ranks/traffic.hpp>
@@ -14,7 +14,6 @@
 #include <limits>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <vector>
 
 #include "base/seconds_since.hpp"
@@ -44,42 +43,6 @@ torch::nn::Sequential network(const ModelOptions& model, const Rank& rank) {
   return net;
 }
 
-// SGD with momentum of a scheme's network, or of the rank's slices of it.
-class SchemeSgd {
- public:
-  SchemeSgd(SplitModel& net, int zero_stage, double lr) : net_(net), zero_stage_(zero_stage) {
-    const auto make = [lr](const std::vector<torch::Tensor>& parameters) {
-      return std::make_unique<torch::optim::SGD>(parameters, torch::optim::SGDOptions(lr).momentum(0.9));
-    };
-    if (zero_stage == 0) whole_ = make(net.parameters());
-    if (zero_stage > 0) sharded_.emplace(net.replicas(), make, ShardedOptions{.stage = zero_stage});
-  }
-
-  void zero_grad() { sharded_ ? sharded_->zero_grad() : whole_->zero_grad(); }
-  void step() {
-    if (sharded_) return sharded_->step();
-    whole_->step();
-  }
-
-  std::vector<torch::Tensor> kept_parameters() {
-    return zero_stage_ == 3 ? optimizer().param_groups()[0].params() : std::vector<torch::Tensor>(net_.parameters());
-  }
-  std::vector<torch::Tensor> gradients() {  // between backward and step
-    std::vector<torch::Tensor> gradients;
-    if (sharded_) gradients = sharded_->gradients();
-    if (zero_stage_ > 1) return gradients;
-    for (const auto& parameter : net_.parameters()) gradients.push_back(parameter.grad());
-    return gradients;
-  }
-  torch::optim::Optimizer& optimizer() { return sharded_ ? sharded_->optimizer() : *whole_; }
-
- private:
-  SplitModel& net_;
-  const int zero_stage_;
-  std::unique_ptr<torch::optim::SGD> whole_;  // or
-  std::optional<ShardedOptimizer> sharded_;
-};
-
 struct Samples {
   std::vector<double> seconds;
   SchemeCost cost;
@@ -91,8 +54,9 @@ Samples train_on(Rank& world, const Scheme& scheme, const SchemeOptions& options
   MemoryMeter meter(ledger);
   auto traffic = std::make_shared<Traffic>();
   Rank rank = observed(world, traffic);
-  SplitModel net(network(options.model, rank), rank, scheme.split, {.average = scheme.zero_stage == 0});
-  SchemeSgd sgd(net, scheme.zero_stage, options.lr);
+  SplitModel net(network(options.model, rank), rank, scheme.split,
+                 {.sharded = static_cast<Sharded>(scheme.zero_stage)});
+  Optimizer sgd(net, torch::optim::SGDOptions(options.lr).momentum(0.9));
   Samples samples;
   double last_loss = 0;
   int64_t most = 0;  // bytes of all kinds
@@ -126,8 +90,9 @@ Samples train_on(Rank& world, const Scheme& scheme, const SchemeOptions& options
     ++step;
   }
   samples.cost.final_loss = last_loss;
-  samples.cost.parameters = bytes_in(sgd.kept_parameters()) + bytes_in(net.module()->buffers());
-  samples.cost.optimizer_state = state_bytes(sgd.optimizer());
+  samples.cost.parameters = bytes_in(scheme.zero_stage == 3 ? sgd.param_groups()[0].params() : net.parameters()) +
+                            bytes_in(net.module()->buffers());
+  samples.cost.optimizer_state = state_bytes(sgd.inner());
   samples.cost.activations = most - samples.cost.memory();  // all else
   return samples;
 }

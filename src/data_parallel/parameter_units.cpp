@@ -25,7 +25,7 @@ bool is_within(const std::string& module, const std::string& unit) {
 
 void check_units(const NamedParameters& parameters, const std::vector<std::string>& units, const Rank& rank) {
   const auto refuse = [&](const std::string& unit, const std::string& why) {
-    throw Error(rank.name() + ": ShardedOptimizer: ShardedOptions::units has '" + unit + "', which " + why +
+    throw Error(rank.name() + ": DataParallel: DataParallelOptions::units has '" + unit + "', which " + why +
                 ". Give names of modules as named_modules() has them, each once");
   };
   for (size_t i = 0; i < units.size(); ++i) {
@@ -53,7 +53,7 @@ int64_t bytes_of(const NamedParameters& parameters) {
 }
 
 // A rank has two or three units whole at once. So they must be small beside its slice, also where the net is small.
-int64_t most_bytes(const NamedParameters& parameters, const ShardedOptions& options, const Rank& rank) {
+int64_t most_bytes(const NamedParameters& parameters, const DataParallelOptions& options, const Rank& rank) {
   const int64_t units = std::max(kFewestUnits, kFewestOfASlice * rank.world_size());
   return std::min(options.bucket_bytes, std::max(bytes_of(parameters) / units, kLeastUnitBytes));
 }
@@ -71,7 +71,7 @@ std::vector<NamedParameters> in_modules(const NamedParameters& parameters) {
 
 }  // namespace
 
-std::vector<NamedParameters> units_of(const NamedParameters& parameters, const ShardedOptions& options,
+std::vector<NamedParameters> units_of(const NamedParameters& parameters, const DataParallelOptions& options,
                                       const Rank& rank) {
   check_units(parameters, options.units, rank);
   const int64_t most = most_bytes(parameters, options, rank);
@@ -93,7 +93,7 @@ std::vector<NamedParameters> units_of(const NamedParameters& parameters, const S
   return units;
 }
 
-std::vector<ShardedBucket> shard_in_units(const NamedParameters& parameters, const ShardedOptions& options,
+std::vector<ShardedBucket> shard_in_units(const NamedParameters& parameters, const DataParallelOptions& options,
                                           const Rank& rank) {
   std::vector<ShardedBucket> buckets;
   const auto units = units_of(parameters, options, rank);

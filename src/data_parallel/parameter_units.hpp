@@ -1,7 +1,7 @@
 // Units of parameters, which are gathered and given back together: see DividedParameters.
 #pragma once
 
-#include <lockstep/data_parallel/sharded_optimizer.hpp>
+#include <lockstep/data_parallel/replica.hpp>
 #include <lockstep/ranks/rank.hpp>
 
 #include "ranks/trained_parameters.hpp"
@@ -19,12 +19,12 @@ constexpr int64_t kLeastUnitBytes = 64 << 10;
 // most options.bucket_bytes, a sixteenth of the net, and an eighth of a rank's slice of it. Such a run has at least one
 // whole module, and at least kLeastUnitBytes (or options.bucket_bytes), for which it takes one module more. Throws
 // Error: a name that is none of a module with such parameters, or that is within another one.
-std::vector<NamedParameters> units_of(const NamedParameters& parameters, const ShardedOptions& options,
+std::vector<NamedParameters> units_of(const NamedParameters& parameters, const DataParallelOptions& options,
                                       const Rank& rank);
 
 // Moves the parameters into buckets that have slices of their own, the last unit first. A unit is a bucket; one of
 // several types is a bucket for each type.
-std::vector<ShardedBucket> shard_in_units(const NamedParameters& parameters, const ShardedOptions& options,
+std::vector<ShardedBucket> shard_in_units(const NamedParameters& parameters, const DataParallelOptions& options,
                                           const Rank& rank);
 
 }  // namespace lockstep

@@ -23,6 +23,8 @@
 #include "ranks/rank_place.hpp"
 #include "ranks/shared_seed.hpp"
 #include "reducer.hpp"
+#include "sharded_net.hpp"
+#include "trained_net.hpp"
 
 #include <algorithm>
 #include <functional>
@@ -73,7 +75,12 @@ Replica::Replica(std::shared_ptr<torch::nn::Module> module, Rank& rank, const Da
   if (options.check_arithmetic != 0) {
     arithmetic_ = std::make_unique<ArithmeticCheck>(options.check_arithmetic, *module_, rank_);
   }
-  if (options.average) set_averaging(std::make_shared<Reducer>(*module_, rank_, options));
+  if (options.sharded != Sharded::nothing) {
+    sharded_ = std::make_shared<ShardedNet>(*module_, rank_, options);
+    set_averaging(sharded_->reducer());
+  } else if (options.average) {
+    set_averaging(std::make_shared<Reducer>(*module_, rank_, options));
+  }
 }
 
 Replica::~Replica() = default;
@@ -146,6 +153,7 @@ void Replica::backward_of_parts(const std::function<void()>& compute, const Part
                 "BatchOptions::grain, such as 32, and take net.loss(batch, function); or leave out check_arithmetic");
   }
   if (averaging_) check_that_no_parameter_is_new();
+  if (sharded_) sharded_->check_optimizer();
   waiting_ += sizes.local;
   by_grains_ = sizes.by_grains;
   const auto computes = [&] {
@@ -192,8 +200,8 @@ void Replica::watch_backwards(std::function<void()> computed, std::function<void
   }
   if (averaging_->waits_in_backward()) {
     throw Error(
-        "DataParallel: a ShardedOptimizer of stage 2 or 3 waits for other ranks within backward, so the rank's own "
-        "time cannot be seen; a Balance needs stage 1, or none");
+        "DataParallel: from Sharded::gradients on ranks wait for others within backward, so the rank's own time cannot "
+        "be seen; a Balance needs Sharded::state, or nothing");
   }
   computed_ = std::move(computed);
   averaged_ = std::move(averaged);
@@ -216,7 +224,7 @@ void Replica::set_averaging(std::shared_ptr<Averaging> averaging) {
   if (arithmetic_ && averaging->exchanges_in_forward()) {
     throw Error(rank_.name() +
                 ": DataParallel: check_arithmetic has a grain computed again by one rank, which needs all parameters, "
-                "and with a ShardedOptimizer of stage 3 each rank keeps a slice of them. Take stage 2, or leave out "
+                "and with Sharded::parameters each rank keeps a slice of them. Take Sharded::gradients, or leave out "
                 "check_arithmetic");
   }
   averaging_ = std::move(averaging);
@@ -345,14 +353,34 @@ NoSync::~NoSync() {
   replica_->set_sync(before_);
 }
 
+Whole::Whole(std::shared_ptr<Replica> replica) : replica_(std::move(replica)) {
+  if (replica_->sharded()) replica_->sharded()->hold();
+}
+
+Whole::~Whole() {
+  if (replica_->sharded()) replica_->sharded()->release();
+}
+
+// LibTorch's optimizers and clip_grad_norm_ would find no gradients, and do nothing in silence.
+void Replica::check_module_is_open() const {
+  if (!sharded_ || sharded_->is_held() || SampleScope::current() != nullptr) return;
+  throw Error(rank_.name() +
+              ": DataParallel: the net is sharded, so its module's parameters have no gradients, and may not be whole. "
+              "Step and clip with a lockstep::Optimizer(net, …); call net.train() and net.eval(); and reach the module "
+              "(`net->`, `*net`) within loss(), or while a net.whole() lives, which all ranks make");
+}
+
+std::shared_ptr<TrainedNet> trained_net(const std::shared_ptr<Replica>& replica) {
+  return std::make_shared<TrainedNet>(replica);
+}
+
 bool Replica::adds_up_parts() const {
   return averaging_ && averaging_->adds_up_parts();
 }
 
 PartOfStep::PartOfStep(std::shared_ptr<Replica> replica) : replica_(std::move(replica)) {
   if (!replica_->adds_up_parts()) {
-    throw Error(replica_->rank_.name() +
-                ": PartOfStep: parts add up with a ShardedOptimizer of stage 2 or 3; take NoSync");
+    throw Error(replica_->rank_.name() + ": PartOfStep: parts add up from Sharded::gradients on; take NoSync");
   }
   replica_->partial_ = true;
 }

@@ -1,17 +1,17 @@
 // ShardedReducer: averages a replica's gradients over the ranks so that each rank gets its slice of them, bucket by
-// bucket, while backward still computes others. A ShardedOptimizer puts it in the place of the Reducer.
+// bucket, while backward still computes others. Where the net is sharded it is in the place of the Reducer.
 //
-// A bucket's average is one reduce_scatter. With stage 2 a gradient moves into its bucket's flat memory as soon as it
-// is there, and that memory is freed once it is reduced. A bucket is posted only when the one before it is reduced, so
-// that no more than these two are in memory, and those that have begun to fill. Stage 3 does the same with
-// DividedParameters: a bucket is a unit of these. There a bucket gets memory only when those that were posted are
-// reduced. Backward has computed a layer's gradients meanwhile, and one bucket is in memory. Without overlap it waits
-// for a bucket as soon as that is posted.
+// A bucket's average is one reduce_scatter. A gradient moves into its bucket's flat memory as soon as it is there, so
+// that .grad is undefined after a backward. From stage 2 on that memory is freed once it is reduced. There a bucket is
+// posted only when the one before it is reduced, so that no more than these two are in memory, and those that have
+// begun to fill. Stage 3 does the same with DividedParameters: a bucket is a unit of these. There a bucket gets memory
+// only when those that were posted are reduced. Backward has computed a layer's gradients meanwhile, and one bucket is
+// in memory. Without overlap it waits for a bucket as soon as that is posted.
 //
 // The averages' bits do not depend on the order of the buckets: a parameter stays at its place in its bucket.
 #pragma once
 
-#include <lockstep/data_parallel/sharded_optimizer.hpp>
+#include <lockstep/data_parallel/replica.hpp>
 
 #include "divided_parameters.hpp"
 #include "gradient_buckets.hpp"
@@ -28,24 +28,20 @@ namespace lockstep {
 class ShardedReducer final : public GradientBuckets {
  public:
   // `divided`: the parameters of stage 3, null for the others.
-  ShardedReducer(const std::vector<ShardedBucket>& buckets, const Rank& rank, const ShardedOptions& options,
+  ShardedReducer(const std::vector<ShardedBucket>& buckets, const Rank& rank, const DataParallelOptions& options,
                  std::shared_ptr<DividedParameters> divided = nullptr);
 
-  void listen(bool last) override;
   bool in_slices() const override { return true; }
   std::vector<std::pair<std::string, at::Tensor>> slices() override;
-  bool adds_up_parts() const override { return !keeps_whole(); }
-  bool waits_in_backward() const override { return !keeps_whole(); }
+  bool adds_up_parts() const override { return !keeps_memory(); }
+  bool waits_in_backward() const override { return !keeps_memory(); }
   bool exchanges_in_forward() const override { return divided_ != nullptr; }
   void rethrow_failure() const override;
 
   void zero_grad();
 
-  // Undefines a .grad that is only a filler: see left_.
-  void take_filler_away();
-
   // Gives the slices their gradients, for an update. Throws Error if nothing was averaged.
-  void use();
+  void use();                           // they are used up: the next backward begins anew
   std::vector<at::Tensor> gradients();  // of this rank's pieces, in their order; undefined where no rank had one
 
  private:
@@ -54,18 +50,18 @@ class ShardedReducer final : public GradientBuckets {
     at::Tensor gradient;                       // of its slice
     at::Tensor memory = {};                    // of all its gradients; from stage 2 on only while it has some
     at::Tensor average = {};                   // where the reduction that is under way puts the slice's
-    bool adds = false;                         // stage 2 and grains: to what an earlier backward has left
+    bool adds = false;                         // to what an earlier backward has left
     c10::intrusive_ptr<c10d::Work> work = {};  // null: nothing to wait for
     std::function<void()> finish = {};         // by grains: makes it, once the work is complete; empty: nothing to do
   };
   // Afterwards each bucket's slice has the average of all gradients that were computed since zero_grad() or use().
   void collect(size_t slot) override;
-  bool keeps_whole() const override { return options_.stage == 1; }
+  bool keeps_whole() const override { return false; }
   int64_t columns_of(size_t bucket) const override;
   at::Tensor view_in(size_t slot, const at::Tensor& flat) const override;
   void before_grains() override;
   void leave_gradients() override {}
-  at::Tensor row_of(size_t bucket) const override { return keeps_whole() ? reductions_[bucket].memory : at::Tensor(); }
+  at::Tensor row_of(size_t bucket) const override { return keeps_memory() ? reductions_[bucket].memory : at::Tensor(); }
   void before_backward() override;
   void post(size_t bucket) override;
   void poll() override;
@@ -77,40 +73,20 @@ class ShardedReducer final : public GradientBuckets {
 
   void check_averaged() const;
   void check_kind(bool by_grains) const;
-  void check_unchanged();
   at::Tensor gradient_of(size_t slot) const;  // the average of its piece; undefined if no rank had one
   void take_memory(size_t bucket);
   void give_memory(size_t bucket);
   void complete_oldest();  // waits for it
   bool one_by_one() const { return divided_ && !options_.overlap; }
-  void note_left();  // in .grad
-  void fill(size_t slot);
-  void forget_left();  // and takes a filler away
-  bool whole_gradients_changed() const;
-  void check_zero_grad() const;
-  void warn_without_steps();
+  bool keeps_memory() const { return options_.sharded == Sharded::state; }  // of the buckets, all the time
 
-  static constexpr size_t kNone = static_cast<size_t>(-1);
-
-  const ShardedOptions options_;
+  const DataParallelOptions options_;
   const std::shared_ptr<DividedParameters> divided_;
   std::vector<ShardedBucket::Place> places_;  // of the slots
   std::vector<Reduction> reductions_;         // of the buckets
   std::deque<size_t> open_;                   // buckets under way
   bool averaged_ = false;                     // there is something to use()
   bool of_grains_ = false;                    // by grains
-  // The .grad that the last average left in one used parameter, its memory, and the values there then. Changing .grad
-  // would change nothing of the step, so a change is noticed by these. Stage 2 and grains leave no gradient there but a
-  // filler, so that torch's clipping finds something to change. It is the parameter for which this costs least.
-  size_t slot_left_ = 0;
-  at::Tensor left_, memory_left_, values_left_;
-  bool filled_ = false;  // it is a filler
-  int compared_ = 0;
-  // With stage 1, how often each whole gradient was written to by then; empty: nothing was noted.
-  std::vector<uint32_t> versions_left_;
-  size_t used_slot_ = kNone;  // one whose piece got a gradient in the last use(), until zero_grad()
-  int unused_ = 0;            // averages before the first use()
-  bool was_used_ = false;
 };
 
 }  // namespace lockstep

@@ -13,8 +13,6 @@
 
 namespace lockstep {
 
-class ShardedOptimizer;
-
 // The same as optimizer_state() of such an optimizer of whole parameters. All ranks must call it.
 io::NamedTensors whole_state(const torch::optim::Optimizer& optimizer, const std::vector<ShardedBucket>& buckets,
                              Rank& rank);
@@ -28,8 +26,5 @@ void load_slices_of_state(torch::optim::Optimizer& optimizer, const std::vector<
 std::vector<WatchedTensor> watched_slices_of_state(const torch::optim::Optimizer& optimizer,
                                                    const std::vector<ShardedBucket>& buckets);
 std::vector<WatchedTensor> watched_pieces(const std::vector<ShardedBucket>& buckets);
-
-// All that this rank alone has for an optimizer: of its state, and with stage 3 of the parameters.
-std::vector<WatchedTensor> slices_of_rank(const ShardedOptimizer& optimizer);
 
 }  // namespace lockstep

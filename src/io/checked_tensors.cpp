@@ -21,14 +21,15 @@ std::string cannot_load(const std::filesystem::path& file) {
   return "cannot load '" + file.string() + "'";
 }
 
-NamedTensors read_checked(const std::filesystem::path& file) {
-  std::map<std::string, std::string> metadata;
-  NamedTensors tensors = read_safetensors(file, &metadata);
+NamedTensors read_checked(const std::filesystem::path& file, std::map<std::string, std::string>* metadata) {
+  std::map<std::string, std::string> texts;
+  NamedTensors tensors = read_safetensors(file, &texts);
   try {
-    check_digest(metadata, tensors);
+    check_digest(texts, tensors);
   } catch (const Error& error) {
     throw Error(cannot_load(file) + ": " + error.what() + "; take another copy, or train anew");
   }
+  if (metadata != nullptr) *metadata = std::move(texts);
   return tensors;
 }
 

@@ -16,17 +16,19 @@ void write_checked(const std::filesystem::path& file, const NamedTensors& tensor
                    const std::map<std::string, std::string>& metadata = {});
 
 // Throws Error for a file that cannot be read, or whose SHA-256 is wrong. A file without a SHA-256 is accepted.
-NamedTensors read_checked(const std::filesystem::path& file);
+// `metadata`, if any, gets the texts of its header.
+NamedTensors read_checked(const std::filesystem::path& file, std::map<std::string, std::string>* metadata = nullptr);
 
 // How the texts of such errors begin.
 std::string cannot_load(const std::filesystem::path& file);
 
-// Calls load() with the file's tensors. Its Errors name the file.
+// Calls load() with the file's tensors and texts. Its Errors name the file.
 template <class Load>
 void load_checked(const std::filesystem::path& file, const Load& load) {
-  const NamedTensors tensors = read_checked(file);
+  std::map<std::string, std::string> metadata;
+  const NamedTensors tensors = read_checked(file, &metadata);
   try {
-    load(tensors);
+    load(tensors, metadata);
   } catch (const Error& error) {
     throw Error(cannot_load(file) + ": " + error.what());
   }

@@ -11,6 +11,7 @@
 #include <string>
 #include <utility>
 
+#include "archives.hpp"
 #include "base/classic.hpp"
 
 namespace lockstep {
@@ -22,15 +23,6 @@ using torch::serialize::OutputArchive;
 // LibTorch knows parameters by their addresses.
 std::string archive_key(const at::Tensor& parameter) {
   return std::to_string(reinterpret_cast<size_t>(parameter.unsafeGetTensorImpl()));
-}
-
-// The archive stays in memory: nothing of its format gets into a file.
-InputArchive reread(OutputArchive& archive) {
-  Classic<std::stringstream> bytes;
-  archive.save_to(bytes);
-  InputArchive read;
-  read.load_from(bytes);
-  return read;
 }
 
 at::Tensor tensor_of(const c10::IValue& value, const std::string& member) {

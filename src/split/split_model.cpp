@@ -6,9 +6,12 @@
 #include <lockstep/split/split_model.hpp>
 #include <lockstep/tensor_parallel/tensor_parallel.hpp>
 
-#include "data_parallel/averaging.hpp"
+#include "data_parallel/sharded_net.hpp"
+#include "data_parallel/trained_net.hpp"
 #include "pipeline/pipeline_stage.hpp"
 #include "ranks/gather.hpp"
+#include "split_optimizer_state.hpp"
+#include "tensor_parallel/sliced_dimensions.hpp"
 #include "unequal_scaling.hpp"
 
 #include <utility>
@@ -101,14 +104,42 @@ torch::Tensor SplitModel::output_of(const Batch& part) {
 torch::Tensor SplitModel::forward_backward(const Batch& batch, const Criterion& criterion) {
   scaling_->check();
   torch::Tensor loss = whole_forward_backward(batch, criterion);
-  note_gradients();
+  if (!replicas_.replica()->sharded()) scaling_->note(*module_);
   return loss;
 }
 
-// The ShardedOptimizer has the gradients, and notices itself if somebody scales what is left.
-void SplitModel::note_gradients() {
-  const auto* const averaging = replicas_.replica()->averaging();
-  if (averaging == nullptr || !averaging->in_slices()) scaling_->note(*module_);
+// Stages lie on the pipeline's ranks, and slices of layers on the tensor axis; what that axis holds whole counts once.
+class SplitModel::Trained final : public TrainedNet {
+ public:
+  explicit Trained(const SplitModel& net)
+      : TrainedNet(net.replicas_.replica()), net_(net), sliced_(sliced_dimensions_of(net.module_)) {}
+
+  std::vector<Rank*> other_parts() override {
+    std::vector<Rank*> groups;
+    for (Rank* const axis : {&net_.mesh_.tensor(), &net_.mesh_.pipeline()}) {
+      if (axis->world_size() > 1) groups.push_back(axis);
+    }
+    return groups;
+  }
+  bool counts(const std::string& parameter) override {
+    return net_.mesh_.tensor().index() == 0 || sliced_.contains(parameter);
+  }
+  void scaled() override {
+    if (!replica()->sharded()) net_.scaling_->note(*net_.module_);
+  }
+  bool is_first() override {
+    return net_.mesh_.data().index() == 0 && net_.mesh_.pipeline().index() == 0 && net_.mesh_.tensor().index() == 0;
+  }
+  io::NamedTensors joined(io::NamedTensors state) override { return joined_state(std::move(state), net_); }
+  io::NamedTensors part_of(io::NamedTensors state) override { return part_of_state(std::move(state), net_); }
+
+ private:
+  SplitModel net_;
+  const decltype(sliced_dimensions_of(torch::nn::Sequential())) sliced_;
+};
+
+std::shared_ptr<TrainedNet> SplitModel::trained() const {
+  return std::make_shared<Trained>(*this);
 }
 
 torch::Tensor SplitModel::whole_forward_backward(const Batch& batch, const Criterion& criterion) {

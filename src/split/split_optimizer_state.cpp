@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "base/classic.hpp"
-#include "optim/optimizer_state.hpp"
 #include "ranks/gather.hpp"
 #include "tensor_parallel/sliced_dimensions.hpp"
 
@@ -134,19 +133,18 @@ torch::Tensor slice_of(const std::string& name, const torch::Tensor& whole, cons
 
 }  // namespace
 
-io::NamedTensors whole_optimizer_state(const torch::optim::Optimizer& optimizer, SplitModel& net) {
+io::NamedTensors joined_state(io::NamedTensors state, SplitModel& net) {
+  if (is_whole(net)) return state;
   const torch::NoGradGuard no_grad;
   const io::NamedTensors parameters = stage_parameters(net.module());
-  io::NamedTensors state = optimizer_state(optimizer, parameters);
-  if (is_whole(net)) return state;
   join_slices(state, net, {parameters.begin(), parameters.end()});
   return of_all_stages(state, net.mesh().pipeline());
 }
 
-void load_whole_optimizer_state(torch::optim::Optimizer& optimizer, SplitModel& net, const io::NamedTensors& state) {
+io::NamedTensors part_of_state(io::NamedTensors state, SplitModel& net) {
+  if (is_whole(net)) return state;
   const torch::NoGradGuard no_grad;
   const io::NamedTensors parameters = stage_parameters(net.module());
-  if (is_whole(net)) return load_optimizer_state(optimizer, parameters, state);
   check_known(state, parameters, net.mesh().pipeline());
   const ByName held(parameters.begin(), parameters.end());
   const Slices slices = slices_of(net, held);
@@ -158,7 +156,7 @@ void load_whole_optimizer_state(torch::optim::Optimizer& optimizer, SplitModel& 
     const bool is_sliced = slice != slices.end() && tensor.dim() > 0;
     mine.emplace_back(name, is_sliced ? slice_of(name, tensor, slice->second) : tensor);
   }
-  load_optimizer_state(optimizer, parameters, mine);
+  return mine;
 }
 
 }  // namespace lockstep

@@ -6,21 +6,19 @@
 // the pipeline axis.
 #pragma once
 
-#include <torch/optim/optimizer.h>
 #include <lockstep/split/split_model.hpp>
 
 #include "io/safetensors.hpp"
 
 namespace lockstep {
 
-// Gives what optimizer_state() would have of the whole network, on every rank. `optimizer` is the one of
-// net.parameters(). All ranks must call it. It costs nothing more where the network is split by data alone, and
-// elsewhere the state's bytes over the pipeline and tensor axes. Throws Error as optimizer_state does, and if the state
-// of a sliced parameter is neither a number nor of the slice's shape.
-io::NamedTensors whole_optimizer_state(const torch::optim::Optimizer& optimizer, SplitModel& net);
+// Gives the whole network's state of this rank's, on every rank. All ranks must call it. It costs nothing where the
+// network is split by data alone, and elsewhere the state's bytes over the pipeline and tensor axes. Throws Error if
+// the state of a sliced parameter is neither a number nor of the slice's shape.
+io::NamedTensors joined_state(io::NamedTensors state, SplitModel& net);
 
-// Gives each rank's optimizer its part, whatever the split was that the state comes from. All ranks must call it.
-// Throws Error as load_optimizer_state does.
-void load_whole_optimizer_state(torch::optim::Optimizer& optimizer, SplitModel& net, const io::NamedTensors& state);
+// Gives this rank's part of the whole network's state, whatever the split was that it comes from. All ranks must call
+// it. Throws Error for the state of a parameter that no rank has, or of another shape.
+io::NamedTensors part_of_state(io::NamedTensors state, SplitModel& net);
 
 }  // namespace lockstep

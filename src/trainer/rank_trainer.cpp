@@ -86,8 +86,9 @@ RankTrainer::RankTrainer(const TrainOptions& options, const TrainCallbacks& call
       test_(task.test.to(rank.device())),
       made_(make_net(options, task, traffic_.rank(), resumed)),
       net_(made_.layers, traffic_.rank(), split_of(options, rank.world_size()),
-           {.average = options.exchange.sync_every == 0 && options.exchange.zero_stage == 0,
+           {.average = options.exchange.sync_every == 0,
             .hook = hook_,
+            .sharded = static_cast<Sharded>(options.exchange.zero_stage),
             .check_arithmetic = options.check_arithmetic},
            made_.takes_batch),
       update_(options, net_,
@@ -252,7 +253,7 @@ void RankTrainer::begin_epoch() {
     clock_.reset();
   }
   shown_.reset();
-  whole_.reset();
+  all_parameters_.reset();
   net_.module()->train();
   rank_.barrier();
   synchronize(rank_);
@@ -298,7 +299,7 @@ void RankTrainer::keep_or_stop(const Keep& keep) {
     clock_.pause();
     if (wait_clock_) wait_clock_->pause();
     traffic_.leave_out(keep);
-    whole_.reset();
+    all_parameters_.reset();
     go_on();
   }
   if (stops_) {
@@ -324,7 +325,7 @@ void RankTrainer::end_epoch(EpochMetrics& metrics) {
   rank_.barrier();
   metrics.seconds = clock_.seconds();
   metrics.bytes_per_step = traffic_.per_step();
-  whole_ = update_.whole();  // to evaluate and to keep
+  all_parameters_.emplace(net_.replicas().replica());  // to evaluate and to keep
   if (options_.batch.balance != BalanceRule()) {
     metrics.parts = parts_of_full_batch(options_.batch, shares_, net_.mesh().data().world_size());
   }
@@ -362,7 +363,7 @@ std::string RankTrainer::written_now(int epoch) {
 
 void RankTrainer::show() {
   if (!update_.average() || !update_.average()->is_begun() || shown_) return;
-  whole_.reset();
+  all_parameters_.reset();
   shown_.emplace(update_);
 }
 

@@ -121,12 +121,12 @@ class RankTrainer {
   MadeModule made_;  // without the layers, which `net_` has
   SplitModel net_;
   Update update_;
-  std::unique_ptr<ShardedOptimizer::Whole> whole_;  // with zero_stage 3: while no step is computed
-  std::optional<Update::Shown> shown_;              // in its place, while the average stands in the weights' place
+  std::optional<Whole> all_parameters_;  // while no step is computed
+  std::optional<Update::Shown> shown_;   // in its place, while the average stands in the weights' place
   FiniteWatch watch_;
   ReplicaWatch replicas_;
   Totals totals_;
-  const std::unique_ptr<Step> step_;
+  const std::unique_ptr<TrainStep> step_;
   int64_t steps_ = 0;  // of an epoch that is not finished
   EpochClock clock_;
   std::vector<double> waits_;    // see waits()

@@ -51,7 +51,7 @@ double grains_loss_of(const RunState& state) {
 RunState RankTrainer::state() {
   RunState state;
   save_average(state);
-  if (!whole_) whole_ = update_.whole();
+  if (!all_parameters_) all_parameters_.emplace(net_.replicas().replica());
   state.steps = steps_;
   state.seconds = steps_ == 0 ? 0 : clock_.seconds();
   put_under("model", state_of(*whole()), state.tensors);
@@ -145,7 +145,7 @@ void RankTrainer::load_average(const RunState& state) {
   }
   average->add();  // the weights, which the exchange gives back
   {
-    const auto all = update_.whole();
+    const Whole all(net_.replicas().replica());
     put_into(*whole());
   }
   average->exchange();

@@ -52,7 +52,7 @@ void explain_types(const StepParts& with, const Batch& batch) {
             ", or make the network of the samples' type by module->to(). What LibTorch said: " + said));
 }
 
-class PlainStep : public Step {
+class PlainStep : public TrainStep {
  public:
   explicit PlainStep(const StepParts& parts)
       : with_(parts),
@@ -219,7 +219,7 @@ class SkippingStep : public PlainStep {
 
 }  // namespace
 
-std::unique_ptr<Step> make_step(const StepParts& parts, std::unique_ptr<Graph> graph) {
+std::unique_ptr<TrainStep> make_step(const StepParts& parts, std::unique_ptr<Graph> graph) {
   if (graph) return std::make_unique<RecordedStep>(parts, std::move(graph));
   if (parts.options.on_nan == OnNan::skip) return std::make_unique<SkippingStep>(parts);
   return std::make_unique<PlainStep>(parts);

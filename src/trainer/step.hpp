@@ -1,4 +1,4 @@
-// Step: one training step of a rank, from its part of a batch to new weights. There are three kinds of it.
+// TrainStep: one training step of a rank, from its part of a batch to new weights. There are three kinds of it.
 //
 //   plain      forward and backward, in options.batch.accumulate parts, and the update
 //   recorded   full batches' steps are recorded once as a CUDA graph and replayed
@@ -32,9 +32,9 @@ struct StepParts {
   ReplicaWatch& replicas;
 };
 
-class Step {
+class TrainStep {
  public:
-  virtual ~Step() = default;
+  virtual ~TrainStep() = default;
 
   // All ranks must call it with parts of the same batch. The step counts in the totals, and the watch has seen it. If
   // the watch complains, nothing is updated.
@@ -43,6 +43,6 @@ class Step {
 
 // The kind that the options ask for; the recorded one if there is a `graph`. Throws Error if the graph would hold an
 // exchange whose order nobody can learn.
-std::unique_ptr<Step> make_step(const StepParts& parts, std::unique_ptr<Graph> graph);
+std::unique_ptr<TrainStep> make_step(const StepParts& parts, std::unique_ptr<Graph> graph);
 
 }  // namespace lockstep

@@ -1,18 +1,17 @@
 // Update: what a run's options make of the gradients of a step: the optimizer, with the learning rate of that moment,
 // and with local SGD the rounds of the ranks' parameters; and the average of the weights, if a Task wants one.
 //
-// With zero_stage it is a ShardedOptimizer of the optimizer. Used by one thread.
+// Used by one thread.
 #pragma once
 
 #include <torch/optim/optimizer.h>
 #include <lockstep/data_parallel/local_sgd.hpp>
-#include <lockstep/data_parallel/sharded_optimizer.hpp>
 #include <lockstep/optim/learning_rate.hpp>
 #include <lockstep/split/split_model.hpp>
 #include <lockstep/trainer/task.hpp>
 #include <lockstep/trainer/trainer.hpp>
 
-#include "data_parallel/memory_watch.hpp"
+#include "data_parallel/net_optimizer.hpp"
 #include "run_state.hpp"
 #include "weight_average.hpp"
 
@@ -63,9 +62,6 @@ class Update {
   // With local SGD the ranks' parameters differ within a round, which ends early here.
   void synchronize();
 
-  // While the result lives, every rank has all parameters whole. All ranks must call it. Null: they are so anyway.
-  std::unique_ptr<ShardedOptimizer::Whole> whole();
-
   // While one lives, every rank has all parameters whole, and they are those that are evaluated: the average, if there
   // is one. Make none while a whole() lives. All ranks must make it.
   class Shown {
@@ -77,7 +73,7 @@ class Update {
 
    private:
     Update& update_;
-    std::unique_ptr<ShardedOptimizer::Whole> whole_;
+    std::optional<Whole> whole_;
   };
   // Null: the weights are evaluated, or there has been no step.
   std::optional<WeightAverage>& average() { return average_; }
@@ -88,17 +84,16 @@ class Update {
   void load(const RunState& state, const Rank& rank);
 
  private:
+  bool divides_parameters() const { return optimizer_.sharded() && optimizer_.sharded()->divides_parameters(); }
   void load_of_ranks(const RunState& state, const Rank& rank);
   io::NamedTensors parameters() const;  // of this rank
 
   SplitModel net_;
   const double clip_;
-  const int zero_stage_;
   const bool in_place_;         // gradients become zero
   const bool is_only_replica_;  // of this rank's part of the network
   const LearningRate rate_;
-  const std::unique_ptr<torch::optim::Optimizer> optimizer_;  // null if it is sharded
-  const std::unique_ptr<ShardedOptimizer> sharded_;           // null without zero_stage
+  NetOptimizer optimizer_;
   bool prepared_ = false;
   std::optional<LocalSgd> local_;
   std::optional<WeightAverage> average_;

@@ -3,7 +3,6 @@
 
 #include "optim/optimizer_state.hpp"
 #include "rank_tables.hpp"
-#include "split/split_optimizer_state.hpp"
 #include "update.hpp"
 
 #include <map>
@@ -13,21 +12,17 @@
 namespace lockstep {
 
 void Update::save(RunState& state, Rank& rank) {
-  if (sharded_) put_under("optimizer", sharded_->state(), state.tensors);
-  if (optimizer_ && !local_) put_under("optimizer", whole_optimizer_state(*optimizer_, net_), state.tensors);
-  if (!local_) return;
+  if (!local_) return put_under("optimizer", optimizer_.state(), state.tensors);
   const auto named = parameters();
   // A state of each rank's own.
-  put_under("ranks.optimizer", tables_of_all_ranks(optimizer_state(*optimizer_, named), rank), state.tensors);
+  put_under("ranks.optimizer", tables_of_all_ranks(optimizer_state(optimizer_.inner(), named), rank), state.tensors);
   const auto momentum = local_->momentum();
   for (size_t i = 0; i < momentum.size(); ++i) state.tensors.emplace_back("outer." + named[i].first, momentum[i]);
 }
 
 void Update::load(const RunState& state, const Rank& rank) {
   if (local_) return load_of_ranks(state, rank);
-  const auto theirs = tensors_under("optimizer", state.tensors);
-  if (sharded_) sharded_->load_state(theirs);
-  if (optimizer_) load_whole_optimizer_state(*optimizer_, net_, theirs);
+  optimizer_.load_state(tensors_under("optimizer", state.tensors));
 }
 
 void Update::load_of_ranks(const RunState& state, const Rank& rank) {
@@ -40,7 +35,7 @@ void Update::load_of_ranks(const RunState& state, const Rank& rank) {
     }
     mine.emplace_back(name, table[rank.index()]);
   }
-  load_optimizer_state(*optimizer_, parameters(), mine);
+  load_optimizer_state(optimizer_.inner(), parameters(), mine);
   const auto outer = tensors_under("outer", state.tensors);
   if (outer.empty()) return;
   const std::map<std::string, torch::Tensor> by_name(outer.begin(), outer.end());

@@ -58,7 +58,7 @@ struct Batch {
   // With a grain: the most grains that a shard has of this part, by in_parts(); 0: of the whole batch, as `runs` says.
   int64_t turns = 0;
   // With a grain, where this shard got none: one sample of the data, as an example. A loop that changes x, y or `more`,
-  // as by flatten(1) or to(), must change these of `like` alike: a ShardedOptimizer of stage 3 computes it.
+  // as by flatten(1) or to(), must change these of `like` alike: a net with Sharded::parameters computes it.
   Dataset like = {};
 
   int64_t size() const { return x.size(0); }  // this shard's samples; 0 if it got none

@@ -99,8 +99,19 @@ class DataParallel {
   DataParallel(const DataParallel&) = default;  // a move is a copy too
   DataParallel& operator=(const DataParallel&) = default;
 
-  Module* operator->() const { return module_.get(); }
-  Module& operator*() const { return *module_; }
+  // The module. In a net that is sharded (DataParallelOptions::sharded) they throw Error but within loss() and while a
+  // whole() lives: LibTorch's optimizers and clip_grad_norm_ would find no gradients there.
+  Module* operator->() const { return &**this; }
+  Module& operator*() const {
+    replica_->check_module_is_open();
+    return *module_;
+  }
+
+  void train(bool on = true) { module_->train(on); }  // as of a torch::nn::Module, on every layer
+  void eval() { module_->eval(); }
+
+  // See Whole. Before save_weights(), evaluate() and check_replicas().
+  Whole whole() const { return Whole(replica_); }
 
   // Calls the module's forward on this rank's replica, without communication. Throws Error if gradients that were never
   // averaged have changed the parameters, as after the backward() of a tensor instead of a Loss.
@@ -117,8 +128,8 @@ class DataParallel {
 
   // The mean loss of this rank's part: criterion(forward(batch.x), batch.y), which must be a mean over the samples. A
   // module whose forward takes a Batch gets the batch in the place of x, and such a criterion in the place of y. An
-  // empty part gives zero without calling forward; but with a SyncBatchNorm in the module, or a ShardedOptimizer of
-  // stage 3, it is passed through all layers, whose exchanges with the other ranks need this one.
+  // empty part gives zero without calling forward; but with a SyncBatchNorm in the module, or with
+  // Sharded::parameters, it is passed through all layers, whose exchanges with the other ranks need this one.
   Loss loss(const Batch& batch, const Criterion& criterion) {
     if (batch.grain > 0) {  // check_arithmetic calls it until backward() is done, when this handle may be gone
       return loss(batch, [module = module_, replica = replica_.get(), criterion](const Batch& grain) {
@@ -146,11 +157,11 @@ class DataParallel {
 
   // The same for a loss that you compute yourself. mean_of(part) gives the mean loss of a part's samples. It is called
   // once for this rank's part, unless that is empty; with a grain once for each grain of it, ascending. If the module
-  // has a SyncBatchNorm, or with stage 3, it is called for an empty part too, and must then give a sum. By grains, call
-  // backward() before the next loss(): BatchNorm's running statistics follow the last one. With a grain and stage 3 it
-  // is called as often on all ranks, for stand-ins too (Replica::loss_by_grains()), and never for an empty part. The
-  // module's buffers do not change by stand-ins. Hooks on parameters do see them, and so does what mean_of() counts
-  // itself; there SampleScope::current()->place().again tells.
+  // has a SyncBatchNorm, or with Sharded::parameters, it is called for an empty part too, and must then give a sum. By
+  // grains, call backward() before the next loss(): BatchNorm's running statistics follow the last one. With a grain
+  // and Sharded::parameters it is called as often on all ranks, for stand-ins too (Replica::loss_by_grains()), and
+  // never for an empty part. The module's buffers do not change by stand-ins. Hooks on parameters do see them, and so
+  // does what mean_of() counts itself; there SampleScope::current()->place().again tells.
   template <class MeanOf>
   requires(!HoldsModule<MeanOf>) && std::invocable<MeanOf, const Batch&>  //
       Loss loss(const Batch& batch, const MeanOf& mean_of) {
@@ -191,6 +202,8 @@ class DataParallel {
   double weight_of(int64_t local_size, int64_t global_size) const {
     return replica_->weight_of(local_size, global_size);
   }
+
+  std::shared_ptr<TrainedNet> trained() const { return trained_net(replica_); }  // for an Optimizer
 
   // The replica without its module's type, for code such as Pipeline.
   const std::shared_ptr<Replica>& replica() const { return replica_; }

@@ -1,7 +1,7 @@
 // Replica: one rank's copy of a network, equal to the other ranks', whatever its module's type is.
 //
-// DataParallel<Module> is a typed handle on one. What works with any network takes the Replica: Pipeline, a
-// ShardedOptimizer, a Balance, clip_grad_norm. Used by its rank's thread only. Cost: see data_parallel.hpp.
+// DataParallel<Module> is a typed handle on one. What works with any network takes the Replica: Pipeline, a Balance.
+// Used by its rank's thread only. Cost: see data_parallel.hpp.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 #include <unordered_set>
 #include <vector>
 
@@ -23,19 +24,38 @@ class CommunicationHook;
 class GrainStatistics;
 class Replica;
 class SamplePlaces;
+class ShardedNet;
+class TrainedNet;
 struct PartSizes;
+
+// What ranks share out among themselves, where otherwise each has all of it (ZeRO; Rajbhandari et al. 2020, section 5,
+// stages 1 to 3; PyTorch calls the last one FSDP). docs/guide/zero.md has the costs of each.
+enum class Sharded {
+  nothing,
+  state,       // each rank has a slice of the optimizer's state
+  gradients,   // and of the averaged gradients
+  parameters,  // and of the parameters, which are gathered when an operator is about to read them
+};
 
 struct DataParallelOptions {
   int64_t bucket_bytes = 4 << 20;          // a bucket is full when it holds this many bytes of gradients
   int64_t first_bucket_bytes = 256 << 10;  // the same for the first bucket: small, so that averaging starts early
   bool overlap = true;                     // false: every bucket is averaged after backward
   // false: backward() sends nothing, and each rank keeps its own gradients, for a LocalSgd (local_sgd.hpp) or for an
-  // averaging of yours. A ShardedOptimizer (sharded_optimizer.hpp) averages in any case, in buckets of its own. With
-  // false there are no other buckets beside them.
+  // averaging of yours.
   bool average = true;
   // Averages each bucket in its own way (communication_hook.hpp). Each rank needs its own hook, which no other
   // DataParallel uses. Null: one allreduce per bucket, of the gradients as they are.
   std::shared_ptr<CommunicationHook> hook = nullptr;
+  // Other than `nothing`: an Optimizer (optimizer.hpp) steps, and `.grad` is undefined outside of backwards, but for
+  // the sums of backwards under no_sync(). With `parameters` every use of a parameter is a collective call, so that all
+  // ranks must use the same ones in the same order, on the thread that made the net; a rank that does not is named by
+  // an Error. Not in a run with RunOptions::elastic.
+  Sharded sharded = Sharded::nothing;
+  // For Sharded::parameters: names of modules, such as "layers.3", of each of which the parameters are gathered as one
+  // unit. Other modules are taken in runs: at most bucket_bytes, a sixteenth of the net, and an eighth of a rank's
+  // slice of it (64 KiB in a small one). Best are units that compute one after the other, and are small beside a slice.
+  std::vector<std::string> units = {};
   // From 0 to 1: this fraction of the grains (BatchOptions::grain) is computed again by another rank, after backward,
   // and compared to the bit. If bits differ, all ranks compute that grain again, and backward() throws Error on all
   // ranks. Its text names the rank that most others contradict. With two ranks a third opinion is missing: a rank is
@@ -106,7 +126,7 @@ class NoSync {
   bool before_;
 };
 
-// What `accumulate` uses with stages 2 and 3 of ZeRO (adds_up_parts()). While it lives, each backward() is of a part of
+// What `accumulate` uses from Sharded::gradients on (adds_up_parts()). While it lives, each backward() is of a part of
 // a step: it is averaged at once, and the averages add up with that of the next backward() without it. All ranks must
 // make as many. So no rank keeps gradients whole, as it does under NoSync; each part costs an exchange.
 class PartOfStep {
@@ -115,6 +135,20 @@ class PartOfStep {
   ~PartOfStep();
   PartOfStep(const PartOfStep&) = delete;
   PartOfStep& operator=(const PartOfStep&) = delete;
+
+ private:
+  std::shared_ptr<Replica> replica_;
+};
+
+// While one lives, every rank has all parameters of its net whole, and the module may be reached by `net->` and `*net`:
+// to evaluate, to save or to load weights. What is changed in the parameters is kept, if it is the same on all ranks.
+// All ranks must make it. Cost: an allgather of the parameters with Sharded::parameters, and nothing otherwise.
+class [[nodiscard]] Whole {
+ public:
+  explicit Whole(std::shared_ptr<Replica> replica);
+  ~Whole();
+  Whole(const Whole&) = delete;
+  Whole& operator=(const Whole&) = delete;
 
  private:
   std::shared_ptr<Replica> replica_;
@@ -141,7 +175,7 @@ class Replica : public std::enable_shared_from_this<Replica> {
   void backward_through(const std::function<void()>& compute, int64_t local_size = 0, int64_t global_size = 0,
                         int32_t mark = 0);
   NoSync no_sync();
-  bool adds_up_parts() const;  // see PartOfStep: whether a ShardedOptimizer of stage 2 or 3 averages
+  bool adds_up_parts() const;  // see PartOfStep
 
   // By grains: calls mean_of(grain) for each grain of this rank's part, ascending; it must give the mean loss of the
   // grain's samples. loss_by_grains() computes them all, and keeps their graphs for Loss::backward().
@@ -152,7 +186,7 @@ class Replica : public std::enable_shared_from_this<Replica> {
   // LibTorch's dropout); averages that do (a communication hook, none at all); backward_in_grains() with
   // check_arithmetic, since a pipeline's ranks hold some layers each; as Loss::backward() does.
   //
-  // With a ShardedOptimizer of stage 3 all ranks must compute the layers equally often. So a rank with fewer grains
+  // With Sharded::parameters all ranks must compute the layers equally often. So a rank with fewer grains
   // than another one calls mean_of() for stand-ins too, after its grains: for two samples, or one if a grain has one.
   // What that gives is dropped, and SampleScope::current()->place().again is true then. The module's buffers are then
   // as before. Throws Error also: a batch without samples, without Batch::like or with one that is not like x, y and
@@ -199,9 +233,11 @@ class Replica : public std::enable_shared_from_this<Replica> {
   std::vector<int64_t> learnt_order() const;
   void set_learnt_order(const std::vector<int64_t>& order);
 
-  // For lockstep's own ways to average. The replica averages by `averaging` from here on, in place of what it had.
-  void set_averaging(std::shared_ptr<Averaging> averaging);
-  Averaging* averaging() const { return averaging_.get(); }  // null: it does not average
+  Averaging* averaging() const { return averaging_.get(); }                // null: it does not average
+  const std::shared_ptr<ShardedNet>& sharded() const { return sharded_; }  // null: nothing is sharded
+
+  // Throws Error if the net is sharded, and neither a Whole lives nor a loss() is computed.
+  void check_module_is_open() const;
 
  private:
   friend class Loss;
@@ -209,6 +245,7 @@ class Replica : public std::enable_shared_from_this<Replica> {
   friend class PartOfStep;
   void refuse_loss_without_graph() const;
   void check_that_no_parameter_is_new() const;
+  void set_averaging(std::shared_ptr<Averaging> averaging);
   void check_targets(const at::Tensor& mean, int64_t samples, int64_t of_batch);
   void set_sync(bool sync);
   Batch checked_grains(const Batch& batch);
@@ -224,6 +261,7 @@ class Replica : public std::enable_shared_from_this<Replica> {
 
   const std::shared_ptr<torch::nn::Module> module_;
   Rank rank_;
+  std::shared_ptr<ShardedNet> sharded_;
   std::shared_ptr<Averaging> averaging_;
   std::unordered_set<const c10::TensorImpl*> parameters_;  // when the replica was made
   bool sync_ = true;
@@ -236,5 +274,8 @@ class Replica : public std::enable_shared_from_this<Replica> {
   std::unique_ptr<ArithmeticCheck> arithmetic_;  // null without check_arithmetic
   std::function<void()> computed_, averaged_;    // see watch_backwards(); empty: nobody watches
 };
+
+// What an Optimizer steps, for a net of one replica a rank.
+std::shared_ptr<TrainedNet> trained_net(const std::shared_ptr<Replica>& replica);
 
 }  // namespace lockstep

@@ -1,7 +1,7 @@
 // SplitModel: a torch::nn::Sequential that trains over all ranks of a run, split by data, layers and channels at once.
 //
 //   lockstep::SplitModel net(my_layers, rank, {.mesh = {.data = 2, .pipeline = 2}, .microbatches = 4});
-//   torch::optim::SGD sgd(net.parameters(), /*lr=*/0.1);
+//   lockstep::Optimizer sgd(net, torch::optim::SGDOptions(/*lr=*/0.1));
 //   for (auto& batch : lockstep::batches(train_set, {.size = 256}, net.mesh().data())) {
 //     sgd.zero_grad();
 //     net.forward_backward(batch, torch::nn::functional::cross_entropy);
@@ -50,10 +50,9 @@ class SplitModel {
 
   // The layers and slices that this rank holds, under the network's names.
   torch::nn::Sequential module() const { return module_; }
-  // For optimizers. Clip with lockstep's clip_grad_norm(net, max_norm). torch's clip_grad_norm_ would scale by the norm
-  // of this rank's part alone, and does not compile. With a list of one's own it does. Then the next
-  // forward_backward(), forward() or gather() throws an Error that says so, unless the gradients were set to zero in
-  // the meantime.
+  // An Optimizer of the net clips by the whole network's norm. torch's clip_grad_norm_ would scale by the norm of this
+  // rank's part alone, and does not compile. With a list of one's own it does. Then the next forward_backward(),
+  // forward() or gather() throws an Error that says so, unless the gradients were set to zero in the meantime.
   ParametersOfOneRank parameters() const { return ParametersOfOneRank(module_->parameters()); }
   DataParallel<torch::nn::SequentialImpl>& replicas() { return replicas_; }  // over the data axis
 
@@ -78,10 +77,14 @@ class SplitModel {
   // See PipelineStats; empty if no pipeline is used.
   std::optional<PipelineStats> pipeline_stats() const;
 
-  // For clip_grad_norm: all ranks have just scaled their gradients by one factor.
-  void note_gradients();
+  void train(bool on = true) { module_->train(on); }  // as of a torch::nn::Module, on every layer
+  void eval() { module_->eval(); }
+
+  Whole whole() const { return replicas_.whole(); }  // with DataParallelOptions::sharded
+  std::shared_ptr<TrainedNet> trained() const;       // for an Optimizer
 
  private:
+  class Trained;
   torch::Tensor whole_forward_backward(const Batch& batch, const Criterion& criterion);
   torch::Tensor output_of(const Batch& part);
   std::vector<torch::nn::Sequential> stages_of(const torch::nn::Sequential& net) const;
@@ -101,7 +104,7 @@ class SplitModel {
 
 namespace torch::nn::utils {
 
-// It would scale by the norm of one rank's part. Call lockstep::clip_grad_norm(net, max_norm).
+// It would scale by the norm of one rank's part. Take a lockstep::Optimizer, and StepOptions::clip.
 double clip_grad_norm_(const lockstep::ParametersOfOneRank& parameters, double max_norm, double norm_type = 2,
                        bool error_if_nonfinite = false) = delete;
 

@@ -1,0 +1,129 @@
+// Optimizer: the one way to change a net's parameters, wherever they lie: whole, in slices (ZeRO), in parts of a
+// network.
+//
+//   lockstep::DataParallel net(MyNet(), rank, {.sharded = lockstep::Sharded::gradients});
+//   lockstep::Optimizer adam(net, torch::optim::AdamOptions(1e-3));
+//   for (auto& batch : …) {
+//     adam.zero_grad();
+//     net.loss(batch, criterion).backward();
+//     adam.step({.clip = 1});
+//   }
+//
+// The parameters become those that an optimizer of LibTorch would give on one device; a parameter for which no rank had
+// a gradient is left alone, also by momentum and weight decay. Used by its rank's thread only. Cost: the optimizer's
+// own. In a sharded net each rank has 1 / ranks of its state and work, and step() ends in an allgather of the
+// parameters (not with Sharded::parameters).
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/optim/adagrad.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/optimizer.h>
+#include <torch/optim/rmsprop.h>
+#include <torch/optim/sgd.h>
+#include <lockstep/data_parallel/replica.hpp>
+
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <vector>
+
+namespace lockstep {
+
+class NetOptimizer;
+
+struct StepOptions {
+  // Gradients are scaled down so that their norm over all parameters of the network is at most this (Pascanu et al.
+  // 2013). Infinity: the norm is only computed. 0: neither.
+  double clip = 0;
+  // A step whose averaged gradients have a NaN or an infinity is not taken, on all ranks. On a GPU the host waits for
+  // the gradients.
+  bool skip_not_finite = false;
+};
+
+struct Step {
+  bool taken = true;
+  // The gradients' norm before the clipping: float64, on the rank's device, of the same bits on all ranks and in each
+  // layout with equal gradients. Undefined without StepOptions::clip, and if the step was not taken.
+  at::Tensor norm = {};
+};
+
+class Optimizer {
+ public:
+  using Groups = std::vector<torch::optim::OptimizerParamGroup>;
+  // Makes an optimizer of LibTorch, or one like it, of groups of tensors: parameters, or this rank's flat slices of
+  // them. A rank may have an empty group. Where the net is sharded, the optimizer must compute value by value, as those
+  // of LibTorch do: one that looks at a whole tensor's norm or shape would see the slice's.
+  using Make = std::function<std::unique_ptr<torch::optim::Optimizer>(Groups groups)>;
+  // Divides a module's parameters into groups that have options of their own, such as lockstep::decay_groups.
+  using Grouping = std::function<Groups(const torch::nn::Module& module)>;
+
+  // `net` is a DataParallel or a SplitModel, all of whose parameters it steps: in one group, or those of `grouping`.
+  // All ranks must make it alike. Throws Error if `make` gives nothing or an optimizer of other tensors, and if a
+  // parameter that needs a gradient is in no group or in two.
+  template <class Net>
+  Optimizer(Net& net, const Make& make, const Grouping& grouping = {}) : Optimizer(net.trained(), make, grouping) {}
+
+  // The same with LibTorch's optimizer of these options: an SGD, Adam, AdamW, Adagrad or RMSprop.
+  template <class Net>
+  Optimizer(Net& net, const torch::optim::SGDOptions& options, const Grouping& grouping = {})
+      : Optimizer(net, maker<torch::optim::SGD>(options), grouping) {}
+  template <class Net>
+  Optimizer(Net& net, const torch::optim::AdamOptions& options, const Grouping& grouping = {})
+      : Optimizer(net, maker<torch::optim::Adam>(options), grouping) {}
+  template <class Net>
+  Optimizer(Net& net, const torch::optim::AdamWOptions& options, const Grouping& grouping = {})
+      : Optimizer(net, maker<torch::optim::AdamW>(options), grouping) {}
+  template <class Net>
+  Optimizer(Net& net, const torch::optim::AdagradOptions& options, const Grouping& grouping = {})
+      : Optimizer(net, maker<torch::optim::Adagrad>(options), grouping) {}
+  template <class Net>
+  Optimizer(Net& net, const torch::optim::RMSpropOptions& options, const Grouping& grouping = {})
+      : Optimizer(net, maker<torch::optim::RMSprop>(options), grouping) {}
+
+  ~Optimizer();
+  Optimizer(const Optimizer&) = delete;
+  Optimizer& operator=(const Optimizer&) = delete;
+
+  // Gradients of several backward() calls add up until this or, in a sharded net, until step().
+  void zero_grad();
+
+  // Updates the parameters. All ranks must call it. Throws Error: a clip below 0; a sharded net without averaged
+  // gradients, as after backward() under no_sync() alone; a parameter that was frozen when the net was made and is so
+  // no longer; ranks whose optimizers have different options (compared in steps 1, 2, 4, 8, …); and as Rank's
+  // collectives do.
+  Step step(const StepOptions& options = {});
+
+  // LibTorch's optimizer of the parameters, or of this rank's slices, to look at its state. Only this class steps it.
+  const torch::optim::Optimizer& inner() const;
+
+  // The groups, for their options: set_weight_decay(adam.param_groups()[1], 0). All ranks must set the same.
+  std::vector<torch::optim::OptimizerParamGroup>& param_groups();
+  void set_lr(double lr);  // of all groups, from the next step on
+
+  // The averaged gradients that step() will use, to look at them or to change them: of the parameters, or of this
+  // rank's slices. A parameter that no rank used has none there. Throws Error as step() does.
+  std::vector<at::Tensor> gradients();
+
+  // Writes the whole optimizer as a safetensors file: state by name, as "exp_avg.fc1.weight", and the options of the
+  // groups. So any other layout and number of ranks, or one device, goes on from it with the same bits. load() replaces
+  // both. Parameters that are frozen now lose their state; those that have none in the file begin anew; a warning names
+  // either. All ranks must call them; rank 0 writes. Throws Error, before anything is changed, for a file that cannot
+  // be read or written, or that is of another network, of another kind of optimizer, or of other groups. Cost of
+  // save(): an allgather of the state where ranks have different parts of it.
+  void save(const std::filesystem::path& file);
+  void load(const std::filesystem::path& file);
+
+ private:
+  Optimizer(std::shared_ptr<TrainedNet> net, const Make& make, const Grouping& grouping);
+
+  template <class Kind, class Options>
+  static Make maker(const Options& options) {
+    return [options](Groups groups) { return std::make_unique<Kind>(std::move(groups), options); };
+  }
+
+  const std::unique_ptr<NetOptimizer> optimizer_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,249 @@
+#include "net_optimizer.hpp"
+
+#include <c10/core/GradMode.h>
+#include <lockstep/base/error.hpp>
+#include <lockstep/optim/optimizers.hpp>
+
+#include "averaged_gradients.hpp"
+#include "base/number_text.hpp"
+#include "io/checked_tensors.hpp"
+#include "optim/finite_sum.hpp"
+#include "optim/group_options.hpp"
+#include "optim/made_optimizer.hpp"
+#include "optim/optimizer_state.hpp"
+#include "ranks/gather.hpp"
+#include "ranks/rank_place.hpp"
+#include "sharded_state.hpp"
+
+#include <bit>
+#include <set>
+#include <utility>
+
+namespace lockstep {
+namespace {
+
+constexpr const char* kOptionsKey = "options";  // of the file's metadata
+
+Optimizer::Groups groups_of(const Replica& replica, const Optimizer::Grouping& grouping) {
+  if (grouping) return grouping(replica.module());
+  std::vector<at::Tensor> all;
+  for (const auto& [name, parameter] : parameters_of(replica.module())) all.push_back(parameter);
+  Optimizer::Groups groups;
+  groups.emplace_back(std::move(all));
+  return groups;
+}
+
+std::unique_ptr<torch::optim::Optimizer> made(const Replica& replica, const ShardedNet* sharded,
+                                              const Optimizer::Make& make, const Optimizer::Groups& groups,
+                                              const std::string& name) {
+  check_groups(groups, parameters_of(replica.module()), name);
+  const Optimizer::Groups here = sharded != nullptr ? sharded->sliced(groups) : groups;
+  return checked_optimizer(make(here), tensors_in(here), name, sharded != nullptr ? "slices" : "parameters");
+}
+
+void add_name(std::string& names, const std::string& name) {
+  names += (names.empty() ? "" : ", ") + name;
+}
+
+}  // namespace
+
+NetOptimizer::NetOptimizer(std::shared_ptr<TrainedNet> net, const Optimizer::Make& make,
+                           const Optimizer::Groups& groups, const std::string& owner)
+    : net_(std::move(net)),
+      sharded_(net_->replica()->sharded()),
+      name_(net_->replica()->rank().name() + ": " + owner),
+      inner_(made(*net_->replica(), sharded_.get(), make, groups, name_)) {
+  if (sharded_) sharded_->add_optimizer();
+}
+
+NetOptimizer::~NetOptimizer() {
+  if (sharded_) sharded_->remove_optimizer();
+}
+
+// ---- A step.
+
+void NetOptimizer::zero_grad(bool in_place) {
+  if (sharded_) return sharded_->reducer()->zero_grad();
+  for (auto& [name, parameter] : parameters_of(net_->replica()->module())) {
+    at::Tensor& gradient = parameter.mutable_grad();
+    if (in_place && gradient.defined()) {
+      gradient.zero_();
+    } else {
+      gradient.reset();
+    }
+  }
+}
+
+at::Tensor NetOptimizer::clip(double max_norm) {
+  return clip_gradients(*net_, max_norm);
+}
+
+void NetOptimizer::update() {
+  if (sharded_) return sharded_->update([this] { inner_->step(); });
+  inner_->step();
+}
+
+Step NetOptimizer::step(const StepOptions& options) {
+  if (!(options.clip >= 0)) {
+    throw Error(name_ + ": `clip`, the largest norm, is " + number_text(options.clip) +
+                "; it must be above 0, or 0: none");
+  }
+  if (std::has_single_bit(static_cast<uint64_t>(++steps_))) compare_options();
+  Step step;
+  if (options.skip_not_finite && !has_finite_gradients(*net_)) {
+    step.taken = false;
+    return step;
+  }
+  if (options.clip > 0) step.norm = clip(options.clip);
+  update();
+  return step;
+}
+
+// Ranks with other options would train networks that differ; or, where each updates its slice, one that nobody meant.
+void NetOptimizer::compare_options() const {
+  std::vector<Rank*> groups = net_->other_parts();
+  if (net_->replica()->rank().world_size() > 1) groups.push_back(&net_->replica()->rank());
+  const std::string mine = groups.empty() ? std::string() : options_text(*inner_);
+  for (Rank* const group : groups) {
+    const auto theirs = texts_of_all_ranks(mine, *group);
+    for (size_t other = 0; other < theirs.size(); ++other) {
+      if (theirs[other] == mine) continue;
+      throw Error(name_ + ": the ranks step with different options: here " + mine + ", at the group's rank " +
+                  std::to_string(other) + " " + theirs[other] +
+                  ". Set the same on all ranks; what follows from a loss must follow from Loss::global_item()");
+    }
+  }
+}
+
+std::vector<at::Tensor> NetOptimizer::gradients() const {
+  if (sharded_) return sharded_->reducer()->gradients();
+  std::vector<at::Tensor> parameters;
+  for (const auto& [name, parameter] : parameters_of(net_->replica()->module())) parameters.push_back(parameter);
+  return gradients_of(parameters);
+}
+
+// ---- Its state.
+
+io::NamedTensors NetOptimizer::state() {
+  Replica& replica = *net_->replica();
+  if (sharded_) return net_->joined(whole_state(*inner_, sharded_->buckets(), replica.rank()));
+  return net_->joined(optimizer_state(*inner_, parameters_of(replica.module())));
+}
+
+void NetOptimizer::load_state(const io::NamedTensors& state) {
+  const io::NamedTensors mine = without_frozen(net_->part_of(state));
+  if (sharded_) return load_slices_of_state(*inner_, sharded_->buckets(), mine);
+  load_optimizer_state(*inner_, parameters_of(net_->replica()->module()), mine);
+}
+
+// "exp_avg.fc1.weight" is of fc1.weight.
+std::string parameter_of_state(const std::string& name) {
+  return name.substr(std::min(name.size(), name.find('.') + 1));
+}
+
+io::NamedTensors NetOptimizer::without_frozen(const io::NamedTensors& state) const {
+  const Replica& replica = *net_->replica();
+  std::set<std::string> frozen;
+  for (const auto& [name, parameter] : parameters_of(replica.module())) {
+    if (!parameter.requires_grad()) frozen.insert(name);
+  }
+  io::NamedTensors kept;
+  std::string left_out;
+  for (const auto& [name, tensor] : state) {
+    if (!frozen.contains(parameter_of_state(name))) {
+      kept.emplace_back(name, tensor);
+    } else {
+      add_name(left_out, name);
+    }
+  }
+  if (!left_out.empty() && net_->replica()->rank().index() == 0)
+    comm::RankPlace::of(net_->replica()->rank())
+        .warn(name_ + ": state of parameters that are frozen now is left out: " + left_out);
+  return kept;
+}
+
+void NetOptimizer::tell_of_new_ones(const io::NamedTensors& state) const {
+  Rank& rank = net_->replica()->rank();
+  if (state.empty() || rank.index() != 0) return;
+  std::set<std::string> known;
+  for (const auto& [name, tensor] : state) known.insert(parameter_of_state(name));
+  std::string names;
+  for (const auto& [name, parameter] : parameters_of(net_->replica()->module())) {
+    if (parameter.requires_grad() && !known.contains(name)) add_name(names, name);
+  }
+  if (!names.empty())
+    comm::RankPlace::of(rank).warn(name_ + ": the file has no state of these parameters, which begin anew: " + names);
+}
+
+void NetOptimizer::save(const std::filesystem::path& file) {
+  const io::NamedTensors whole = state();
+  if (net_->is_first()) io::write_checked(file, whole, {{kOptionsKey, options_text(*inner_)}});
+}
+
+void NetOptimizer::load(const std::filesystem::path& file) {
+  io::load_checked(file, [&](const io::NamedTensors& state, const std::map<std::string, std::string>& metadata) {
+    const auto options = metadata.find(kOptionsKey);
+    const std::string before = options_text(*inner_);
+    if (options != metadata.end()) load_options(*inner_, options->second);  // a file of 0.1 has none
+    try {
+      load_state(state);
+    } catch (...) {
+      load_options(*inner_, before);
+      throw;
+    }
+    tell_of_new_ones(state);
+  });
+}
+
+std::vector<WatchedTensor> NetOptimizer::slices() const {
+  if (!sharded_) return {};
+  auto slices = watched_slices_of_state(*inner_, sharded_->buckets());
+  if (!sharded_->divides_parameters()) return slices;
+  for (auto& piece : watched_pieces(sharded_->buckets())) slices.push_back(std::move(piece));
+  return slices;
+}
+
+// ---- The public one.
+
+Optimizer::Optimizer(std::shared_ptr<TrainedNet> net, const Make& make, const Grouping& grouping)
+    : optimizer_(std::make_unique<NetOptimizer>(net, make, groups_of(*net->replica(), grouping), "Optimizer")) {}
+
+Optimizer::~Optimizer() = default;
+
+void Optimizer::zero_grad() {
+  optimizer_->zero_grad();
+}
+
+Step Optimizer::step(const StepOptions& options) {
+  return optimizer_->step(options);
+}
+
+const torch::optim::Optimizer& Optimizer::inner() const {
+  return optimizer_->inner();
+}
+
+std::vector<torch::optim::OptimizerParamGroup>& Optimizer::param_groups() {
+  return optimizer_->inner().param_groups();
+}
+
+void Optimizer::set_lr(double lr) {
+  set_learning_rate(optimizer_->inner(), lr);
+}
+
+std::vector<at::Tensor> Optimizer::gradients() {
+  std::vector<at::Tensor> gradients;
+  for (const auto& gradient : optimizer_->gradients()) {
+    if (gradient.defined()) gradients.push_back(gradient);
+  }
+  return gradients;
+}
+
+void Optimizer::save(const std::filesystem::path& file) {
+  optimizer_->save(file);
+}
+
+void Optimizer::load(const std::filesystem::path& file) {
+  optimizer_->load(file);
+}
+
+}  // namespace lockstep

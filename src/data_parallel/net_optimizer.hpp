@@ -1,0 +1,65 @@
+// NetOptimizer: an optimizer of LibTorch over the parameters of a net, whole or in slices. The public Optimizer is one,
+// and the trainer's Update has one.
+//
+// Used by its rank's thread only.
+#pragma once
+
+#include <torch/optim/optimizer.h>
+#include <lockstep/data_parallel/optimizer.hpp>
+
+#include "memory_watch.hpp"
+#include "sharded_net.hpp"
+#include "trained_net.hpp"
+
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace lockstep {
+
+class NetOptimizer {
+ public:
+  // Errors name `owner`: what the user calls it. The groups are of the replica's parameters.
+  NetOptimizer(std::shared_ptr<TrainedNet> net, const Optimizer::Make& make, const Optimizer::Groups& groups,
+               const std::string& owner);
+  ~NetOptimizer();
+  NetOptimizer(const NetOptimizer&) = delete;
+  NetOptimizer& operator=(const NetOptimizer&) = delete;
+
+  // Gradients become undefined; or with `in_place` zeros that stay where they are, unless the net is sharded.
+  void zero_grad(bool in_place = false);
+
+  at::Tensor clip(double max_norm);  // the norm before; nothing waits for a GPU
+  void update();                     // with the gradients as they are
+  Step step(const StepOptions& options);
+
+  // Throws Error on all ranks if their groups have different options.
+  void compare_options() const;
+
+  std::vector<at::Tensor> gradients() const;  // undefined for a parameter that no rank used
+
+  // The state of the whole network, by name, equal on all ranks; and back. All ranks must call them.
+  io::NamedTensors state();
+  void load_state(const io::NamedTensors& state);
+  void save(const std::filesystem::path& file);
+  void load(const std::filesystem::path& file);
+
+  torch::optim::Optimizer& inner() const { return *inner_; }  // of the slices, where the net is sharded
+  const std::shared_ptr<ShardedNet>& sharded() const { return sharded_; }
+
+  // What this rank alone has of a sharded net: its slices of the state, and with Sharded::parameters of these too.
+  std::vector<WatchedTensor> slices() const;
+
+ private:
+  io::NamedTensors without_frozen(const io::NamedTensors& state) const;
+  void tell_of_new_ones(const io::NamedTensors& state) const;
+
+  const std::shared_ptr<TrainedNet> net_;
+  const std::shared_ptr<ShardedNet> sharded_;  // null: every rank has whole parameters
+  const std::string name_;
+  const std::unique_ptr<torch::optim::Optimizer> inner_;
+  int64_t steps_ = 0;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,62 @@
+// ShardedNet: what a replica keeps of a net that is sharded (ZeRO): its slices of the parameters in flat memory, and
+// the reducer that gives it its slice of the averaged gradients. An Optimizer updates the slices.
+//
+// Used by its rank's thread only.
+#pragma once
+
+#include <torch/nn/module.h>
+#include <torch/optim/optimizer.h>
+#include <lockstep/data_parallel/replica.hpp>
+
+#include "ranks/trained_parameters.hpp"
+#include "sharded_parameters.hpp"
+#include "sharded_reducer.hpp"
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+namespace lockstep {
+
+class ShardedNet {
+ public:
+  // Moves the parameters that need a gradient into flat memory. Throws Error for options that do not go together, a
+  // module without such parameters, an elastic run, and from Sharded::gradients on for a SyncBatchNorm.
+  ShardedNet(torch::nn::Module& module, const Rank& rank, const DataParallelOptions& options);
+  ~ShardedNet();  // parameters that are not whole are gone
+  ShardedNet(const ShardedNet&) = delete;
+  ShardedNet& operator=(const ShardedNet&) = delete;
+
+  const std::shared_ptr<ShardedReducer>& reducer() const { return reducer_; }
+  const std::vector<ShardedBucket>& buckets() const { return buckets_; }
+  bool divides_parameters() const { return divided_ != nullptr; }
+
+  // The groups, with this rank's slices in the place of the parameters. A group may be empty.
+  std::vector<torch::optim::OptimizerParamGroup> sliced(
+      const std::vector<torch::optim::OptimizerParamGroup>& groups) const;
+
+  // Calls step(), which must update the slices by their gradients, and gathers the parameters, with
+  // Sharded::parameters when they are used. All ranks must call it.
+  void update(const std::function<void()>& step);
+
+  // From hold() to release() every rank has all parameters whole. They nest. All ranks must call hold().
+  void hold();
+  void release();
+  bool is_held() const { return holds_ > 0; }
+
+  // An Optimizer of the net comes and goes. A backward without one throws Error, since nobody else could step.
+  void add_optimizer() { ++optimizers_; }
+  void remove_optimizer() { --optimizers_; }
+  void check_optimizer() const;
+
+ private:
+  Rank rank_;
+  const TrainedParameters parameters_;
+  const std::vector<ShardedBucket> buckets_;
+  const std::shared_ptr<DividedParameters> divided_;  // null: every rank has the parameters whole
+  const std::shared_ptr<ShardedReducer> reducer_;
+  int holds_ = 0;
+  int optimizers_ = 0;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,41 @@
+// TrainedNet: what an Optimizer needs to know of a net: this rank's replica, and where other parameters of the network
+// lie. This class is that of a DataParallel, where each replica is the whole network; a net that is split derives one.
+#pragma once
+
+#include <lockstep/data_parallel/replica.hpp>
+
+#include "io/safetensors.hpp"
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace lockstep {
+
+class TrainedNet {
+ public:
+  explicit TrainedNet(std::shared_ptr<Replica> replica) : replica_(std::move(replica)) {}
+  virtual ~TrainedNet() = default;
+  TrainedNet(const TrainedNet&) = delete;
+  TrainedNet& operator=(const TrainedNet&) = delete;
+
+  const std::shared_ptr<Replica>& replica() const { return replica_; }
+
+  // Groups of ranks that hold other parameters of the network than this one.
+  virtual std::vector<Rank*> other_parts() { return {}; }
+  // Whether this rank's values of a parameter count in a norm. If several ranks hold the parameter, only one counts.
+  virtual bool counts(const std::string& /*parameter*/) { return true; }
+  virtual void scaled() {}  // the gradients of all ranks were scaled by one factor
+  virtual bool is_first() { return replica_->rank().index() == 0; }  // of all ranks that hold the network
+
+  // An optimizer's state, by the parameters' names: joined() gives the whole network's of this rank's, and part_of()
+  // the reverse. All ranks must call them.
+  virtual io::NamedTensors joined(io::NamedTensors state) { return state; }
+  virtual io::NamedTensors part_of(io::NamedTensors state) { return state; }
+
+ private:
+  const std::shared_ptr<Replica> replica_;
+};
+
+}  // namespace lockstep
