@@ -1,25 +1,29 @@
-// A sharded optimizer (ZeRO): with DataParallel every rank keeps all of the optimizer's state, and all gradients, and
-// they are the same on every rank. A ShardedOptimizer divides them among the ranks, and trains the same network.
+// A sharded net (ZeRO): with a plain DataParallel every rank keeps all of the optimizer's state, and all gradients, and
+// they are the same on every rank. By one option of the net they are shared out among the ranks, and the same network
+// is trained.
 //
-//   stage 1  each rank keeps, and updates with, its slice of the optimizer's state: Adam's is twice the parameters.
-//   stage 2  of the averaged gradients too.
-//   stage 3  of the parameters too. The rest is gathered when an operator is about to read it, and given back.
+//   Sharded::state       each rank keeps, and updates with, its slice of the optimizer's state: Adam's is twice the
+//                        parameters.
+//   Sharded::gradients   and of the averaged gradients.
+//   Sharded::parameters  and of the parameters. The rest is gathered when an operator is about to read it, and given
+//                        back.
 //
-// It sends as many bytes as DataParallel does, with stage 3 half as many again. lockstep train has --zero-stage.
+// It sends as many bytes as a plain DataParallel does, with Sharded::parameters half as many again. lockstep train has
+// --zero-stage.
 //
 //   example_06_sharded_optimizer
 //
 // Expected output, in double precision, so that the digits are the same on every machine (with CPU ranks, also where
-// there are GPUs). Bytes are those of a rank. Gradients are counted between backward and update: with stage 1 all of
-// them, and the averages of its slice; later the latter, and 32 bytes by which step() notices who changes .grad.
-// Parameters are counted after the update. Slices begin at whole lines of 64 values. (During backward stage 2 needs two
-// buckets more, of about bucket_bytes each, and stage 3 as much for parameters.)
+// there are GPUs). Bytes are those of a rank. Gradients are those that step() uses, and the memory that they lie in.
+// Parameters are counted after the update. Slices begin at whole lines of 64 values. (During backward each needs memory
+// of buckets too: with Sharded::state of all of them, which it keeps; with Sharded::gradients of two, and those that
+// have begun to fill; with Sharded::parameters of one, and of two for parameters.)
 //
-//   2 ranks, Adam on each   loss 0.092514  bytes of state 79936, gradients 39968, parameters 39968
-//   2 ranks, stage 1        loss 0.092514  bytes of state 40000, gradients 61440, parameters 40960
-//   2 ranks, stage 2        loss 0.092514  bytes of state 40000, gradients 20512, parameters 40960
-//   4 ranks, stage 2        loss 0.092514  bytes of state 19520, gradients 10272, parameters 40960
-//   4 ranks, stage 3        loss 0.092514  bytes of state 19520, gradients 10272, parameters 10240
+//   2 ranks, nothing        loss 0.092514  bytes of state 79936, gradients 39968, parameters 39968
+//   2 ranks, state          loss 0.092514  bytes of state 40000, gradients 20480, parameters 40960
+//   2 ranks, gradients      loss 0.092514  bytes of state 40000, gradients 20480, parameters 40960
+//   4 ranks, gradients      loss 0.092514  bytes of state 19520, gradients 10240, parameters 40960
+//   4 ranks, parameters     loss 0.092514  bytes of state 19520, gradients 10240, parameters 10240
 #include <lockstep/lockstep.hpp>
 
 #include <cstdio>
@@ -29,6 +33,7 @@
 namespace {
 
 using lockstep::Rank;
+using lockstep::Sharded;
 using torch::Tensor;
 using torch::nn::Linear;
 namespace F = torch::nn::functional;
@@ -59,7 +64,7 @@ lockstep::Dataset make_data() {
 }
 
 // Adam's two averages of every parameter that it has.
-size_t bytes_of_state(torch::optim::Optimizer& adam) {
+size_t bytes_of_state(const torch::optim::Optimizer& adam) {
   size_t bytes = 0;
   for (const auto& [parameter, state] : adam.state()) {
     const auto& averages = static_cast<const torch::optim::AdamParamState&>(*state);
@@ -79,46 +84,27 @@ size_t bytes_behind(const std::vector<Tensor>& tensors) {
   return bytes;
 }
 
-// `optimizer` is what a loop calls; `adam` is it, or has this rank's slices.
-template <class Optimizer>
-void train(const char* what, lockstep::DataParallel<Net>& net, Optimizer& optimizer, torch::optim::Optimizer& adam,
-           Rank& rank, const lockstep::Dataset& data) {
-  auto parameters = net->parameters();
-  for (const auto& slice : adam.param_groups()[0].params()) parameters.push_back(slice);
-  std::vector<Tensor> gradients;
+void train(const char* what, Sharded sharded, Rank& rank, const lockstep::Dataset& data) {
+  const auto module = make_net(rank);
+  lockstep::DataParallel net(module, rank, {.sharded = sharded});
+  lockstep::Optimizer adam(net, torch::optim::AdamOptions(/*lr=*/0.01));
   size_t bytes_of_gradients = 0;
   for (int epoch = 0; epoch < 10; ++epoch) {
     for (auto& batch : lockstep::batches(data, {.size = 64, .epoch = epoch}, rank)) {
-      optimizer.zero_grad();
+      adam.zero_grad();
       net.loss(batch, F::cross_entropy).backward();
-      gradients.clear();
-      for (const auto& parameter : parameters) gradients.push_back(parameter.grad());
-      bytes_of_gradients = bytes_behind(gradients);
-      optimizer.step();
+      bytes_of_gradients = bytes_behind(adam.gradients());
+      adam.step();
     }
   }
+  auto parameters = module->parameters();
+  for (const auto& slice : adam.inner().param_groups()[0].params()) parameters.push_back(slice);
   const size_t bytes_of_parameters = bytes_behind(parameters);
-  const double loss = F::cross_entropy(net(data.x), data.y).item<double>();  // with stage 3 all ranks must compute it
+  // With Sharded::parameters all ranks must compute it.
+  const double loss = F::cross_entropy(net(data.x), data.y).item<double>();
   if (rank.index() != 0) return;
   std::printf("%-22s  loss %.6f  bytes of state %5zu, gradients %5zu, parameters %5zu\n", what, loss,
-              bytes_of_state(adam), bytes_of_gradients, bytes_of_parameters);
-}
-
-std::unique_ptr<torch::optim::Optimizer> make_adam(std::vector<Tensor> parameters) {
-  return std::make_unique<torch::optim::Adam>(std::move(parameters), /*lr=*/0.01);
-}
-
-void whole(const char* what, Rank& rank, const lockstep::Dataset& data) {
-  lockstep::DataParallel net(make_net(rank), rank);
-  const auto adam = make_adam(net->parameters());
-  train(what, net, *adam, *adam, rank, data);
-}
-
-// Here make_adam is given this rank's slices. Between runs the whole state can be kept, by name: optimizer.state().
-void sharded(const char* what, int stage, Rank& rank, const lockstep::Dataset& data) {
-  lockstep::DataParallel net(make_net(rank), rank, {.average = false});
-  lockstep::ShardedOptimizer optimizer(net, make_adam, {.stage = stage});
-  train(what, net, optimizer, optimizer.optimizer(), rank, data);
+              bytes_of_state(adam.inner()), bytes_of_gradients, bytes_of_parameters);
 }
 
 }  // namespace
@@ -127,11 +113,11 @@ int main() try {
   lockstep::keep_freed_memory();
   const lockstep::Dataset data = make_data();
   const lockstep::Devices two(2, torch::kCPU), four(4, torch::kCPU);
-  lockstep::run(two, [&](Rank& rank) { whole("2 ranks, Adam on each", rank, data); });
-  lockstep::run(two, [&](Rank& rank) { sharded("2 ranks, stage 1", 1, rank, data); });
-  lockstep::run(two, [&](Rank& rank) { sharded("2 ranks, stage 2", 2, rank, data); });
-  lockstep::run(four, [&](Rank& rank) { sharded("4 ranks, stage 2", 2, rank, data); });
-  lockstep::run(four, [&](Rank& rank) { sharded("4 ranks, stage 3", 3, rank, data); });
+  lockstep::run(two, [&](Rank& rank) { train("2 ranks, nothing", Sharded::nothing, rank, data); });
+  lockstep::run(two, [&](Rank& rank) { train("2 ranks, state", Sharded::state, rank, data); });
+  lockstep::run(two, [&](Rank& rank) { train("2 ranks, gradients", Sharded::gradients, rank, data); });
+  lockstep::run(four, [&](Rank& rank) { train("4 ranks, gradients", Sharded::gradients, rank, data); });
+  lockstep::run(four, [&](Rank& rank) { train("4 ranks, parameters", Sharded::parameters, rank, data); });
 } catch (const lockstep::Error& error) {
   std::cerr << "error: " << error.what() << "\n";
   return 1;

@@ -3,9 +3,9 @@
 // run that never stopped.
 //
 // What a run goes on from is three things: the parameters and buffers, the optimizer's state, and how many epochs are
-// done. The last decides the order of the samples too, which depends on seed and epoch alone. All ranks are equal, so
-// rank 0 writes for all, and another number of ranks can go on. (save_optimizer() takes a ShardedOptimizer too, on all
-// ranks. A PowerSgdHook's errors() and queries() and a LocalSgd's momentum() are such state as well.)
+// done. The last decides the order of the samples too, which depends on seed and epoch alone. Rank 0 writes for all,
+// and another number of ranks can go on. (A PowerSgdHook's errors() and queries() and a LocalSgd's momentum() are such
+// state as well.)
 //
 // lockstep train keeps checkpoints by itself, also within an epoch, and has --resume.
 //
@@ -65,12 +65,14 @@ fs::path checkpoint(const fs::path& folder, int epochs_done) {
   return folder / ("epoch-" + std::to_string(epochs_done));
 }
 
-// It gets its name when all of it is written, so a run that is killed meanwhile leaves the checkpoint before it.
-void save(const fs::path& to, const Net& net, const torch::optim::Optimizer& sgd) {
+// It gets its name when all of it is written, so a run that is killed meanwhile leaves the checkpoint before it. All
+// ranks call it.
+void save(const fs::path& to, lockstep::DataParallel<Net>& net, lockstep::Optimizer& sgd, const Rank& rank) {
   const fs::path unfinished = to.string() + ".unfinished";
-  fs::create_directories(unfinished);
-  lockstep::save_weights(unfinished / "net.safetensors", net);  // Python's safetensors.torch.load_file reads it
-  lockstep::save_optimizer(unfinished / "sgd.safetensors", sgd, net);
+  if (rank.index() == 0) fs::create_directories(unfinished);
+  sgd.save(unfinished / "sgd.safetensors");  // rank 0 writes
+  if (rank.index() != 0) return;
+  lockstep::save_weights(unfinished / "net.safetensors", *net);  // Python's safetensors.torch.load_file reads it
   fs::rename(unfinished, to);
 }
 
@@ -79,8 +81,8 @@ void train(Rank& rank, const lockstep::Dataset& data, const fs::path& folder, in
   const fs::path last = checkpoint(folder, epochs_done);
   if (epochs_done > 0) lockstep::load_weights(last / "net.safetensors", *module);
   lockstep::DataParallel net(module, rank);
-  torch::optim::SGD sgd(net->parameters(), torch::optim::SGDOptions(/*lr=*/0.1).momentum(0.9));
-  if (epochs_done > 0) lockstep::load_optimizer(last / "sgd.safetensors", sgd, *net);
+  lockstep::Optimizer sgd(net, torch::optim::SGDOptions(/*lr=*/0.1).momentum(0.9));
+  if (epochs_done > 0) sgd.load(last / "sgd.safetensors");
 
   const lockstep::Dataset whole = data.to(rank.device());
   for (int epoch = epochs_done; epoch < epochs; ++epoch) {
@@ -89,8 +91,8 @@ void train(Rank& rank, const lockstep::Dataset& data, const fs::path& folder, in
       net.loss(batch, F::cross_entropy).backward();
       sgd.step();
     }
+    save(checkpoint(folder, epoch + 1), net, sgd, rank);
     if (rank.index() != 0) continue;
-    save(checkpoint(folder, epoch + 1), *net, sgd);
     const double loss = F::cross_entropy(net(whole.x), whole.y).item<double>();
     std::printf("epoch %d  loss %.6f\n", epoch + 1, loss);
   }

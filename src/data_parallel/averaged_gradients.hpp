@@ -23,8 +23,8 @@ std::vector<std::pair<std::string, at::Tensor>> averaged_gradients_of(Replica& r
 // numbers where ranks have different parts.
 at::Tensor clip_gradients(TrainedNet& net, double max_norm);
 
-// False if some rank has a number that is not finite in its averaged gradients, or in a .grad that was not averaged. A
-// sum beyond its type's range counts as infinite. Cost: one pass, and an allreduce of one number over each axis. On a
+// False if some rank has a number that is not finite in what averaged_gradients_of() gives. A sum beyond its type's
+// range counts as infinite. Cost: one pass, and an allreduce of one number over each axis. On a
 // GPU it waits for the gradients.
 bool has_finite_gradients(TrainedNet& net);
 

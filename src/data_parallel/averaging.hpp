@@ -1,5 +1,5 @@
-// Averaging: averages a replica's gradients over the ranks during its backward(). The Reducer is one, and a
-// ShardedOptimizer brings another.
+// Averaging: averages a replica's gradients over the ranks during its backward(). The Reducer is one; a net that is
+// sharded has another.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -46,7 +46,7 @@ DividedParameters::DividedParameters(std::vector<ShardedBucket> units, const Ran
 }
 
 DividedParameters::~DividedParameters() {
-  end("the ShardedOptimizer that divided these parameters among the ranks is gone");
+  end("the net that divided these parameters among the ranks is gone");
 }
 
 // ---- While operators run.

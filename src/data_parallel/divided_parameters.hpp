@@ -1,5 +1,5 @@
-// DividedParameters: parameters of which each rank keeps one slice, and which are whole only while they are used: what
-// a ShardedOptimizer of stage 3 trains.
+// DividedParameters: parameters of which each rank keeps one slice, and which are whole only while they are used, as
+// with Sharded::parameters.
 //
 // A unit is a ShardedBucket. It is gathered when an operator is about to read one of its parameters, in forward or in
 // backward (memory_on_demand.hpp), and given back when an operator reads another unit's.

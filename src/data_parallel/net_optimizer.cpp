@@ -7,7 +7,6 @@
 #include "averaged_gradients.hpp"
 #include "base/number_text.hpp"
 #include "io/checked_tensors.hpp"
-#include "optim/finite_sum.hpp"
 #include "optim/group_options.hpp"
 #include "optim/made_optimizer.hpp"
 #include "optim/optimizer_state.hpp"
@@ -116,10 +115,9 @@ void NetOptimizer::compare_options() const {
 }
 
 std::vector<at::Tensor> NetOptimizer::gradients() const {
-  if (sharded_) return sharded_->reducer()->gradients();
-  std::vector<at::Tensor> parameters;
-  for (const auto& [name, parameter] : parameters_of(net_->replica()->module())) parameters.push_back(parameter);
-  return gradients_of(parameters);
+  std::vector<at::Tensor> gradients;
+  for (const auto& [name, gradient] : averaged_gradients_of(*net_->replica())) gradients.push_back(gradient);
+  return gradients;
 }
 
 // ---- Its state.
@@ -231,11 +229,7 @@ void Optimizer::set_lr(double lr) {
 }
 
 std::vector<at::Tensor> Optimizer::gradients() {
-  std::vector<at::Tensor> gradients;
-  for (const auto& gradient : optimizer_->gradients()) {
-    if (gradient.defined()) gradients.push_back(gradient);
-  }
-  return gradients;
+  return optimizer_->gradients();
 }
 
 void Optimizer::save(const std::filesystem::path& file) {

@@ -34,10 +34,10 @@ class NetOptimizer {
   void update();                     // with the gradients as they are
   Step step(const StepOptions& options);
 
-  // Throws Error on all ranks if their groups have different options.
+  // Throws Error if ranks have groups with different options, on all ranks that see it. All ranks must call it.
   void compare_options() const;
 
-  std::vector<at::Tensor> gradients() const;  // undefined for a parameter that no rank used
+  std::vector<at::Tensor> gradients() const;  // see Optimizer
 
   // The state of the whole network, by name, equal on all ranks; and back. All ranks must call them.
   io::NamedTensors state();

@@ -57,7 +57,7 @@ Batch Replica::checked_grains(const Batch& batch) {
     if (batch.turns > 0 && averaging_->exchanges_in_forward()) {
       refuse(
           "the batch is a part by in_parts() of one without Batch::runs, so ranks may have unequal numbers of parts, "
-          "and with a ShardedOptimizer of stage 3 all must have as many; take batches()");
+          "and with Sharded::parameters all must have as many; take batches()");
     }
     whole.runs.push_back(0);
     for (int other = 0; other < rank_.world_size(); ++other) {
@@ -163,8 +163,9 @@ void Replica::backward_in_grains(const Batch& batch, const std::function<void()>
   const Batch part = checked_grains(batch);
   if (averaging_->exchanges_in_forward()) {
     throw Error(rank_.name() +
-                ": DataParallel: with a grain and a ShardedOptimizer of stage 3 all ranks must compute the layers "
-                "equally often, and a pipeline computes each rank's grains alone. Take stage 1 or 2, or no pipeline");
+                ": DataParallel: with a grain and Sharded::parameters all ranks must compute the layers equally often, "
+                "and a pipeline computes each rank's grains alone. Take Sharded::state or Sharded::gradients, or no "
+                "pipeline");
   }
   if (arithmetic_) {
     throw Error(rank_.name() +

@@ -1,4 +1,4 @@
-// Parameters in flat memory of which each rank owns one slice: what a ShardedOptimizer updates and gathers.
+// Parameters in flat memory of which each rank owns one slice: what the Optimizer of a sharded net updates.
 //
 // A bucket holds parameters of one type, one after the other. It ends in zeros that belong to no parameter, so that the
 // ranks' slices have equal length. Such zeros fill up each parameter's last line too. Buckets are the same on all

@@ -41,7 +41,7 @@ ShardedReducer::ShardedReducer(const std::vector<ShardedBucket>& buckets, const 
 // ---- Gradients and their memory.
 
 // All of it is sent, also what belongs to no parameter. So it begins as zeros. (Not zeros_like(): that is an operator
-// on the parameters, which stage 3 would gather.)
+// on the parameters, which Sharded::parameters would gather.)
 void ShardedReducer::take_memory(size_t index) {
   if (divided_) complete();
   Reduction& reduction = reductions_[index];
@@ -95,15 +95,6 @@ at::Tensor ShardedReducer::gradient_of(size_t slot) const {
   const auto& mine = places_[slot].piece;
   if (!slots_[slot].used || mine.size == 0) return {};
   return reductions_[slots_[slot].bucket].gradient.narrow(0, mine.in_slice, mine.size).variable_data();
-}
-
-std::vector<at::Tensor> ShardedReducer::gradients() {
-  const std::lock_guard lock(mutex_);
-  std::vector<at::Tensor> gradients;
-  for (size_t slot = 0; slot < slots_.size(); ++slot) {
-    if (places_[slot].piece.size > 0) gradients.push_back(gradient_of(slot));
-  }
-  return gradients;
 }
 
 std::vector<std::pair<std::string, at::Tensor>> ShardedReducer::slices() {
@@ -163,8 +154,8 @@ void ShardedReducer::rethrow_failure() const {
   if (divided_) divided_->rethrow_failure();
 }
 
-// With stage 2 this waits, inside backward, for the bucket before. Otherwise a rank that is far ahead of the others
-// would keep all of its gradients.
+// From Sharded::gradients on this waits, inside backward, for the bucket before. Otherwise a rank that is far ahead of
+// the others would keep all of its gradients.
 void ShardedReducer::post(size_t index) {
   if (!keeps_memory() && !open_.empty()) complete_oldest();
   const c10::AutoGradMode no_grad(false);

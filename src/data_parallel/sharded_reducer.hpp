@@ -2,11 +2,11 @@
 // bucket, while backward still computes others. Where the net is sharded it is in the place of the Reducer.
 //
 // A bucket's average is one reduce_scatter. A gradient moves into its bucket's flat memory as soon as it is there, so
-// that .grad is undefined after a backward. From stage 2 on that memory is freed once it is reduced. There a bucket is
-// posted only when the one before it is reduced, so that no more than these two are in memory, and those that have
-// begun to fill. Stage 3 does the same with DividedParameters: a bucket is a unit of these. There a bucket gets memory
-// only when those that were posted are reduced. Backward has computed a layer's gradients meanwhile, and one bucket is
-// in memory. Without overlap it waits for a bucket as soon as that is posted.
+// that .grad is undefined after a backward. From Sharded::gradients on that memory is freed once it is reduced. There a
+// bucket is posted only when the one before it is reduced, so that no more than these two are in memory, and those that
+// have begun to fill. With Sharded::parameters a bucket is a unit of DividedParameters. It gets memory only when those
+// that were posted are reduced. Backward has computed a layer's gradients meanwhile, and one bucket is in memory.
+// Without overlap it waits for a bucket as soon as that is posted.
 //
 // The averages' bits do not depend on the order of the buckets: a parameter stays at its place in its bucket.
 #pragma once
@@ -27,7 +27,7 @@ namespace lockstep {
 
 class ShardedReducer final : public GradientBuckets {
  public:
-  // `divided`: the parameters of stage 3, null for the others.
+  // `divided`: with Sharded::parameters these, else null.
   ShardedReducer(const std::vector<ShardedBucket>& buckets, const Rank& rank, const DataParallelOptions& options,
                  std::shared_ptr<DividedParameters> divided = nullptr);
 
@@ -41,14 +41,13 @@ class ShardedReducer final : public GradientBuckets {
   void zero_grad();
 
   // Gives the slices their gradients, for an update. Throws Error if nothing was averaged.
-  void use();                           // they are used up: the next backward begins anew
-  std::vector<at::Tensor> gradients();  // of this rank's pieces, in their order; undefined where no rank had one
+  void use();  // they are used up: the next backward begins anew
 
  private:
   struct Reduction {  // of a bucket
     ShardedBucket parameters;
     at::Tensor gradient;                       // of its slice
-    at::Tensor memory = {};                    // of all its gradients; from stage 2 on only while it has some
+    at::Tensor memory = {};                    // of all its gradients; but with Sharded::state only while it has some
     at::Tensor average = {};                   // where the reduction that is under way puts the slice's
     bool adds = false;                         // to what an earlier backward has left
     c10::intrusive_ptr<c10d::Work> work = {};  // null: nothing to wait for

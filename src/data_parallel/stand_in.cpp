@@ -54,8 +54,8 @@ Batch stand_in_for(const Batch& part, const Rank& rank) {
   if (part.size() == 0) {
     if (!part.like.x.defined()) {
       throw Error(rank.name() +
-                  ": DataParallel: this rank has no samples of the batch, and with a ShardedOptimizer of stage 3 all "
-                  "ranks compute the layers. It needs an example for that: take batches(), or give one sample in "
+                  ": DataParallel: this rank has no samples of the batch, and with Sharded::parameters all ranks "
+                  "compute the layers. It needs an example for that: take batches(), or give one sample in "
                   "Batch::like");
     }
     check_example(part, rank);

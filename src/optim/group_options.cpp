@@ -4,7 +4,9 @@
 #include <nlohmann/json.hpp>
 
 #include "archives.hpp"
+#include "base/number_text.hpp"
 
+#include <cmath>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -19,6 +21,7 @@ using torch::serialize::OutputArchive;
 json json_of(const c10::IValue& value) {
   if (value.isBool()) return value.toBool();
   if (value.isInt()) return value.toInt();
+  if (value.isDouble() && !std::isfinite(value.toDouble())) return number_text(value.toDouble());
   if (value.isDouble()) return value.toDouble();
   if (!value.isTuple()) return nullptr;
   json list = json::array();
@@ -30,6 +33,7 @@ c10::IValue value_of(const json& member) {
   if (member.is_boolean()) return member.get<bool>();
   if (member.is_number_integer()) return member.get<int64_t>();
   if (member.is_number()) return member.get<double>();
+  if (member.is_string()) return member == "nan" ? std::nan("") : member == "inf" ? HUGE_VAL : -HUGE_VAL;
   if (!member.is_array()) return {};
   std::vector<c10::IValue> elements;
   for (const json& element : member) elements.push_back(value_of(element));
@@ -65,8 +69,20 @@ std::unique_ptr<torch::optim::OptimizerOptions> with_members(const torch::optim:
   OutputArchive written;
   for (const auto& [name, value] : members.items()) written.write(name, value_of(value));
   InputArchive read = reread(written);
-  options->serialize(read);
+  try {
+    options->serialize(read);
+  } catch (const c10::Error&) {  // whose text speaks of LibTorch's own source
+    throw Error("the options are of another kind of optimizer: " + members.dump());
+  }
   return options;
+}
+
+json parsed(const std::string& text) {
+  try {
+    return json::parse(text);
+  } catch (const json::exception&) {
+    throw Error("its options are no JSON: " + text);
+  }
 }
 
 }  // namespace
@@ -78,7 +94,7 @@ std::string options_text(const torch::optim::Optimizer& optimizer) {
 }
 
 void load_options(torch::optim::Optimizer& optimizer, const std::string& text) {
-  const json groups = json::parse(text);
+  const json groups = parsed(text);
   auto& here = optimizer.param_groups();
   if (groups.size() != here.size()) {
     throw Error("the options are of " + std::to_string(groups.size()) +

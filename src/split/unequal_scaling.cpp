@@ -102,7 +102,7 @@ void UnequalScaling::check() {
        << "factors, from " << factors.lowest << " to " << factors.highest
        << ", and the weights are wrong from there on. "
        << "torch::nn::utils::clip_grad_norm_ does so, since it sees the norm of this rank's part alone. Clip with "
-       << "lockstep::clip_grad_norm(net, max_norm), whose norm is the whole network's";
+       << "a lockstep::Optimizer of the net, by step({.clip = max_norm}): its norm is the whole network's";
   throw Error(text.str());
 }
 

@@ -48,6 +48,7 @@ Update::Update(const TrainOptions& options, const SplitModel& net, const UpdateE
     average_.emplace(extras.ema_decay, divides_parameters() ? tensors_in(optimizer_.inner().param_groups())
                                                             : std::vector<at::Tensor>(net_.parameters()));
   }
+  optimizer_.compare_options();  // those of a Task's own optimizer may differ
   if (options.exchange.sync_every == 0) return;
   local_.emplace(net_.parameters(), net_.mesh().data(), local_sgd_options(options.exchange));
   // So that every optimizer has a state of every parameter, also of a rank that has had no samples yet.

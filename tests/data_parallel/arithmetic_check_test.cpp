@@ -5,7 +5,7 @@
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 #include <lockstep/data_parallel/data_parallel.hpp>
-#include <lockstep/data_parallel/sharded_optimizer.hpp>
+#include <lockstep/data_parallel/optimizer.hpp>
 #include <lockstep/devices/autocast.hpp>
 #include <lockstep/models/dropout.hpp>
 
@@ -13,10 +13,8 @@
 #include "support/tensor_bits.hpp"
 
 #include <atomic>
-#include <cmath>
 #include <functional>
 #include <limits>
-#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -150,17 +148,8 @@ Outcome train(const Job& job) {
       return Net();
     });
     if (job.fault) module->fault = [&](const SamplePlace& place) { return job.fault(rank.index(), place); };
-    DataParallel net(module, rank, {.average = job.zero == 0, .check_arithmetic = job.fraction});
-    std::unique_ptr<torch::optim::Optimizer> sgd;
-    std::optional<ShardedOptimizer> sharded;
-    const auto options = torch::optim::SGDOptions(0.1).momentum(0.9);
-    if (job.zero > 0) {
-      sharded.emplace(
-          net, [&](auto slices) { return std::make_unique<torch::optim::SGD>(slices, options); },
-          ShardedOptions{.stage = job.zero});
-    } else {
-      sgd = std::make_unique<torch::optim::SGD>(module->parameters(), options);
-    }
+    DataParallel net(module, rank, {.sharded = static_cast<Sharded>(job.zero), .check_arithmetic = job.fraction});
+    Optimizer sgd(net, torch::optim::SGDOptions(0.1).momentum(0.9));
     const auto mean_of = [&](const Batch& grain) {
       if (SampleScope::current()->place().again) ++again;
       return F::cross_entropy(net(grain.x), grain.y);
@@ -168,7 +157,7 @@ Outcome train(const Job& job) {
     int steps = 0;
     const auto step = [&](const Batch& batch) {
       if (++steps == 2 && job.before_second_step) job.before_second_step(*module, rank.index());
-      sharded ? sharded->zero_grad() : sgd->zero_grad();
+      sgd.zero_grad();
       const auto parts = batch.in_parts(job.parts);
       for (size_t part = 0; part < parts.size(); ++part) {
         std::optional<NoSync> more;
@@ -176,7 +165,7 @@ Outcome train(const Job& job) {
         job.by_function ? net.loss(parts[part], mean_of).backward()
                         : net.loss(parts[part], F::cross_entropy).backward();
       }
-      sharded ? sharded->step() : void(sgd->step());
+      sgd.step();
     };
     outcome.errors[static_cast<size_t>(rank.index())] = error_of([&] {
       for (int epoch = 0; epoch < 2; ++epoch) {

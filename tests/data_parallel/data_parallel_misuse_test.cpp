@@ -4,7 +4,7 @@
 #include <lockstep/base/error.hpp>
 #include <lockstep/data/data.hpp>
 #include <lockstep/data_parallel/data_parallel.hpp>
-#include <lockstep/data_parallel/sharded_optimizer.hpp>
+#include <lockstep/data_parallel/optimizer.hpp>
 
 #include "support/error_of.hpp"
 #include "support/test_devices.hpp"
@@ -21,7 +21,9 @@ namespace data_parallel_misuse_test {
 
 using lockstep::Batch;
 using lockstep::DataParallel;
+using lockstep::Optimizer;
 using lockstep::Rank;
+using lockstep::Sharded;
 using testing::AllOf;
 using testing::Each;
 using testing::HasSubstr;
@@ -51,7 +53,11 @@ std::vector<Batch> halves_of_part(const Rank& rank) {
   return part.in_parts(2);
 }
 
-const auto kSgd = [](auto slices) { return std::make_unique<torch::optim::SGD>(slices, 0.1); };
+const torch::optim::SGDOptions kSgd(0.1);
+
+lockstep::DataParallelOptions options_of(bool sharded) {
+  return {.sharded = sharded ? Sharded::state : Sharded::nothing};
+}
 
 TEST(DataParallelMisuse, ParametersThatLieOtherwiseInMemoryAreRefusedOnAllRanks) {
   EXPECT_THAT(errors_of(2,
@@ -70,12 +76,8 @@ TEST(DataParallelMisuse, ParametersThatLieOtherwiseInMemoryAreRefusedOnAllRanks)
 TEST(DataParallelMisuse, BatchesThatWereNotSplitAreRefusedOnAllRanks) {
   for (const bool sharded : {false, true}) {
     const auto errors = errors_of(2, [&](Rank& rank) {
-      DataParallel net(torch::nn::Linear(6, 3), rank);
-      std::unique_ptr<lockstep::ShardedOptimizer> optimizer;
-      if (sharded) {
-        optimizer = std::make_unique<lockstep::ShardedOptimizer>(
-            net, [](auto slices) { return std::make_unique<torch::optim::SGD>(slices, 0.1); });
-      }
+      DataParallel net(torch::nn::Linear(6, 3), rank, options_of(sharded));
+      const Optimizer optimizer(net, kSgd);
       for (auto& batch : lockstep::batches(data, {.size = 4})) net.loss(batch, F::cross_entropy).backward();
     });
     EXPECT_THAT(errors, Each(AllOf(HasSubstr("have 8 samples together, but their global batch 4"),
@@ -128,9 +130,8 @@ TEST(DataParallelMisuse, BatchesInAnotherOrderAreRefusedOnAllRanks) {
   for (const int world : {2, 3}) {
     for (const auto& [what, change] : others) {
       const auto errors = errors_of(world, [&, &change = change](Rank& rank) {
-        DataParallel net(torch::nn::Linear(6, 3), rank);
-        std::unique_ptr<lockstep::ShardedOptimizer> optimizer;
-        if (world == 3) optimizer = std::make_unique<lockstep::ShardedOptimizer>(net, kSgd);
+        DataParallel net(torch::nn::Linear(6, 3), rank, options_of(world == 3));
+        const Optimizer optimizer(net, kSgd);
         lockstep::BatchOptions options{.size = 4};
         if (rank.index() == 1) change(options);
         for (auto& batch : lockstep::batches(data, options, rank)) net.loss(batch, F::cross_entropy).backward();
@@ -197,52 +198,36 @@ TEST(DataParallelMisuse, NorArePartsOfSeveralBatches) {
 TEST(DataParallelMisuse, WeightsAndGradientsThatAreNotNumbersHaveNotChanged) {
   for (const int stage : {0, 1, 2}) {
     const auto errors = errors_of(2, [&](Rank& rank) {
-      DataParallel net(torch::nn::Linear(6, 3), rank);
-      std::unique_ptr<lockstep::ShardedOptimizer> optimizer;
-      if (stage > 0)
-        optimizer = std::make_unique<lockstep::ShardedOptimizer>(net, kSgd, lockstep::ShardedOptions{stage});
-      for (auto& parameter : net->parameters()) parameter.data().fill_(std::nan(""));
+      torch::nn::Linear module(6, 3);
+      DataParallel net(module, rank, {.sharded = static_cast<Sharded>(stage)});
+      Optimizer optimizer(net, kSgd);
+      for (auto& parameter : module->parameters()) parameter.data().fill_(std::nan(""));
       const auto parts = halves_of_part(rank);
       {
         const auto guard = net.no_sync();
         net.loss(parts.at(0), F::cross_entropy).backward();
       }
       net.loss(parts.at(1), F::cross_entropy).backward();
-      if (optimizer) optimizer->step();
+      optimizer.step();
     });
     EXPECT_THAT(errors, Each("(no error)")) << stage;
   }
 }
 
-// Beside a gradient that is no number.
-TEST(DataParallelMisuse, AClippedGradientIsSeenBesideOneThatIsNoNumber) {
-  const auto errors = errors_of(2, [](Rank& rank) {
-    DataParallel net(torch::nn::Linear(6, 3), rank);
-    lockstep::ShardedOptimizer optimizer(net, kSgd, {.stage = 1});
-    net.backward_through([&] {
-      net->bias.mutable_grad() = torch::tensor({1.0F, NAN, 2.0F});
-      net->weight.mutable_grad() = torch::ones({3, 6});
-    });
-    torch::nn::utils::clip_grad_value_(net->parameters(), 0.5);
-    optimizer.step();
-  });
-  EXPECT_THAT(errors, Each(HasSubstr(".grad was changed between backward() and step()")));
-}
-
-// An optimizer of one's own beside the sharded one steps with what is in .grad.
+// An optimizer of one's own, of the module's own pointer, steps with what is in .grad.
 TEST(DataParallelMisuse, StepsWithGradientsThatWereNotAveragedAreRefused) {
   for (const std::string how :
        {"tensor", "no_sync", "no_sync that lives on", "tensor beside stage 1", "no_sync beside stage 2"}) {
     for (const std::string then : {"forward", "backward"}) {
       if (how == "no_sync that lives on" && then == "backward") continue;  // its forward comes first
       const auto errors = errors_of(2, [&](Rank& rank) {
-        DataParallel net(torch::nn::Linear(6, 3), rank);
-        std::unique_ptr<lockstep::ShardedOptimizer> optimizer;
-        if (how.find("stage") != std::string::npos) {
-          optimizer = std::make_unique<lockstep::ShardedOptimizer>(
-              net, kSgd, lockstep::ShardedOptions{how.ends_with("1") ? 1 : 2});
-        }
-        torch::optim::SGD sgd(net->parameters(), 0.1);
+        torch::nn::Linear module(6, 3);
+        DataParallel net(module, rank,
+                         {.sharded = how.ends_with("1")   ? Sharded::state
+                                     : how.ends_with("2") ? Sharded::gradients
+                                                          : Sharded::nothing});
+        const Optimizer optimizer(net, kSgd);
+        torch::optim::SGD sgd(module->parameters(), 0.1);
         const Batch batch = part_of_batch(rank);
         std::optional<lockstep::NoSync> guard;
         if (how.starts_with("tensor")) {
@@ -309,11 +294,11 @@ TORCH_MODULE(Growing);
 TEST(DataParallelMisuse, ALayerThatIsRegisteredLaterIsRefused) {
   for (const bool sharded : {false, true}) {
     const auto errors = errors_of(2, [&](Rank& rank) {
-      DataParallel net(Growing(), rank);
-      std::unique_ptr<lockstep::ShardedOptimizer> optimizer;
-      if (sharded) optimizer = std::make_unique<lockstep::ShardedOptimizer>(net, kSgd);
+      Growing module;
+      DataParallel net(module, rank, options_of(sharded));
+      const Optimizer optimizer(net, kSgd);
       for (int step = 0; step < 3; ++step) net.loss(part_of_batch(rank), F::cross_entropy).backward();
-      net->second = net->register_module("second", torch::nn::Linear(3, 3));
+      module->second = module->register_module("second", torch::nn::Linear(3, 3));
       net.loss(part_of_batch(rank), F::cross_entropy).backward();
     });
     EXPECT_THAT(errors, Each(AllOf(HasSubstr("DataParallel: second.weight was registered after this DataParallel"),
@@ -343,22 +328,23 @@ TEST(DataParallelMisuse, EqualShapesUnderOtherNamesAreRefused) {
 
 TEST(DataParallelMisuse, AnOptimizerOfOtherTensorsThanItsSlicesIsRefused) {
   const auto errors = errors_of(2, [](Rank& rank) {
-    DataParallel net(torch::nn::Linear(6, 3), rank);
-    lockstep::ShardedOptimizer optimizer(
-        net, [&](auto) { return std::make_unique<torch::optim::SGD>(net->parameters(), 0.1); });
+    torch::nn::Linear module(6, 3);
+    DataParallel net(module, rank, options_of(true));
+    Optimizer(net, [&](const auto&) { return std::make_unique<torch::optim::SGD>(module->parameters(), 0.1); });
   });
-  EXPECT_THAT(errors, Each(AllOf(HasSubstr("ShardedOptimizer: the factory's optimizer has 2 tensors that are none of"),
+  EXPECT_THAT(errors, Each(AllOf(HasSubstr("Optimizer: the factory's optimizer has 2 tensors that are none of the sl"),
                                  HasSubstr("not of net->parameters()"))));
-  const auto without = errors_of(2, [](Rank& rank) {
-    DataParallel net(torch::nn::Linear(100, 100), rank);
-    lockstep::ShardedOptimizer optimizer(net,
-                                         [](auto slices) {
-                                           return std::make_unique<torch::optim::SGD>(
-                                               std::vector<Tensor>(slices.begin() + 1, slices.end()), 0.1);
-                                         },
-                                         {.bucket_bytes = 1});
-  });
-  EXPECT_THAT(without, Each(HasSubstr("has 1 of the 2 slices")));
+  for (const bool sharded : {false, true}) {
+    const auto without = errors_of(2, [&](Rank& rank) {
+      DataParallel net(torch::nn::Linear(100, 100), rank,
+                       {.bucket_bytes = 1, .sharded = sharded ? Sharded::state : Sharded::nothing});
+      Optimizer(net, [](Optimizer::Groups groups) {
+        groups.front().params().pop_back();
+        return std::make_unique<torch::optim::SGD>(groups, 0.1);
+      });
+    });
+    EXPECT_THAT(without, Each(HasSubstr(sharded ? "has 1 of the 2 slices" : "has 1 of the 2 parameters")));
+  }
 }
 
 TEST(DataParallelMisuse, AParameterThatOneRankHasFrozenIsNamed) {
@@ -375,10 +361,10 @@ TEST(DataParallelMisuse, AParameterThatOneRankHasFrozenIsNamed) {
 TEST(DataParallelMisuse, ANetThatGetsAnotherTypeLaterIsRefused) {
   for (const bool sharded : {false, true}) {
     const auto errors = errors_of(2, [&](Rank& rank) {
-      DataParallel net(torch::nn::Linear(6, 3), rank);
-      std::unique_ptr<lockstep::ShardedOptimizer> optimizer;
-      if (sharded) optimizer = std::make_unique<lockstep::ShardedOptimizer>(net, kSgd);
-      net->to(torch::kDouble);
+      torch::nn::Linear module(6, 3);
+      DataParallel net(module, rank, options_of(sharded));
+      const Optimizer optimizer(net, kSgd);
+      module->to(torch::kDouble);
       net.backward_through([] {});
     });
     EXPECT_THAT(errors, Each(AllOf(HasSubstr(" was Float when this was made, and is Double now"),
@@ -421,9 +407,8 @@ TEST(DataParallelMisuse, ABackwardThatOneRankForgetsIsNamed) {
     for (const bool goes_on : {false, true}) {
       const std::string error = lockstep::error_of([&] {
         lockstep::run(lockstep::test_devices(2), [&](Rank& rank) {
-          DataParallel net(torch::nn::Linear(6, 3), rank);
-          std::unique_ptr<lockstep::ShardedOptimizer> optimizer;
-          if (sharded) optimizer = std::make_unique<lockstep::ShardedOptimizer>(net, kSgd);
+          DataParallel net(torch::nn::Linear(6, 3), rank, options_of(sharded));
+          const Optimizer optimizer(net, kSgd);
           for (int step = 1; step <= 3; ++step) {
             auto loss = net.loss(part_of_batch(rank), F::cross_entropy);
             if (step < 3 || rank.index() == 0) loss.backward();

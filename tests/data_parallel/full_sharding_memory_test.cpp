@@ -1,9 +1,9 @@
 // Labels: concurrency
-// What a rank of a ShardedOptimizer of stage 3 holds at a time, and so when its units are gathered and reduced.
+// What a rank of a net with divided parameters holds at a time, and so when its units are gathered and reduced.
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 #include <lockstep/data_parallel/data_parallel.hpp>
-#include <lockstep/data_parallel/sharded_optimizer.hpp>
+#include <lockstep/data_parallel/optimizer.hpp>
 
 #include "data_parallel/parameter_units.hpp"
 #include "devices/memory_meter.hpp"
@@ -26,10 +26,6 @@ namespace F = torch::nn::functional;
 namespace nn = torch::nn;
 namespace optim = torch::optim;
 
-std::unique_ptr<optim::Optimizer> make_sgd(const std::vector<Tensor>& parameters) {
-  return std::make_unique<optim::SGD>(parameters, optim::SGDOptions(0.1));
-}
-
 constexpr int kLayers = 32;
 constexpr int64_t kWidth = 128, kLayerBytes = kWidth * kWidth * 4;
 
@@ -51,9 +47,9 @@ TEST(FullShardingMemory, ARankHasItsSliceOfEverythingAndAFewUnits) {
       const int64_t of_unit = (rank.world_size() > 2 ? 1 : 2) * kLayerBytes, rest = kLayerBytes / 2;  // activations
       for (const bool overlap : {false, true}) {
         MemoryMeter meter;
-        DataParallel net(many_layers(), rank, {.average = false});
-        const auto make = [](const auto& slices) { return std::make_unique<optim::AdamW>(slices); };
-        ShardedOptimizer adam(net, make, {.stage = 3, .overlap = overlap});
+        const auto layers = many_layers();
+        DataParallel net(layers, rank, {.overlap = overlap, .sharded = Sharded::parameters});
+        Optimizer adam(net, optim::AdamWOptions());
         const int64_t slices = (kLayers * kLayerBytes + rank.world_size() - 1) / rank.world_size();
         const int64_t slack = kLayers * 64 * 4;            // slices are whole lines
         EXPECT_LE(meter.current(), 2 * (slices + slack));  // parameters and gradients
@@ -67,9 +63,9 @@ TEST(FullShardingMemory, ARankHasItsSliceOfEverythingAndAFewUnits) {
         EXPECT_LE(meter.peak(), 4 * (slices + slack) + units + rest) << overlap;
         EXPECT_GE(meter.peak(), 4 * slices + units - of_unit) << overlap;
         EXPECT_LE(meter.current(), 4 * (slices + slack) + rest);
-        for (const auto& parameter : net->parameters()) EXPECT_EQ(parameter.storage().nbytes(), 0u);
-        const auto whole = adam.whole();
-        for (const auto& parameter : net->parameters()) EXPECT_GE(parameter.storage().nbytes(), parameter.nbytes());
+        for (const auto& parameter : layers->parameters()) EXPECT_EQ(parameter.storage().nbytes(), 0u);
+        const auto whole = net.whole();
+        for (const auto& parameter : layers->parameters()) EXPECT_GE(parameter.storage().nbytes(), parameter.nbytes());
       }
     });
   }
@@ -82,9 +78,8 @@ TEST(FullShardingMemory, WithAGrainARankHasSumsOfWholeGradientsWhereItHasSeveral
     run(test_devices(2), [&](Rank& rank) {
       constexpr int64_t of_unit = 2 * kLayerBytes, whole = kLayers * kLayerBytes, rest = kLayerBytes;
       MemoryMeter meter;
-      DataParallel net(many_layers(), rank, {.average = false});
-      const auto make = [](const auto& slices) { return std::make_unique<optim::AdamW>(slices); };
-      ShardedOptimizer adam(net, make, {.stage = 3});
+      DataParallel net(many_layers(), rank, {.sharded = Sharded::parameters});
+      Optimizer adam(net, optim::AdamWOptions());
       const int64_t grains = 2 * grains_of_each;
       const Dataset data{torch::ones({grains, kWidth}), torch::zeros({grains}, torch::kLong)};
       int64_t at_rest = 0;
@@ -107,7 +102,7 @@ TEST(FullShardingMemory, WithAGrainARankHasSumsOfWholeGradientsWhereItHasSeveral
 }
 
 // How many parameters each unit has.
-std::vector<size_t> unit_sizes(const std::vector<int64_t>& widths, const ShardedOptions& options = {.stage = 3},
+std::vector<size_t> unit_sizes(const std::vector<int64_t>& widths, const DataParallelOptions& options = {},
                                int ranks = 1) {
   nn::Sequential layers;
   for (const int64_t width : widths) layers->push_back(nn::Linear(nn::LinearOptions(width, 256).bias(width != 256)));
@@ -124,14 +119,14 @@ std::vector<size_t> unit_sizes(const std::vector<int64_t>& widths, const Sharded
 TEST(FullShardingMemory, UnitsAreSmallBesideTheNetAndNotTooSmall) {
   const std::vector<int64_t> equal(32, 256);
   EXPECT_EQ(unit_sizes(equal), std::vector<size_t>(16, 2));
-  EXPECT_EQ(unit_sizes(equal, {.stage = 3, .bucket_bytes = 3 * 256 << 10}), std::vector<size_t>(16, 2));
-  EXPECT_EQ(unit_sizes(equal, {.stage = 3, .bucket_bytes = 300 << 10}), std::vector<size_t>(32, 1));
-  EXPECT_EQ(unit_sizes(equal, {.stage = 3}, 2), std::vector<size_t>(16, 2));
-  EXPECT_EQ(unit_sizes(equal, {.stage = 3}, 4), std::vector<size_t>(32, 1));  // small beside a rank's slice
-  EXPECT_THAT(unit_sizes({20, 20, 20, 20, 20}), ElementsAre(8, 2));           // 64 KiB at least
-  EXPECT_THAT(unit_sizes({256, 8, 256, 8, 8, 256}), ElementsAre(1, 3, 5));    // small ones go with what follows
-  EXPECT_THAT(unit_sizes({20, 20, 20}, {.stage = 3, .bucket_bytes = 1}), ElementsAre(2, 2, 2));
-  EXPECT_THAT(unit_sizes({20, 20, 20, 20, 20}, {.stage = 3, .units = {"1"}}), ElementsAre(2, 2, 6));
+  EXPECT_EQ(unit_sizes(equal, {.bucket_bytes = 3 * 256 << 10}), std::vector<size_t>(16, 2));
+  EXPECT_EQ(unit_sizes(equal, {.bucket_bytes = 300 << 10}), std::vector<size_t>(32, 1));
+  EXPECT_EQ(unit_sizes(equal, {}, 2), std::vector<size_t>(16, 2));
+  EXPECT_EQ(unit_sizes(equal, {}, 4), std::vector<size_t>(32, 1));          // small beside a rank's slice
+  EXPECT_THAT(unit_sizes({20, 20, 20, 20, 20}), ElementsAre(8, 2));         // 64 KiB at least
+  EXPECT_THAT(unit_sizes({256, 8, 256, 8, 8, 256}), ElementsAre(1, 3, 5));  // small ones go with what follows
+  EXPECT_THAT(unit_sizes({20, 20, 20}, {.bucket_bytes = 1}), ElementsAre(2, 2, 2));
+  EXPECT_THAT(unit_sizes({20, 20, 20, 20, 20}, {.units = {"1"}}), ElementsAre(2, 2, 6));
 }
 
 TEST(FullShardingMemory, GathersAheadAndReducesWhileBackwardComputes) {
@@ -148,8 +143,8 @@ TEST(FullShardingMemory, GathersAheadAndReducesWhileBackwardComputes) {
           return x;
         }));
       }
-      DataParallel net(layers, counting, {.average = false});
-      ShardedOptimizer sgd(net, make_sgd, {.stage = 3, .bucket_bytes = 1, .overlap = overlap});
+      DataParallel net(layers, counting, {.bucket_bytes = 1, .overlap = overlap, .sharded = Sharded::parameters});
+      Optimizer sgd(net, optim::SGDOptions(0.1));
       for (int step = 0; step < 3; ++step) {
         calls->clear();
         gathered.clear();
@@ -179,8 +174,8 @@ TEST(FullShardingMemory, DoesNotGatherAheadWhatWouldTakeTooMuchMemory) {
         return x;
       }));
     }
-    DataParallel net(layers, counting, {.average = false});
-    ShardedOptimizer sgd(net, make_sgd, {.stage = 3, .bucket_bytes = 1});
+    DataParallel net(layers, counting, {.bucket_bytes = 1, .sharded = Sharded::parameters});
+    Optimizer sgd(net, optim::SGDOptions(0.1));
     for (int step = 0; step < 3; ++step) {
       calls->clear();
       gathered.clear();

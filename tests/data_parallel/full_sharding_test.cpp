@@ -1,13 +1,12 @@
 // Labels: concurrency
-// A ShardedOptimizer of stage 3 over 1 to 4 CPU ranks: against LibTorch on one device, and DataParallel on the same
+// A net with divided parameters over 1 to 4 CPU ranks: against LibTorch on one device, and whole parameters on the same
 // ranks; and what it refuses.
 #include <ATen/CPUGeneratorImpl.h>
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 #include <lockstep/data_parallel/check_replicas.hpp>
 #include <lockstep/data_parallel/data_parallel.hpp>
-#include <lockstep/data_parallel/optimizer_checkpoint.hpp>
-#include <lockstep/data_parallel/sharded_optimizer.hpp>
+#include <lockstep/data_parallel/optimizer.hpp>
 #include <lockstep/data_parallel/sync_batch_norm.hpp>
 #include <lockstep/devices/memory_format.hpp>
 #include <lockstep/models/conv_relu_pool.hpp>
@@ -22,7 +21,6 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -46,12 +44,12 @@ INSTANTIATE_TEST_SUITE_P(Sizes, FullShardingWorlds, testing::Values(1, 2, 3, 4),
 // For float64. The mean of a float32 parameter is a factor in the net below, and CUDA rounds that mean otherwise.
 const double kSame = on_real_gpus() ? 1e-6 : 1e-10;
 
-std::unique_ptr<optim::Optimizer> make_sgd(const std::vector<Tensor>& parameters) {
-  return std::make_unique<optim::SGD>(parameters, optim::SGDOptions(0.1).momentum(0.9).nesterov(true));
+std::unique_ptr<optim::Optimizer> make_sgd(const Optimizer::Groups& groups) {
+  return std::make_unique<optim::SGD>(groups, optim::SGDOptions(0.1).momentum(0.9).nesterov(true));
 }
 
-std::unique_ptr<optim::Optimizer> make_adam_w(const std::vector<Tensor>& parameters) {
-  return std::make_unique<optim::AdamW>(parameters, optim::AdamWOptions(0.01).weight_decay(0.1).amsgrad(true));
+std::unique_ptr<optim::Optimizer> make_adam_w(const Optimizer::Groups& groups) {
+  return std::make_unique<optim::AdamW>(groups, optim::AdamWOptions(0.01).weight_decay(0.1).amsgrad(true));
 }
 
 // Of modules that know nothing of units: tied weights, which are used at both ends; a parameter that nothing uses, and
@@ -116,6 +114,10 @@ std::vector<Tensor> trained_parameters(const nn::Module& net) {
   return trained;
 }
 
+Optimizer::Groups in_one_group(const nn::Module& net) {
+  return {optim::OptimizerParamGroup(trained_parameters(net))};
+}
+
 // On one device, from step `begin` to before `end`.
 void train_whole(Tied& net, optim::Optimizer& optimizer, const std::vector<Batch>& batches, size_t begin, size_t end) {
   for (size_t step = begin; step < end; ++step) {
@@ -125,7 +127,7 @@ void train_whole(Tied& net, optim::Optimizer& optimizer, const std::vector<Batch
   }
 }
 
-void train(DataParallel<TiedImpl>& net, ShardedOptimizer& optimizer, const std::vector<Batch>& batches, Rank& rank,
+void train(DataParallel<TiedImpl>& net, Optimizer& optimizer, const std::vector<Batch>& batches, Rank& rank,
            size_t begin, size_t end) {
   for (size_t step = begin; step < end; ++step) {
     optimizer.zero_grad();
@@ -144,26 +146,27 @@ void expect_trained_alike(const nn::Module& net, const nn::Module& expected, Ran
 }
 
 // Runs of modules, units by hand, and units that are cut wherever a module ends.
-std::vector<ShardedOptions> ways() {
-  return {{.stage = 3},
-          {.stage = 3, .bucket_bytes = 1},
-          {.stage = 3, .bucket_bytes = 600, .overlap = false},
-          {.stage = 3, .bucket_bytes = 1, .units = {"blocks.0", "blocks.2"}}};
+std::vector<DataParallelOptions> ways() {
+  return {{.sharded = Sharded::parameters},
+          {.bucket_bytes = 1, .sharded = Sharded::parameters},
+          {.bucket_bytes = 600, .overlap = false, .sharded = Sharded::parameters},
+          {.bucket_bytes = 1, .sharded = Sharded::parameters, .units = {"blocks.0", "blocks.2"}}};
 }
 
 TEST_P(FullShardingWorlds, TrainsAsOneDevice) {
   const auto batches = make_batches();
   for (const auto& make : {make_sgd, make_adam_w}) {
     Tied whole = make_tied();
-    const auto optimizer = make(trained_parameters(*whole));
+    const auto optimizer = make(in_one_group(*whole));
     train_whole(whole, *optimizer, batches, 0, batches.size());
     for (const auto& options : ways()) {
       on_ranks([&](Rank& rank) {
-        DataParallel net(make_tied(&rank), rank, {.average = false});
-        ShardedOptimizer sharded(net, make, options);
-        train(net, sharded, batches, rank, 0, batches.size());
-        EXPECT_FALSE(net->blocks[0]->as<Block>()->unused.grad().defined());
-        expect_trained_alike(*net, *whole, rank, std::to_string(options.bucket_bytes) + " ");
+        const Tied module = make_tied(&rank);
+        DataParallel net(module, rank, options);
+        Optimizer optimizer(net, make);
+        train(net, optimizer, batches, rank, 0, batches.size());
+        for (const auto& parameter : module->parameters()) EXPECT_FALSE(parameter.grad().defined());
+        expect_trained_alike(*module, *whole, rank, std::to_string(options.bucket_bytes) + " ");
         check_replicas(net, rank);
       });
     }
@@ -173,21 +176,22 @@ TEST_P(FullShardingWorlds, TrainsAsOneDevice) {
 TEST_P(FullShardingWorlds, AddsUpOverBackwardsReducedAndNot) {
   const auto batches = make_batches();
   Tied whole = make_tied();
-  const auto sgd = make_sgd(trained_parameters(*whole));
+  const auto sgd = make_sgd(in_one_group(*whole));
   for (const auto& batch : batches) F::cross_entropy(whole->forward(batch.x), batch.y).backward();
   sgd->step();
   for (const auto& options : ways()) {
     for (const size_t unreduced : {0, 2, 3}) {
       on_ranks([&](Rank& rank) {
-        DataParallel net(make_tied(&rank), rank, {.average = false});
-        ShardedOptimizer sharded(net, make_sgd, options);
+        const Tied module = make_tied(&rank);
+        DataParallel net(module, rank, options);
+        Optimizer optimizer(net, make_sgd);
         for (size_t i = 0; i < batches.size(); ++i) {
           std::optional<NoSync> no_sync;
           if (i < unreduced) no_sync.emplace(net.replica());
           net.loss(part_for(batches[i], rank), F::cross_entropy).backward();
         }
-        sharded.step();
-        expect_trained_alike(*net, *whole, rank, std::to_string(unreduced) + " unreduced, ");
+        optimizer.step();
+        expect_trained_alike(*module, *whole, rank, std::to_string(unreduced) + " unreduced, ");
       });
     }
   }
@@ -210,7 +214,7 @@ nn::Sequential mlp_like() {
 }
 
 // Tests on one process: the order of Gloo's additions is its own.
-std::string hash_after_training(int ranks, int stage, const ShardedOptimizer::Factory& make,
+std::string hash_after_training(int ranks, Sharded sharded, const Optimizer::Make& make,
                                 nn::Sequential (*make_layers)()) {
   std::string hash;
   run(test_devices(ranks), [&](Rank& rank) {
@@ -218,20 +222,17 @@ std::string hash_after_training(int ranks, int stage, const ShardedOptimizer::Fa
       torch::manual_seed(1);
       return make_layers();
     });
-    DataParallel net(layers, rank, {.average = stage == 0});
-    const auto optimizer = stage == 0 ? make(net->parameters()) : nullptr;
-    std::optional<ShardedOptimizer> sharded;
-    if (stage > 0) sharded.emplace(net, make, ShardedOptions{.stage = stage, .bucket_bytes = 8 << 10});
+    DataParallel net(layers, rank,
+                     {.bucket_bytes = sharded == Sharded::nothing ? 4 << 20 : 8 << 10, .sharded = sharded});
+    Optimizer optimizer(net, make);
     at::Generator generator = at::detail::createCPUGenerator(2);
     for (const int64_t size : {37, make_layers == lenet_like ? 3 : 9, 64}) {
       const Batch whole{torch::rand({size, 1, 28, 28}, generator), torch::randint(10, {size}, generator), size};
-      sharded ? sharded->zero_grad() : optimizer->zero_grad();
+      optimizer.zero_grad();
       net.loss(part_for(whole, rank), F::cross_entropy).backward();
-      if (sharded) sharded->step();
-      if (optimizer) optimizer->step();
+      optimizer.step();
     }
-    std::optional<ShardedOptimizer::Whole> parameters;
-    if (sharded) parameters.emplace(*sharded);
+    const auto whole = net.whole();
     if (rank.index() == 0) hash = weights_hash(*net);
   });
   return hash;
@@ -242,7 +243,8 @@ TEST(FullSharding, TheBitsAreThoseOfDataParallelOnTheSameRanks) {
   for (const auto make_layers : {lenet_like, resnet_like, mlp_like}) {
     for (const int ranks : {1, 2, 3, 4}) {
       for (const auto& make : {make_sgd, make_adam_w}) {
-        EXPECT_EQ(hash_after_training(ranks, 3, make, make_layers), hash_after_training(ranks, 0, make, make_layers))
+        EXPECT_EQ(hash_after_training(ranks, Sharded::parameters, make, make_layers),
+                  hash_after_training(ranks, Sharded::nothing, make, make_layers))
             << ranks;
       }
     }
@@ -253,23 +255,23 @@ TEST(FullSharding, TheBitsAreThoseOfDataParallelOnTheSameRanks) {
 TEST(FullSharding, WithAGrainTheBitsAreThoseOfOneDevice) {
   at::Generator generator = at::detail::createCPUGenerator(3);
   const Dataset data{torch::randint(13, {31, 4}, generator), torch::randint(13, {31}, generator)};
-  const auto bits_of = [&](int ranks, const ShardedOptions& options) {
+  const auto bits_of = [&](int ranks, const DataParallelOptions& options) {
     std::string bits;
     run(test_devices(ranks), [&](Rank& rank) {
-      DataParallel net(make_tied(&rank), rank, {.average = false});
-      ShardedOptimizer adam(net, make_adam_w, options);
+      DataParallel net(make_tied(&rank), rank, options);
+      Optimizer adam(net, make_adam_w);
       for (const auto& batch : batches(data.to(rank.device()), {.size = 13, .grain = 3}, rank)) {
         adam.zero_grad();
         net.loss(batch, F::cross_entropy).backward();
         adam.step();
       }
+      const auto whole = net.whole();
       EXPECT_FALSE(net->blocks[0]->as<Block>()->unused.grad().defined());
-      const auto whole = adam.whole();
       if (rank.index() == 0) bits = weights_hash(*net);
     });
     return bits;
   };
-  const std::string one = bits_of(1, {.stage = 1});
+  const std::string one = bits_of(1, {.sharded = Sharded::state});
   for (const auto& options : ways()) {
     for (const int ranks : {1, 2, 3, 4, 7}) EXPECT_EQ(bits_of(ranks, options), one) << ranks;
   }
@@ -282,48 +284,42 @@ struct Checkpoint {
   std::filesystem::path weights = folder / "weights", optimizer = folder / "optimizer";
 };
 
-void load_and_train(const Checkpoint& from, int ranks, const ShardedOptions& options, const std::vector<Batch>& batches,
-                    const Tied& expected) {
+void load_and_train(const Checkpoint& from, int ranks, const DataParallelOptions& options,
+                    const std::vector<Batch>& batches, const Tied& expected) {
   run(test_devices(ranks), [&](Rank& rank) {
-    DataParallel net(make_tied(&rank), rank, {.average = false});
-    ShardedOptimizer adam(net, make_adam_w, options);
+    const Tied module = make_tied(&rank);
+    DataParallel net(module, rank, options);
+    Optimizer adam(net, make_adam_w);
     {
-      const auto whole = adam.whole();
+      const auto whole = net.whole();
       load_weights(from.weights, *net);
     }
-    load_optimizer(from.optimizer, adam);
+    adam.load(from.optimizer);
     train(net, adam, batches, rank, 2, batches.size());
-    expect_trained_alike(*net, *expected, rank, "stage " + std::to_string(options.stage) + " ");
+    expect_trained_alike(*module, *expected, rank, "stage " + std::to_string(static_cast<int>(options.sharded)) + " ");
   });
 }
 
 TEST(FullSharding, CheckpointsGoOnAtAnyStageAndOnAnyNumberOfRanks) {
   const auto batches = make_batches();
   Tied expected = make_tied();
-  train_whole(expected, *make_adam_w(trained_parameters(*expected)), batches, 0, batches.size());
+  train_whole(expected, *make_adam_w(in_one_group(*expected)), batches, 0, batches.size());
   const Checkpoint of_stage_3, of_stage_1;
-  for (const int stage : {1, 3}) {
-    const Checkpoint& checkpoint = stage == 3 ? of_stage_3 : of_stage_1;
+  for (const auto sharded : {Sharded::state, Sharded::parameters}) {
+    const Checkpoint& checkpoint = sharded == Sharded::parameters ? of_stage_3 : of_stage_1;
     run(test_devices(3), [&](Rank& rank) {
-      DataParallel net(make_tied(&rank), rank, {.average = false});
-      ShardedOptimizer adam(net, make_adam_w, {.stage = stage, .bucket_bytes = 600});
+      DataParallel net(make_tied(&rank), rank, {.bucket_bytes = 600, .sharded = sharded});
+      Optimizer adam(net, make_adam_w);
       train(net, adam, batches, rank, 0, 2);
-      save_optimizer(checkpoint.optimizer, adam);
-      const auto whole = adam.whole();
+      adam.save(checkpoint.optimizer);
+      const auto whole = net.whole();
       if (rank.index() == 0) save_weights(checkpoint.weights, *net);
     });
   }
-  Tied alone = make_tied();
-  const auto adam = make_adam_w(trained_parameters(*alone));
-  load_weights(of_stage_3.weights, *alone);
-  load_optimizer(of_stage_3.optimizer, *adam, *alone);
-  train_whole(alone, *adam, batches, 2, batches.size());
-  for (const auto& item : alone->named_parameters()) {
-    expect_near(item.value().detach(), expected->named_parameters()[item.key()].detach(), 1e-5, item.key());
-  }
-  load_and_train(of_stage_3, 2, {.stage = 1}, batches, expected);
-  load_and_train(of_stage_3, 4, {.stage = 3, .units = {"blocks"}}, batches, expected);
-  load_and_train(of_stage_1, 2, {.stage = 3, .bucket_bytes = 1}, batches, expected);
+  load_and_train(of_stage_3, 1, {}, batches, expected);
+  load_and_train(of_stage_3, 2, {.sharded = Sharded::state}, batches, expected);
+  load_and_train(of_stage_3, 4, {.sharded = Sharded::parameters, .units = {"blocks"}}, batches, expected);
+  load_and_train(of_stage_1, 2, {.bucket_bytes = 1, .sharded = Sharded::parameters}, batches, expected);
 }
 
 // ---- Whole parameters.
@@ -331,7 +327,7 @@ TEST(FullSharding, CheckpointsGoOnAtAnyStageAndOnAnyNumberOfRanks) {
 TEST_P(FullShardingWorlds, ParametersAreWholeWhileAWholeLives) {
   const auto batches = make_batches();
   Tied expected = make_tied();
-  const auto sgd = make_sgd(trained_parameters(*expected));
+  const auto sgd = make_sgd(in_one_group(*expected));
   train_whole(expected, *sgd, batches, 0, 1);
   {
     const torch::NoGradGuard no_grad;
@@ -339,11 +335,12 @@ TEST_P(FullShardingWorlds, ParametersAreWholeWhileAWholeLives) {
   }
   train_whole(expected, *sgd, batches, 1, 3);
   on_ranks([&](Rank& rank) {
-    DataParallel net(make_tied(&rank), rank, {.average = false});
-    ShardedOptimizer sharded(net, make_sgd, {.stage = 3, .bucket_bytes = 1});
-    train(net, sharded, batches, rank, 0, 1);
+    const Tied module = make_tied(&rank);
+    DataParallel net(module, rank, {.bucket_bytes = 1, .sharded = Sharded::parameters});
+    Optimizer optimizer(net, make_sgd);
+    train(net, optimizer, batches, rank, 0, 1);
     {
-      const auto whole = sharded.whole();
+      const auto whole = net.whole();
       const Dataset data{torch::ones({3, 4}, torch::kLong), torch::ones({3}, torch::kLong)};
       // Of 3 samples a fourth rank has none, and does not compute. One rank may look at parameters alone.
       evaluate([&](const Tensor& x) { return net(x); }, data.to(rank.device()), rank);
@@ -352,35 +349,35 @@ TEST_P(FullShardingWorlds, ParametersAreWholeWhileAWholeLives) {
       for (auto& parameter : trained_parameters(*net)) parameter.data().mul_(2);  // which leaves versions alone
     }
     {
-      const auto whole = sharded.whole();  // also while it trains
-      train(net, sharded, batches, rank, 1, 2);
+      const auto whole = net.whole();  // also while it trains
+      train(net, optimizer, batches, rank, 1, 2);
       expect_equal_on_all_ranks(net->words->weight, rank, "words");
     }
-    train(net, sharded, batches, rank, 2, 3);
-    expect_trained_alike(*net, *expected, rank, "");
+    train(net, optimizer, batches, rank, 2, 3);
+    expect_trained_alike(*module, *expected, rank, "");
   });
 }
 
 TEST(FullSharding, KeepsWhatIsChangedInPlace) {
   run(test_devices(2), [](Rank& rank) {
-    DataParallel net(nn::Sequential(nn::Linear(5, 7), nn::Linear(7, 3)), rank);
-    ShardedOptimizer sharded(net, make_sgd, {.stage = 3, .bucket_bytes = 1});
+    const nn::Sequential layers(nn::Linear(5, 7), nn::Linear(7, 3));
+    DataParallel net(layers, rank, {.bucket_bytes = 1, .sharded = Sharded::parameters});
     {
       const torch::InferenceMode inference;
       net(torch::ones({2, 5}));
     }
     const torch::NoGradGuard no_grad;
-    for (auto& parameter : net->parameters()) parameter.fill_(3);
-    for (const auto& parameter : net->parameters()) EXPECT_TRUE(parameter.eq(3).all().item<bool>());
+    for (auto& parameter : layers->parameters()) parameter.fill_(3);
+    for (const auto& parameter : layers->parameters()) EXPECT_TRUE(parameter.eq(3).all().item<bool>());
   });
 }
 
 // Its address is known to a kernel that has begun, whatever operators it calls.
 TEST(FullSharding, WhatAnOperatorWasGivenStaysUntilItsEnd) {
   run(test_devices(2), [](Rank& rank) {
-    DataParallel net(nn::Sequential(nn::Linear(4, 4), nn::Linear(4, 4)), rank);
-    ShardedOptimizer sharded(net, make_sgd, {.stage = 3, .bucket_bytes = 1});
-    const Tensor first = net->parameters()[0], second = net->parameters()[2];
+    const nn::Sequential layers(nn::Linear(4, 4), nn::Linear(4, 4));
+    const DataParallel net(layers, rank, {.bucket_bytes = 1, .sharded = Sharded::parameters});
+    const Tensor first = layers->parameters()[0], second = layers->parameters()[2];
     EXPECT_THAT(any_error_of([&] { first.const_data_ptr<float>(); }), HasSubstr("not allocated yet"));
     const auto kernel = [&] {
       RECORD_USER_SCOPE_WITH_INPUTS("kernel", std::vector<c10::IValue>({first, second}));
@@ -398,9 +395,9 @@ TEST(FullSharding, WhatAnOperatorWasGivenStaysUntilItsEnd) {
 
 TEST(FullSharding, ARankThatUsesOtherParametersIsToldSo) {
   const auto error = error_on_ranks(2, [](Rank& rank) {
-    DataParallel net(nn::Sequential(nn::Linear(4, 4), nn::Linear(4, 4)), rank);
-    ShardedOptimizer sharded(net, make_sgd, {.stage = 3, .bucket_bytes = 1});
-    net->parameters()[rank.index() == 0 ? 0 : 2].sum();
+    const nn::Sequential layers(nn::Linear(4, 4), nn::Linear(4, 4));
+    DataParallel net(layers, rank, {.bucket_bytes = 1, .sharded = Sharded::parameters});
+    layers->parameters()[rank.index() == 0 ? 0 : 2].sum();
     net(torch::ones({1, 4}));
   });
   EXPECT_THAT(error, AllOf(HasSubstr("0.weight's unit"), HasSubstr("1.weight's unit"), HasSubstr("rank 1 (cpu)")));
@@ -417,10 +414,10 @@ TEST(FullSharding, ARankThatFailsIsNamedAndNobodyWaits) {
                               return x;
                             }),
                             nn::Linear(4, 4), nn::Linear(4, 4));
-      DataParallel net(layers, rank, {.average = false});
-      ShardedOptimizer sharded(net, make_sgd, {.stage = 3, .bucket_bytes = 1});
+      DataParallel net(layers, rank, {.bucket_bytes = 1, .sharded = Sharded::parameters});
+      Optimizer optimizer(net, make_sgd);
       net.loss({torch::ones({1, 4}), torch::zeros({1}, torch::kLong), 3}, F::cross_entropy).backward();
-      sharded.step();
+      optimizer.step();
     });
     EXPECT_THAT(error, AllOf(HasSubstr("rank 1"), HasSubstr("no more memory")));
   }
@@ -428,31 +425,32 @@ TEST(FullSharding, ARankThatFailsIsNamedAndNobodyWaits) {
 
 TEST(FullSharding, AfterwardsParametersAreGone) {
   run(test_devices(1), [](Rank& rank) {
-    DataParallel net(nn::Linear(2, 2), rank);
-    { const ShardedOptimizer sharded(net, make_sgd, {.stage = 3}); }
-    EXPECT_THAT(any_error_of([&] { net(torch::ones({1, 2})); }), HasSubstr("the ShardedOptimizer of stage 3 is gone"));
+    nn::Linear module(2, 2);
+    { const DataParallel net(module, rank, {.sharded = Sharded::parameters}); }
+    EXPECT_THAT(any_error_of([&] {
+                  module(torch::ones({1, 2}));
+                }),
+                HasSubstr("the DataParallel that sharded these parameters among the ranks is gone"));
   });
 }
 
-std::string refused(const ShardedOptions& options) {
-  return error_on_ranks(1, [&](Rank& rank) {
-    DataParallel net(make_tied(&rank), rank);
-    ShardedOptimizer sharded(net, make_sgd, options);
-  });
+std::string refused(const DataParallelOptions& options) {
+  return error_on_ranks(1, [&](Rank& rank) { DataParallel(make_tied(&rank), rank, options); });
 }
 
 TEST(FullSharding, WhatItCannotDoIsRefused) {
-  EXPECT_THAT(refused({.stage = 4}), HasSubstr("stage is 4"));
-  EXPECT_THAT(refused({.stage = 2, .units = {"blocks"}}), HasSubstr("units are of stage 3"));
-  EXPECT_THAT(refused({.stage = 3, .units = {"blocks.7"}}), AllOf(HasSubstr("'blocks.7'"), HasSubstr("is no module")));
-  EXPECT_THAT(refused({.stage = 3, .units = {"blocks", "blocks.1"}}), HasSubstr("is in 'blocks' already"));
-  EXPECT_THAT(refused({.stage = 3, .units = {"blocks.1", "blocks.1"}}), HasSubstr("is in 'blocks.1' already"));
+  const auto refused_units = [](const std::vector<std::string>& units) {
+    return refused({.sharded = Sharded::parameters, .units = units});
+  };
+  EXPECT_THAT(refused_units({"blocks.7"}), AllOf(HasSubstr("'blocks.7'"), HasSubstr("is no module")));
+  EXPECT_THAT(refused_units({"blocks", "blocks.1"}), HasSubstr("is in 'blocks' already"));
+  EXPECT_THAT(refused_units({"blocks.1", "blocks.1"}), HasSubstr("is in 'blocks.1' already"));
   EXPECT_THAT(error_on_ranks(1,
                              [](Rank& rank) {
-                               DataParallel net(nn::Sequential(SyncBatchNorm(nn::BatchNormOptions(2), rank)), rank);
-                               ShardedOptimizer sharded(net, make_sgd, {.stage = 3});
+                               DataParallel(nn::Sequential(SyncBatchNorm(nn::BatchNormOptions(2), rank)), rank,
+                                            {.sharded = Sharded::parameters});
                              }),
-              AllOf(HasSubstr("SyncBatchNorm"), HasSubstr("stage 3")));
+              AllOf(HasSubstr("SyncBatchNorm"), HasSubstr("Take Sharded::state")));
 }
 
 }  // namespace full_sharding_test

@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 #include <lockstep/data_parallel/data_parallel.hpp>
-#include <lockstep/data_parallel/sharded_optimizer.hpp>
+#include <lockstep/data_parallel/optimizer.hpp>
 #include <lockstep/models/linear.hpp>
 
 #include "data_parallel/grain_sums.hpp"
@@ -17,8 +17,6 @@
 #include <array>
 #include <cmath>
 #include <cstdint>
-#include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -244,7 +242,7 @@ TORCH_MODULE(Net);
 
 struct Layout {
   int ranks = 1;
-  int zero = 0;
+  Sharded sharded = Sharded::nothing;
   bool overlap = true;
   int64_t bucket_bytes = 4 << 20;
   double check_arithmetic = 0;
@@ -266,25 +264,16 @@ TensorBits train(const Layout& layout) {
                      {.bucket_bytes = layout.bucket_bytes,
                       .first_bucket_bytes = layout.bucket_bytes,
                       .overlap = layout.overlap,
-                      .average = layout.zero == 0,
+                      .sharded = layout.sharded,
                       .check_arithmetic = layout.check_arithmetic});
-    const auto sgd = [](std::vector<Tensor> parameters) {
-      return std::make_unique<torch::optim::SGD>(std::move(parameters), 0.1);
-    };
-    std::optional<ShardedOptimizer> sharded;
-    std::unique_ptr<torch::optim::Optimizer> whole;
-    if (layout.zero > 0) {
-      sharded.emplace(net, sgd, ShardedOptions{.stage = layout.zero, .overlap = layout.overlap});
-    } else {
-      whole = sgd(module->parameters());
-    }
+    Optimizer sgd(net, torch::optim::SGDOptions(0.1));
     for (int epoch = 0; epoch < 2; ++epoch) {
       const BatchOptions options{.size = 43, .seed = 6, .epoch = epoch, .grain = 5};
       for (const auto& batch : batches(data.to(rank.device()), options, rank)) {
-        sharded ? sharded->zero_grad() : whole->zero_grad();
+        sgd.zero_grad();
         net.replica()->backward_by_grains(batch,
                                           [&](const Batch& grain) { return F::cross_entropy(net(grain.x), grain.y); });
-        sharded ? sharded->step() : void(whole->step());
+        sgd.step();
       }
     }
     if (rank.index() == 0) bits = tensor_bits(*module);
@@ -300,7 +289,8 @@ TEST(GrainFactorsTest, ChangeNoBitOnAnyLayout) {
   EXPECT_EQ(train({.ranks = 2, .overlap = false}), gradients);
   EXPECT_EQ(train({.ranks = 3, .bucket_bytes = 1}), gradients);
   EXPECT_EQ(train({.ranks = 2, .check_arithmetic = 1}), gradients);
-  for (const int stage : {1, 2}) EXPECT_EQ(train({.ranks = 3, .zero = stage}), gradients) << stage;
+  EXPECT_EQ(train({.ranks = 3, .sharded = Sharded::state}), gradients);
+  EXPECT_EQ(train({.ranks = 3, .sharded = Sharded::gradients}), gradients);
 }
 
 }  // namespace grain_factors_test

@@ -4,7 +4,7 @@
 #include <torch/torch.h>
 #include <lockstep/data_parallel/data_parallel.hpp>
 #include <lockstep/data_parallel/half_precision_hook.hpp>
-#include <lockstep/data_parallel/sharded_optimizer.hpp>
+#include <lockstep/data_parallel/optimizer.hpp>
 #include <lockstep/data_parallel/sync_batch_norm.hpp>
 
 #include "support/error_of.hpp"
@@ -25,6 +25,7 @@ using lockstep::error_on_ranks;
 using lockstep::NoSync;
 using lockstep::random_samples;
 using lockstep::Rank;
+using lockstep::Sharded;
 using testing::AllOf;
 using testing::HasSubstr;
 using testing::Not;
@@ -184,13 +185,12 @@ TEST(GrainRefusalsTest, OfLossesThatAreNotComputedByGrains) {
   check(through, "through");
 }
 
-TEST(GrainRefusalsTest, OfAveragesOfBothKindsInAShardedOptimizer) {
+TEST(GrainRefusalsTest, OfAveragesOfBothKindsInAShardedNet) {
   for (const int stage : {1, 2}) {
     for (const int64_t first : {0, 2}) {
       const std::string error = error_on_ranks(2, [&](Rank& rank) {
-        DataParallel net(torch::nn::Linear(4, 3), rank, {.average = false});
-        const auto make = [](auto slices) { return std::make_unique<torch::optim::SGD>(slices, 0.1); };
-        lockstep::ShardedOptimizer sgd(net, make, {.stage = stage});
+        DataParallel net(torch::nn::Linear(4, 3), rank, {.sharded = static_cast<Sharded>(stage)});
+        const lockstep::Optimizer sgd(net, torch::optim::SGDOptions(0.1));
         net.loss(batch_of(rank, 8, first), F::cross_entropy).backward();
         net.loss(batch_of(rank, 8, 2 - first), F::cross_entropy).backward();
       });
@@ -232,12 +232,9 @@ TEST(GrainRefusalsTest, OfComputingAgainWhereParametersAreDivided) {
   EXPECT_THAT(error_on_ranks(2,
                              [](Rank& rank) {
                                DataParallel net(torch::nn::Linear(4, 3), rank,
-                                                {.average = false, .check_arithmetic = 0.5});
-                               lockstep::ShardedOptimizer sgd(
-                                   net, [](auto slices) { return std::make_unique<torch::optim::SGD>(slices, 0.1); },
-                                   {.stage = 3});
+                                                {.sharded = Sharded::parameters, .check_arithmetic = 0.5});
                              }),
-              AllOf(HasSubstr("check_arithmetic"), HasSubstr("Take stage 2")));
+              AllOf(HasSubstr("check_arithmetic"), HasSubstr("Take Sharded::gradients")));
 }
 
 }  // namespace grain_refusals_test

@@ -3,14 +3,13 @@
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 #include <lockstep/data_parallel/data_parallel.hpp>
-#include <lockstep/data_parallel/sharded_optimizer.hpp>
+#include <lockstep/data_parallel/optimizer.hpp>
 
 #include "support/group_tests.hpp"
 #include "support/random_training.hpp"
 
 #include <cstdint>
 #include <functional>
-#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -23,22 +22,22 @@ using lockstep::DataParallel;
 using lockstep::Dataset;
 using lockstep::error_on_ranks;
 using lockstep::NoSync;
+using lockstep::Optimizer;
 using lockstep::Rank;
+using lockstep::Sharded;
 using testing::AllOf;
 using testing::HasSubstr;
 using torch::Tensor;
 namespace F = torch::nn::functional;
 
-std::unique_ptr<torch::optim::Optimizer> make_sgd(std::vector<Tensor> slices) {
-  return std::make_unique<torch::optim::SGD>(slices, 0.1);
-}
+const torch::optim::SGDOptions kSgd(0.1);
 
 // Of five grains rank 0 has two, and of a single one the others have none.
 TEST(GrainStandInsTest, AreComputedWhereOthersHaveMoreGrainsAndLeaveNothingBehind) {
   lockstep::run(lockstep::test_devices(4), [](Rank& rank) {
     torch::nn::BatchNorm1d norm(4);
-    DataParallel net(torch::nn::Sequential(norm, torch::nn::Linear(4, 3)), rank, {.average = false});
-    lockstep::ShardedOptimizer sgd(net, make_sgd, {.stage = 3});
+    DataParallel net(torch::nn::Sequential(norm, torch::nn::Linear(4, 3)), rank, {.sharded = Sharded::parameters});
+    Optimizer sgd(net, kSgd);
     for (const int64_t samples : {10, 2}) {
       int64_t batches = norm->num_batches_tracked.item<int64_t>();
       std::vector<int64_t> grains, stand_ins;
@@ -61,8 +60,8 @@ TEST(GrainStandInsTest, AreComputedWhereOthersHaveMoreGrainsAndLeaveNothingBehin
 TEST(GrainStandInsTest, NeedAnExample) {
   const auto training = [](bool with_example) {
     return error_on_ranks(3, [=](Rank& rank) {
-      DataParallel net(torch::nn::Linear(4, 3), rank, {.average = false});
-      lockstep::ShardedOptimizer sgd(net, make_sgd, {.stage = 3});
+      DataParallel net(torch::nn::Linear(4, 3), rank, {.sharded = Sharded::parameters});
+      Optimizer sgd(net, kSgd);
       Batch batch = batch_of(rank, 8, 4);
       if (!with_example) batch.like = {};
       net.loss(batch, F::cross_entropy).backward();
@@ -77,8 +76,8 @@ TEST(GrainStandInsTest, NeedAnExampleThatIsLikeTheBatch) {
   using Change = std::function<void(Batch&)>;
   const auto training = [](const Change& change) {
     return error_on_ranks(3, [&](Rank& rank) {
-      DataParallel net(torch::nn::Linear(4, 3), rank, {.average = false});
-      lockstep::ShardedOptimizer sgd(net, make_sgd, {.stage = 3});
+      DataParallel net(torch::nn::Linear(4, 3), rank, {.sharded = Sharded::parameters});
+      Optimizer sgd(net, kSgd);
       Batch batch = batch_of(rank, 8, 4);
       batch.x = batch.x.unsqueeze(1);
       if (batch.like.x.defined()) batch.like.x = batch.like.x.unsqueeze(1);
@@ -101,10 +100,10 @@ TEST(GrainStandInsTest, NeedAnExampleThatIsLikeTheBatch) {
 
 // Three ranks have two, two and one of five grains. With divided parameters they compute each part equally often.
 TEST(GrainStandInsTest, NeedPartsThatAllRanksHave) {
-  const auto training = [](int stage) {
-    return error_on_ranks(3, [stage](Rank& rank) {
-      DataParallel net(torch::nn::Linear(4, 3), rank, {.average = false});
-      lockstep::ShardedOptimizer sgd(net, make_sgd, {.stage = stage});
+  const auto training = [](Sharded sharded) {
+    return error_on_ranks(3, [sharded](Rank& rank) {
+      DataParallel net(torch::nn::Linear(4, 3), rank, {.sharded = sharded});
+      Optimizer sgd(net, kSgd);
       Batch batch = batch_of(rank, 10, 2);
       batch.runs.clear();
       const auto parts = batch.in_parts(2);
@@ -115,8 +114,8 @@ TEST(GrainStandInsTest, NeedPartsThatAllRanksHave) {
       }
     });
   };
-  EXPECT_EQ(training(1), "(no error)");
-  EXPECT_THAT(training(3), AllOf(HasSubstr("without Batch::runs"), HasSubstr("take batches()")));
+  EXPECT_EQ(training(Sharded::state), "(no error)");
+  EXPECT_THAT(training(Sharded::parameters), AllOf(HasSubstr("without Batch::runs"), HasSubstr("take batches()")));
 }
 
 struct CountingNetImpl : torch::nn::Module {
@@ -132,17 +131,19 @@ TORCH_MODULE(CountingNet);
 
 TEST(GrainStandInsTest, LeaveBuffersOfAModuleOfYourOwnAsTheyAre) {
   lockstep::run(lockstep::test_devices(4), [](Rank& rank) {
-    DataParallel net(CountingNet(), rank, {.average = false});
-    lockstep::ShardedOptimizer sgd(net, make_sgd, {.stage = 3});
+    const CountingNet module;
+    DataParallel net(module, rank, {.sharded = Sharded::parameters});
+    Optimizer sgd(net, kSgd);
     net.loss(batch_of(rank, 10, 2), F::cross_entropy).backward();  // five grains
-    EXPECT_EQ(net->count.item<int64_t>(), rank.index() == 0 ? 2 : 1);
+    EXPECT_EQ(module->count.item<int64_t>(), rank.index() == 0 ? 2 : 1);
   });
 }
 
 TEST(GrainStandInsTest, LayersThatOneGrainAloneUsesAreNamed) {
   const std::string error = error_on_ranks(2, [](Rank& rank) {
-    DataParallel net(torch::nn::Sequential(lockstep::UnevenLayers(4)), rank, {.average = false});
-    lockstep::ShardedOptimizer sgd(net, make_sgd, {.stage = 3, .bucket_bytes = 1});
+    DataParallel net(torch::nn::Sequential(lockstep::UnevenLayers(4)), rank,
+                     {.bucket_bytes = 1, .sharded = Sharded::parameters});
+    Optimizer sgd(net, kSgd);
     const Dataset data{torch::ones({2, 4}) * torch::tensor({1.0F, 0.0F}).view({2, 1}), torch::zeros({2}, torch::kLong)};
     for (const auto& batch :
          lockstep::batches(data.to(rank.device()), {.size = 2, .shuffle = false, .grain = 1}, rank)) {

@@ -4,7 +4,7 @@
 #include <torch/torch.h>
 #include <lockstep/data_parallel/balance.hpp>
 #include <lockstep/data_parallel/data_parallel.hpp>
-#include <lockstep/data_parallel/sharded_optimizer.hpp>
+#include <lockstep/data_parallel/optimizer.hpp>
 
 #include "data_parallel/grain_tree.hpp"
 #include "support/group_tests.hpp"
@@ -14,7 +14,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <functional>
-#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -29,10 +28,12 @@ using lockstep::Dataset;
 using lockstep::error_on_ranks;
 using lockstep::GrainBlock;
 using lockstep::NoSync;
+using lockstep::Optimizer;
 using lockstep::random_net;
 using lockstep::random_samples;
 using lockstep::RandomTask;
 using lockstep::Rank;
+using lockstep::Sharded;
 using testing::ElementsAre;
 using torch::Tensor;
 namespace F = torch::nn::functional;
@@ -82,7 +83,7 @@ struct Layout {
   int ranks = 1;
   std::vector<double> shares = {};
   int64_t parts = 1;  // under no_sync
-  int zero = 0;
+  int zero = 0;       // the stage: a Sharded
   bool overlap = true;
   int64_t bucket_bytes = 4 << 20;
   bool balances = false;
@@ -103,19 +104,9 @@ Bits train(const RandomTask& task, const Layout& layout) {
                          {.bucket_bytes = layout.bucket_bytes,
                           .first_bucket_bytes = layout.bucket_bytes,
                           .overlap = layout.overlap,
-                          .average = layout.zero == 0});
-        std::optional<lockstep::ShardedOptimizer> sharded;
-        std::unique_ptr<torch::optim::Optimizer> whole;
-        if (layout.zero > 0) {
-          sharded.emplace(
-              net, [&](auto slices) { return optimizer_of(task, slices); },
-              lockstep::ShardedOptions{.stage = layout.zero,
-                                       .bucket_bytes = layout.bucket_bytes,
-                                       .overlap = layout.overlap,
-                                       .units = layout.units});
-        } else {
-          whole = optimizer_of(task, module->parameters());
-        }
+                          .sharded = static_cast<Sharded>(layout.zero),
+                          .units = layout.units});
+        Optimizer optimizer(net, maker_of(task));
         std::optional<lockstep::Balance> balance;
         if (layout.balances) balance.emplace(net, rank, lockstep::BalanceOptions{.every = 1});
         for (int epoch = 0; epoch < 2; ++epoch) {
@@ -124,19 +115,18 @@ Bits train(const RandomTask& task, const Layout& layout) {
               {.size = task.batch, .seed = task.seed, .epoch = epoch, .shares = layout.shares, .grain = task.grain},
               rank);
           for (auto& batch : all) {
-            sharded ? sharded->zero_grad() : whole->zero_grad();
+            optimizer.zero_grad();
             const auto parts = batch.in_parts(layout.parts);
             for (size_t part = 0; part < parts.size(); ++part) {
               std::optional<NoSync> more;
               if (part + 1 < parts.size()) more.emplace(net.replica());
               net.loss(parts[part], F::cross_entropy).backward();
             }
-            sharded ? sharded->step() : void(whole->step());
+            optimizer.step();
             if (balance) balance->step(batch, all);
           }
         }
-        std::optional<lockstep::ShardedOptimizer::Whole> parameters;
-        if (sharded) parameters.emplace(*sharded);
+        const auto whole = net.whole();
         if (rank.index() == rank.world_size() - 1) bits = lockstep::tensor_bits(*module);
       },
       {.seed = task.seed});
@@ -315,10 +305,7 @@ TEST(GrainLossTest, OfTheWholeBatchHasTheSameBitsOnAnyNumberOfRanks) {
       lockstep::run(lockstep::test_devices(ranks), [&](Rank& rank) {
         auto module = rank.in_turn([] { return random_net(4); });
         module->to(torch::kDouble);
-        DataParallel net(module, rank, {.average = stage == 0});
-        const auto make = [](auto slices) { return std::make_unique<torch::optim::SGD>(slices, 0.1); };
-        std::optional<lockstep::ShardedOptimizer> sgd;
-        if (stage > 0) sgd.emplace(net, make, lockstep::ShardedOptions{.stage = stage});
+        DataParallel net(module, rank, {.sharded = static_cast<Sharded>(stage)});
         for (const auto& batch :
              lockstep::batches(data.to(rank.device()), {.size = 20, .shuffle = false, .grain = 3}, rank)) {
           const double loss = net.loss(batch, F::cross_entropy).global_item();

@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 #include <lockstep/data_parallel/data_parallel.hpp>
-#include <lockstep/data_parallel/sharded_optimizer.hpp>
+#include <lockstep/data_parallel/optimizer.hpp>
 #include <lockstep/pipeline/pipeline.hpp>
 #include <lockstep/server/parameter_server.hpp>
 
@@ -128,9 +128,8 @@ TEST(LowPrecisionLoss, WeighsAnInputsGradient) {
 TEST(LowPrecisionLoss, IsRightWithDividedParameters) {
   for (const int stage : {1, 2, 3}) {
     lockstep::run(lockstep::test_devices(2), [&](Rank& rank) {
-      DataParallel net(std::make_shared<Scale>(), rank);
-      lockstep::ShardedOptimizer sgd(net, [](auto slices) { return std::make_unique<torch::optim::SGD>(slices, 1.0); },
-                                     {.stage = stage});
+      DataParallel net(std::make_shared<Scale>(), rank, {.sharded = static_cast<lockstep::Sharded>(stage)});
+      lockstep::Optimizer sgd(net, torch::optim::SGDOptions(1));
       for (auto& batch : lockstep::batches(ones(3), {.size = 3}, rank)) {
         net.loss(batch, mean_in(torch::kBFloat16)).backward();
         sgd.step();

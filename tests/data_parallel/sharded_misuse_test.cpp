@@ -1,9 +1,11 @@
-// What a user of a ShardedOptimizer may take for the same as on one device: the optimizer of the slices has functions
-// of the same names, and with stage 1 .grad holds whole gradients.
+// What a user of a sharded net may take for the same as with one device: LibTorch's optimizers and its clipping find no
+// gradients there, so that they are refused; and so is what goes wrong on some ranks alone.
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 #include <lockstep/data_parallel/data_parallel.hpp>
-#include <lockstep/data_parallel/sharded_optimizer.hpp>
+#include <lockstep/data_parallel/half_precision_hook.hpp>
+#include <lockstep/data_parallel/optimizer.hpp>
+#include <lockstep/optim/optimizers.hpp>
 
 #include "support/error_of.hpp"
 #include "support/test_devices.hpp"
@@ -11,99 +13,202 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <vector>
 
 namespace sharded_misuse_test {
 
 using lockstep::Batch;
 using lockstep::DataParallel;
+using lockstep::DataParallelOptions;
+using lockstep::Optimizer;
 using lockstep::Rank;
-using lockstep::ShardedOptimizer;
+using lockstep::Sharded;
 using testing::AllOf;
 using testing::Each;
-using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
+using torch::Tensor;
 namespace F = torch::nn::functional;
 
 using Net = DataParallel<torch::nn::SequentialImpl>;
+
+const std::vector<Sharded> kStages = {Sharded::state, Sharded::gradients, Sharded::parameters};
+
+torch::nn::Sequential two_layers() {
+  return torch::nn::Sequential(torch::nn::Linear(4, 5), torch::nn::Linear(5, 2));
+}
+
+Batch a_batch() {  // a half, on each of two ranks
+  return {torch::rand({2, 4}), torch::zeros({2}, torch::kLong), 4};
+}
 
 struct Outcome {
   std::vector<std::string> errors = std::vector<std::string>(2), warnings = {};
 };
 
-// Twelve steps with momentum SGD, each `step(net, optimizer)`.
-Outcome steps_of(int stage, const std::function<void(Net&, ShardedOptimizer&, const Batch&)>& step) {
+Outcome outcome_of(const std::function<void(Rank&)>& body) {
   Outcome outcome;
-  lockstep::run(lockstep::test_devices(2),
-                [&](Rank& rank) {
-                  Net net(torch::nn::Sequential(torch::nn::Linear(4, 5), torch::nn::Linear(5, 2)), rank);
-                  ShardedOptimizer optimizer(
-                      net, [](auto slices) { return std::make_unique<torch::optim::SGD>(slices, 0.1); },
-                      {.stage = stage});
-                  const Batch batch{torch::rand({2, 4}), torch::zeros({2}, torch::kLong), 4};
-                  outcome.errors[static_cast<size_t>(rank.index())] = lockstep::error_of([&] {
-                    for (int i = 0; i < 12; ++i) step(net, optimizer, batch);
-                  });
-                },
-                {.on_warning = [&](const std::string& text) { outcome.warnings.push_back(text); }});
+  lockstep::run(
+      lockstep::test_devices(2),
+      [&](Rank& rank) { outcome.errors[static_cast<size_t>(rank.index())] = lockstep::error_of([&] { body(rank); }); },
+      {.on_warning = [&](const std::string& text) { outcome.warnings.push_back(text); }});
   return outcome;
 }
 
-TEST(ShardedMisuse, TheSlicesZeroGradIsRefusedWhereGradientsWouldAddUp) {
-  for (const int stage : {1, 2}) {
-    const auto outcome = steps_of(stage, [](Net& net, ShardedOptimizer& optimizer, const Batch& batch) {
-      optimizer.optimizer().zero_grad();
-      net.loss(batch, F::cross_entropy).backward();
-      optimizer.step();
-    });
-    EXPECT_THAT(outcome.errors,
-                Each(HasSubstr(stage == 1 ? "optimizer().zero_grad() was called, which" : "(no error)")));
+// What a net refuses.
+std::vector<std::string> errors_of(const DataParallelOptions& options, const std::function<void(Net&)>& use) {
+  return outcome_of([&](Rank& rank) {
+           Net net(two_layers(), rank, options);
+           use(net);
+         })
+      .errors;
+}
+
+TEST(ShardedMisuse, WhatLibTorchDoesWithTheNetsParametersIsRefused) {
+  const std::vector<std::function<void(Net&)>> uses = {
+      [](Net& net) { torch::optim::SGD(net->parameters(), 0.1); },
+      [](Net& net) {
+        const Optimizer sgd(net, torch::optim::SGDOptions(0.1));
+        net.loss(a_batch(), F::cross_entropy).backward();
+        torch::nn::utils::clip_grad_norm_(net->parameters(), 1);
+      },
+      [](Net& net) { (*net).zero_grad(); },
+      [](Net& net) {
+        { const auto whole = net.whole(); }
+        net->eval();
+      },
+  };
+  for (const Sharded sharded : kStages) {
+    for (size_t use = 0; use < uses.size(); ++use) {
+      EXPECT_THAT(errors_of({.sharded = sharded}, uses[use]),
+                  Each(AllOf(HasSubstr("the net is sharded"), HasSubstr("Step and clip with a lockstep::Optimizer(net"),
+                             HasSubstr("net.whole()"))))
+          << use;
+    }
   }
 }
 
-TEST(ShardedMisuse, TheSlicesStepIsAWarning) {
-  for (const int stage : {1, 2, 3}) {
-    const auto outcome = steps_of(stage, [](Net& net, ShardedOptimizer& optimizer, const Batch& batch) {
-      optimizer.zero_grad();
-      net.loss(batch, F::cross_entropy).backward();
-      optimizer.optimizer().step();
+TEST(ShardedMisuse, AnOptimizerOfTheModulesOwnPointerIsRefusedAtTheFirstBackward) {
+  for (const Sharded sharded : kStages) {
+    const auto outcome = outcome_of([&](Rank& rank) {
+      const auto module = two_layers();
+      Net net(module, rank, {.sharded = sharded});
+      torch::optim::SGD sgd(module->parameters(), 0.1);
+      net.loss(a_batch(), F::cross_entropy).backward();
+      ADD_FAILURE() << "a step that changes nothing";
+    });
+    EXPECT_THAT(outcome.errors, Each(AllOf(HasSubstr("DataParallel: the net is sharded"),
+                                           HasSubstr("there is no lockstep::Optimizer of it. Make one"))));
+  }
+}
+
+TEST(ShardedMisuse, ASecondStepWithoutABackwardIsRefused) {
+  for (const Sharded sharded : kStages) {
+    int steps = 0;
+    const auto errors = errors_of({.sharded = sharded}, [&](Net& net) {
+      Optimizer sgd(net, torch::optim::SGDOptions(0.1));
+      net.loss(a_batch(), F::cross_entropy).backward();
+      sgd.step();
+      if (net.replica()->rank().index() == 0) ++steps;
+      sgd.step();
+    });
+    EXPECT_EQ(steps, 1);
+    EXPECT_THAT(errors, Each(HasSubstr("there are no averaged gradients to step with")));
+  }
+}
+
+// In the first step, or later on in one of those in which ranks compare.
+TEST(ShardedMisuse, OptionsThatDifferBetweenRanksAreRefused) {
+  const std::vector<std::function<void(Optimizer&)>> changes = {
+      [](Optimizer& adam) { adam.set_lr(0.5); },
+      [](Optimizer& adam) {
+        static_cast<torch::optim::AdamOptions&>(adam.param_groups()[0].options()).betas(std::make_tuple(0.5, 0.9));
+      },
+      [](Optimizer& adam) { lockstep::set_weight_decay(adam.param_groups()[0], 0.5); }};
+  for (const Sharded sharded : {Sharded::nothing, Sharded::state, Sharded::gradients, Sharded::parameters}) {
+    for (size_t change = 0; change < changes.size(); ++change) {
+      for (const int first : {0, 2}) {
+        if (first > 0 && sharded == Sharded::nothing) continue;  // there backward sees that the networks differ
+        int steps = 0;
+        const auto errors = errors_of({.sharded = sharded}, [&](Net& net) {
+          Optimizer adam(net, torch::optim::AdamOptions(0.1));
+          const int index = net.replica()->rank().index();
+          for (int step = 0; step < 4; ++step) {
+            if (step == first && index == 1) changes[change](adam);
+            net.loss(a_batch(), F::cross_entropy).backward();
+            adam.step();
+            if (index == 0) ++steps;
+          }
+        });
+        EXPECT_EQ(steps, first == 0 ? 0 : 3) << change;
+        EXPECT_THAT(errors, Each(AllOf(HasSubstr("Optimizer: the ranks step with different options"),
+                                       HasSubstr("Set the same on all ranks"), HasSubstr("0.5"))))
+            << change;
+      }
+    }
+  }
+}
+
+TEST(ShardedMisuse, OptionsThatDoNotGoTogetherAreRefused) {
+  const auto hook = [] { return std::make_shared<lockstep::HalfPrecisionHook>(torch::kHalf); };
+  for (const Sharded sharded : kStages) {
+    EXPECT_THAT(errors_of({.average = false, .sharded = sharded}, [](Net&) {}), Each(HasSubstr("`average` is false")));
+    const auto hooked = outcome_of([&](Rank& rank) { Net(two_layers(), rank, {.hook = hook(), .sharded = sharded}); });
+    EXPECT_THAT(hooked.errors, Each(HasSubstr("a communication hook averages whole gradients")));
+  }
+  for (const Sharded sharded : {Sharded::state, Sharded::gradients}) {
+    EXPECT_THAT(errors_of({.sharded = sharded, .units = {"0"}}, [](Net&) {}),
+                Each(HasSubstr("`units` are of Sharded::parameters")));
+  }
+}
+
+TEST(ShardedMisuse, NoGradientStaysInTheModule) {
+  for (const Sharded sharded : kStages) {
+    const auto outcome = outcome_of([&](Rank& rank) {
+      const auto module = two_layers();
+      Net net(module, rank, {.sharded = sharded});
+      Optimizer sgd(net, torch::optim::SGDOptions(0.1));
+      for (int step = 0; step < 2; ++step) {
+        for (int part = 0; part < 2; ++part) {
+          net.loss(a_batch(), F::cross_entropy).backward();
+          for (const auto& parameter : module->parameters()) EXPECT_FALSE(parameter.grad().defined());
+        }
+        EXPECT_FALSE(sgd.gradients().empty());
+        sgd.step();
+        for (const auto& parameter : module->parameters()) EXPECT_FALSE(parameter.grad().defined());
+      }
     });
     EXPECT_THAT(outcome.errors, Each("(no error)"));
-    EXPECT_THAT(outcome.warnings,
-                ElementsAre(AllOf(HasSubstr("step() was never called"), HasSubstr("step() of the ShardedOptimizer"))));
   }
-}
-
-TEST(ShardedMisuse, AnyWholeGradientThatIsChangedIsSeen) {
-  const auto outcome = steps_of(1, [](Net& net, ShardedOptimizer& optimizer, const Batch& batch) {
-    optimizer.zero_grad();
-    net.loss(batch, F::cross_entropy).backward();
-    net->parameters()[0].mutable_grad().mul_(0);
-    optimizer.step();
-  });
-  EXPECT_THAT(outcome.errors, Each(HasSubstr(".grad was changed between backward() and step()")));
 }
 
 TEST(ShardedMisuse, WhatIsMeantIsLeftAlone) {
-  for (const int stage : {1, 2, 3}) {
-    for (const std::string what : {"zero_grad", "both", "the net's", "none", "accumulated", "look"}) {
-      const auto outcome = steps_of(stage, [&](Net& net, ShardedOptimizer& optimizer, const Batch& batch) {
-        if (what == "both") optimizer.optimizer().zero_grad();
-        if (what != "none" && what != "the net's") optimizer.zero_grad();
-        if (what == "the net's") net->zero_grad();
-        const int parts = what == "accumulated" ? 3 : 1;
-        for (int part = 0; part < parts; ++part) net.loss(batch, F::cross_entropy).backward();
-        if (what == "look" && stage < 3) {
-          for (const auto& parameter : net->parameters()) {
-            if (parameter.grad().defined()) parameter.grad().abs().max().item();
+  for (const Sharded sharded : kStages) {
+    for (const std::string what : {"zero_grad", "none", "accumulated", "look", "criterion", "whole"}) {
+      const auto outcome = outcome_of([&](Rank& rank) {
+        Net net(two_layers(), rank, {.sharded = sharded});
+        Optimizer sgd(net, torch::optim::SGDOptions(0.1));
+        const auto criterion = [&](const Tensor& y_hat, const Tensor& y) {
+          const Tensor loss = F::cross_entropy(y_hat, y);
+          return what == "criterion" ? loss + net->parameters()[0].square().mean() : loss;
+        };
+        for (int step = 0; step < 12; ++step) {
+          if (what != "none") sgd.zero_grad();
+          for (int part = 0; part < (what == "accumulated" ? 3 : 1); ++part) net.loss(a_batch(), criterion).backward();
+          if (what == "look") {
+            for (const auto& gradient : sgd.gradients()) gradient.mul_(0.5);
           }
-          for (const auto& gradient : optimizer.gradients()) gradient.mul_(0.5);
+          sgd.step();
+          if (what != "whole") continue;
+          const auto whole = net.whole();
+          net.eval();
+          EXPECT_EQ(net->parameters().size(), 4u);
+          net.train();
         }
-        optimizer.step();
       });
-      EXPECT_THAT(outcome.errors, Each("(no error)")) << stage << what;
-      EXPECT_THAT(outcome.warnings, IsEmpty()) << stage << what;
+      EXPECT_THAT(outcome.errors, Each("(no error)")) << what;
+      EXPECT_THAT(outcome.warnings, IsEmpty()) << what;
     }
   }
 }

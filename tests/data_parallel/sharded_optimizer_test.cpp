@@ -1,15 +1,18 @@
 // Labels: concurrency
-// ShardedOptimizer over 1 to 4 CPU ranks, both stages, against the same optimizer on whole parameters.
+// An Optimizer over 1 to 4 CPU ranks, of whole parameters and of slices, against LibTorch's on one device.
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 #include <lockstep/data_parallel/balance.hpp>
 #include <lockstep/data_parallel/data_parallel.hpp>
-#include <lockstep/data_parallel/sharded_optimizer.hpp>
+#include <lockstep/data_parallel/optimizer.hpp>
 #include <lockstep/data_parallel/sync_batch_norm.hpp>
 #include <lockstep/optim/optimizers.hpp>
 
+#include "data_parallel/net_optimizer.hpp"
+#include "io/checked_tensors.hpp"
 #include "optim/optimizer_state.hpp"
 #include "support/group_tests.hpp"
+#include "support/scratch_folder.hpp"
 
 #include <algorithm>
 #include <functional>
@@ -35,16 +38,16 @@ INSTANTIATE_TEST_SUITE_P(Sizes, ShardedOptimizerWorlds, testing::Values(1, 2, 3,
 
 struct Case {
   std::string name;
-  ShardedOptimizer::Factory make;
+  Optimizer::Make make;
 };
 
 std::vector<Case> cases() {
-  const auto sgd = [](auto slices) {
-    return std::make_unique<optim::SGD>(slices, optim::SGDOptions(0.1).momentum(0.9).nesterov(true).weight_decay(0.01));
+  const auto sgd = [](auto groups) {
+    return std::make_unique<optim::SGD>(groups, optim::SGDOptions(0.1).momentum(0.9).nesterov(true).weight_decay(0.01));
   };
-  const auto adam = [](auto slices) { return std::make_unique<optim::Adam>(slices, optim::AdamOptions(0.01)); };
-  const auto adam_w = [](auto slices) {
-    return std::make_unique<optim::AdamW>(slices, optim::AdamWOptions(0.01).weight_decay(0.1).amsgrad(true));
+  const auto adam = [](auto groups) { return std::make_unique<optim::Adam>(groups, optim::AdamOptions(0.01)); };
+  const auto adam_w = [](auto groups) {
+    return std::make_unique<optim::AdamW>(groups, optim::AdamWOptions(0.01).weight_decay(0.1).amsgrad(true));
   };
   return {{"SGD", sgd}, {"Adam", adam}, {"AdamW", adam_w}};
 }
@@ -96,14 +99,14 @@ void train_whole(Net& net, const std::vector<Batch>& batches, optim::Optimizer* 
   }
 }
 
-// The optimizer of whole parameters, on one device.
-Net trained_whole(const Net& start, const std::vector<Batch>& batches, const ShardedOptimizer::Factory& make) {
+Optimizer::Groups in_one_group(const nn::Module& net) {
+  return {optim::OptimizerParamGroup(net.parameters())};
+}
+
+// LibTorch's optimizer of whole parameters, on one device.
+Net trained_whole(const Net& start, const std::vector<Batch>& batches, const Optimizer::Make& make) {
   Net net = copy_of(start);
-  std::vector<Tensor> learnt;
-  for (const auto& parameter : net->parameters()) {
-    if (parameter.requires_grad()) learnt.push_back(parameter);
-  }
-  train_whole(net, batches, make(learnt).get());
+  train_whole(net, batches, make(in_one_group(*net)).get());
   return net;
 }
 
@@ -122,11 +125,12 @@ void backward(DataParallel<NetImpl>& net, const Batch& batch, const Rank& rank) 
 }
 
 // 256 bytes: four buckets of float64 and one of float32.
-std::vector<ShardedOptions> ways() {
-  return {{.stage = 1},
-          {.stage = 1, .bucket_bytes = 256},
-          {.stage = 2, .bucket_bytes = 256},
-          {.stage = 2, .bucket_bytes = 256, .overlap = false}};
+std::vector<DataParallelOptions> ways() {
+  return {{},
+          {.sharded = Sharded::state},
+          {.bucket_bytes = 256, .sharded = Sharded::state},
+          {.bucket_bytes = 256, .sharded = Sharded::gradients},
+          {.bucket_bytes = 256, .overlap = false, .sharded = Sharded::gradients}};
 }
 
 TEST_P(ShardedOptimizerWorlds, UpdatesAreThoseOfTheWholeOptimizer) {
@@ -135,25 +139,25 @@ TEST_P(ShardedOptimizerWorlds, UpdatesAreThoseOfTheWholeOptimizer) {
     const auto batches = make_batches();
     const Net whole = trained_whole(start, batches, make);
     for (const auto& options : ways()) {
-      const bool average = options.stage == 1;  // is of no account
       on_ranks([&, &name = name, &make = make](Rank& rank) {
-        DataParallel net(copy_of(start), rank, {.average = average});
-        ShardedOptimizer sharded(net, make, options);
-        for (size_t step = 0; step < batches.size(); ++step) {
-          step % 2 == 0 ? sharded.zero_grad() : net->zero_grad();
-          backward(net, batches[step], rank);
-          EXPECT_EQ(net->linear->weight.grad().defined(), options.stage == 1);
-          EXPECT_FALSE(net->unused.grad().defined());
-          sharded.step();
+        Net module = copy_of(start);
+        DataParallel net(module, rank, options);
+        Optimizer optimizer(net, make);
+        for (const auto& batch : batches) {
+          optimizer.zero_grad();
+          backward(net, batch, rank);
+          EXPECT_EQ(module->linear->weight.grad().defined(), options.sharded == Sharded::nothing);
+          EXPECT_FALSE(module->unused.grad().defined());
+          optimizer.step();
         }
-        expect_trained_alike(*net, whole, rank, name + " ");
-        EXPECT_EQ(net->conv->weight.strides(), start->conv->weight.strides());
+        expect_trained_alike(*module, whole, rank, name + " ");
+        EXPECT_EQ(module->conv->weight.strides(), start->conv->weight.strides());
       });
     }
   }
 }
 
-// What each backward adds: under no_sync on the rank, with stage 2 in the slice.
+// What each backward adds: under no_sync on the rank, in a sharded net in the slice.
 TEST_P(ShardedOptimizerWorlds, AccumulatesOverBackwards) {
   const Net start;
   const auto batches = make_batches();
@@ -161,44 +165,52 @@ TEST_P(ShardedOptimizerWorlds, AccumulatesOverBackwards) {
   optim::SGD sgd(whole->parameters(), 0.1);
   for (const auto& batch : batches) whole->loss(whole->forward(batch.x), batch.y).backward();
   sgd.step();
-  const auto make = [](auto slices) { return std::make_unique<optim::SGD>(slices, 0.1); };
   for (const auto& options : ways()) {
     for (const size_t unreduced : {0, 2, 3}) {
       on_ranks([&](Rank& rank) {
-        DataParallel net(copy_of(start), rank);
-        ShardedOptimizer sharded(net, make, options);
+        const Net module = copy_of(start);
+        DataParallel net(module, rank, options);
+        Optimizer optimizer(net, optim::SGDOptions(0.1));
         backward(net, batches[0], rank);
-        sharded.zero_grad();  // of what came before nothing is left
+        optimizer.zero_grad();  // of what came before nothing is left
         for (size_t i = 0; i < batches.size(); ++i) {
           std::optional<NoSync> no_sync;
           if (i < unreduced) no_sync.emplace(net.replica());
           backward(net, batches[i], rank);
         }
-        sharded.step();
-        expect_trained_alike(*net, whole, rank, std::to_string(unreduced) + " unreduced, ");
+        optimizer.step();
+        expect_trained_alike(*module, whole, rank, std::to_string(unreduced) + " unreduced, ");
       });
     }
     on_ranks([&](Rank& rank) {  // several backwards that are one for DataParallel, as a pipeline's microbatches are
-      DataParallel net(copy_of(start), rank);
-      ShardedOptimizer sharded(net, make, options);
+      Net module = copy_of(start);
+      DataParallel net(module, rank, options);
+      Optimizer optimizer(net, optim::SGDOptions(0.1));
       net.backward_through([&] {
         for (size_t i = 0; i < batches.size(); ++i) {
           std::optional<NoSync> more_to_come;
           if (i + 1 < batches.size()) more_to_come.emplace(net.replica());
           const Batch part = part_for(batches[i], rank);
           if (part.size() == 0) continue;
-          const Tensor loss = net->loss(net(part.x), part.y);
+          const Tensor loss = module->loss(net(part.x), part.y);
           loss.backward(torch::full_like(loss, net.weight_of(part.size(), part.global_size)));
         }
       });
-      sharded.step();
-      expect_trained_alike(*net, whole, rank, "in one, ");
+      optimizer.step();
+      expect_trained_alike(*module, whole, rank, "in one, ");
     });
   }
 }
 
-std::map<std::string, Tensor> by_name(const ShardedOptimizer::State& state) {
+std::map<std::string, Tensor> by_name(const io::NamedTensors& state) {
   return {state.begin(), state.end()};
+}
+
+// What rank 0 saves; the others have nothing.
+std::map<std::string, Tensor> saved_state(Optimizer& optimizer, const Rank& rank) {
+  const ScratchFolder folder;
+  optimizer.save(folder / "optimizer");
+  return rank.index() == 0 ? by_name(io::read_checked(folder / "optimizer")) : by_name({});
 }
 
 // In each backward one branch, on some ranks or on all.
@@ -248,22 +260,22 @@ void train_branches(BranchesImpl& net, optim::Optimizer& optimizer, const std::v
   }
 }
 
-void train_branches(DataParallel<BranchesImpl>& net, ShardedOptimizer& sharded, const std::vector<Batch>& batches,
-                    const Rank& rank, bool unreduced, size_t begin, size_t end) {
+void train_branches(BranchesImpl& module, DataParallel<BranchesImpl>& net, Optimizer& optimizer,
+                    const std::vector<Batch>& batches, const Rank& rank, bool unreduced, size_t begin, size_t end) {
   for (size_t step = begin; step < end; ++step) {
     const Batch& batch = batches[step];
-    sharded.zero_grad();
+    optimizer.zero_grad();
     const auto& backwards = kAlternating[step];
     for (size_t i = 0; i < backwards.size(); ++i) {
-      net->branch = rank.index() % 2 == 0 ? backwards[i].first : backwards[i].second;
+      module.branch = rank.index() % 2 == 0 ? backwards[i].first : backwards[i].second;
       std::optional<NoSync> no_sync;
       if (unreduced && i + 1 < backwards.size()) no_sync.emplace(net.replica());
       net.loss(part_for(batch, rank), F::cross_entropy).backward();
     }
-    for (const auto& item : net->named_parameters()) {
+    for (const auto& item : module.named_parameters()) {
       if (item.key()[0] == 'c') EXPECT_FALSE(item.value().grad().defined()) << item.key();
     }
-    sharded.step();
+    optimizer.step();
   }
 }
 
@@ -279,25 +291,30 @@ TEST_P(ShardedOptimizerWorlds, ParametersThatNoRankUsedAreLeftAloneAsOnOneDevice
   const auto batches = branch_batches();
   for (const auto& [name, make] : {cases()[0], cases()[2]}) {
     const auto alone = copy_of(start);
-    const auto whole = make(alone->parameters());
+    const auto whole = make(in_one_group(*alone));
     train_branches(*alone, *whole, batches, ranks, 0, kAlternating.size());
     io::NamedTensors parameters;
     for (const auto& item : alone->named_parameters()) parameters.emplace_back(item.key(), item.value());
     const auto expected = by_name(optimizer_state(*whole, parameters));
     EXPECT_TRUE(alone->branches[2].second->weight.equal(start->branches[2].second->weight));
     on_ranks([&, &name = name, &make = make](Rank& rank) {
-      for (const ShardedOptions& options : std::vector<ShardedOptions>{
-               {.stage = 1, .bucket_bytes = 256}, {.stage = 2, .bucket_bytes = 256, .overlap = false}, {.stage = 2}}) {
+      for (const auto& options :
+           std::vector<DataParallelOptions>{{},
+                                            {.bucket_bytes = 256, .sharded = Sharded::state},
+                                            {.bucket_bytes = 256, .overlap = false, .sharded = Sharded::gradients},
+                                            {.sharded = Sharded::gradients}}) {
         for (const bool unreduced : {false, true}) {
-          const std::string where = name + ", stage " + std::to_string(options.stage) + ", ";
-          DataParallel net(copy_of(start), rank);
-          ShardedOptimizer sharded(net, make, options);
-          train_branches(net, sharded, batches, rank, unreduced, 0, kAlternating.size());
-          for (const auto& item : net->named_parameters()) {
+          const std::string where = name + ", stage " + std::to_string(static_cast<int>(options.sharded)) + ", ";
+          const auto module = copy_of(start);
+          DataParallel net(module, rank, options);
+          Optimizer optimizer(net, make);
+          train_branches(*module, net, optimizer, batches, rank, unreduced, 0, kAlternating.size());
+          for (const auto& item : module->named_parameters()) {
             expect_near(item.value().detach(), alone->named_parameters()[item.key()].detach(), 1e-12,
                         where + item.key());
           }
-          const auto state = by_name(sharded.state());
+          const auto state = saved_state(optimizer, rank);
+          if (rank.index() > 0) continue;
           EXPECT_EQ(state.size(), expected.size()) << where;
           for (const auto& [key, value] : expected) expect_near(state.at(key), value, 1e-12, where + key);
         }
@@ -312,25 +329,28 @@ void expect_state_goes_on(int ranks, int others) {
   const auto batches = branch_batches();
   for (const auto& [name, make] : cases()) {
     const auto alone = copy_of(start);
-    const auto whole = make(alone->parameters());
+    const auto whole = make(in_one_group(*alone));
     train_branches(*alone, *whole, batches, ranks, 0, 1);
     train_branches(*alone, *whole, batches, others, 1, kAlternating.size());
-    ShardedOptimizer::State kept;
+    const ScratchFolder folder;
+    const auto file = folder / "optimizer";
     const auto half = copy_of(start);
     run(test_devices(ranks), [&, &make = make](Rank& rank) {
-      DataParallel net(rank.index() == 0 ? half : copy_of(start), rank);
-      ShardedOptimizer sharded(net, make, {.stage = 2});
-      train_branches(net, sharded, batches, rank, false, 0, 1);
-      const auto state = sharded.state();
-      if (rank.index() == 0) kept = state;
+      const auto module = rank.index() == 0 ? half : copy_of(start);
+      DataParallel net(module, rank, {.sharded = Sharded::gradients});
+      Optimizer optimizer(net, make);
+      train_branches(*module, net, optimizer, batches, rank, false, 0, 1);
+      optimizer.save(file);
     });
-    EXPECT_EQ(by_name(kept).count("step.b.weight") + by_name(kept).count("momentum_buffer.b.weight"), 0u);
+    const auto kept = by_name(io::read_checked(file));
+    EXPECT_EQ(kept.count("step.b.weight") + kept.count("momentum_buffer.b.weight"), 0u);
     run(test_devices(others), [&, &make = make, &name = name](Rank& rank) {
-      DataParallel net(copy_of(half), rank);
-      ShardedOptimizer sharded(net, make, {.stage = 1, .bucket_bytes = 256});
-      sharded.load_state(kept);
-      train_branches(net, sharded, batches, rank, false, 1, kAlternating.size());
-      for (const auto& item : net->named_parameters()) {
+      const auto module = copy_of(half);
+      DataParallel net(module, rank, {.bucket_bytes = 256, .sharded = Sharded::state});
+      Optimizer optimizer(net, make);
+      optimizer.load(file);
+      train_branches(*module, net, optimizer, batches, rank, false, 1, kAlternating.size());
+      for (const auto& item : module->named_parameters()) {
         expect_near(item.value().detach(), alone->named_parameters()[item.key()].detach(), 1e-12, name + item.key());
       }
     });
@@ -347,20 +367,21 @@ TEST(ShardedOptimizer, RanksMayHaveNothingOfASmallNet) {
   const auto make = cases()[1].make;
   nn::Linear alone(1, 1);
   const nn::Linear start(std::dynamic_pointer_cast<nn::LinearImpl>(alone->clone()));
-  const auto adam = make(alone->parameters());
+  const auto adam = make(in_one_group(*alone));
   F::mse_loss(alone(batch.x), batch.y).backward();
   adam->step();
   run(test_devices(4), [&](Rank& rank) {
-    DataParallel net(std::dynamic_pointer_cast<nn::LinearImpl>(start->clone()), rank);
-    ShardedOptimizer sharded(net, make, {.stage = 2});
+    const auto module = std::dynamic_pointer_cast<nn::LinearImpl>(start->clone());
+    DataParallel net(module, rank, {.sharded = Sharded::gradients});
+    NetOptimizer optimizer(net.trained(), make, in_one_group(*module), "Optimizer");
     net.loss(part_for(batch, rank), F::mse_loss).backward();
-    sharded.step();
-    expect_near(net->weight.detach(), alone->weight.detach(), 1e-6, "weight");
-    expect_near(net->bias.detach(), alone->bias.detach(), 1e-6, "bias");
-    const auto state = by_name(sharded.state());
+    optimizer.step({});
+    expect_near(module->weight.detach(), alone->weight.detach(), 1e-6, "weight");
+    expect_near(module->bias.detach(), alone->bias.detach(), 1e-6, "bias");
+    const auto state = by_name(optimizer.state());
     EXPECT_EQ(state.at("exp_avg.weight").sizes(), at::IntArrayRef({1, 1}));
     EXPECT_EQ(state.at("step.bias").item<int64_t>(), 1);
-    sharded.load_state(sharded.state());
+    optimizer.load_state(optimizer.state());
   });
 }
 
@@ -375,16 +396,15 @@ int64_t state_bytes(const optim::Optimizer& adam) {
 
 TEST_P(ShardedOptimizerWorlds, StateOfEachRankIsItsShareOfTheWhole) {
   on_ranks([](Rank& rank) {
-    DataParallel net(nn::Linear(15, 64), rank, {.average = false});  // 1024 values
-    ShardedOptimizer adam(
-        net, [](auto slices) { return std::make_unique<optim::Adam>(slices, optim::AdamOptions(0.1)); }, {.stage = 2});
+    DataParallel net(nn::Linear(15, 64), rank, {.sharded = Sharded::gradients});  // 1024 values
+    Optimizer adam(net, optim::AdamOptions(0.1));
     const Batch batch{torch::ones({2, 15}), torch::zeros({2}, torch::kLong), 2 * rank.world_size()};
     net.loss(batch, F::cross_entropy).backward();
     adam.step();
     const int64_t lines = 1024 / 64;  // slices begin at whole lines of 64 values
     const int64_t share = (lines + rank.world_size() - 1) / rank.world_size() * 64;
     const int64_t values = std::min(share, 1024 - share * rank.index());
-    EXPECT_EQ(state_bytes(adam.optimizer()), 2 * values * 4);
+    EXPECT_EQ(state_bytes(adam.inner()), 2 * values * 4);
   });
 }
 
@@ -395,21 +415,22 @@ TEST(ShardedOptimizer, ItsStateIsThatOfTheWholeAndGoesToOtherRanks) {
   const std::vector<Batch> first(batches.begin(), batches.begin() + 2);
   for (const auto& [name, make] : cases()) {
     const Net whole = trained_whole(start, batches, make);
-    ShardedOptimizer::State kept;
+    io::NamedTensors kept;
     Net half = copy_of(start);
     run(test_devices(3), [&, &make = make](Rank& rank) {
-      DataParallel net(copy_of(start), rank);
-      ShardedOptimizer sharded(net, make, {.stage = 2, .bucket_bytes = 256});
+      const Net module = copy_of(start);
+      DataParallel net(module, rank, {.bucket_bytes = 256, .sharded = Sharded::gradients});
+      NetOptimizer optimizer(net.trained(), make, in_one_group(*module), "Optimizer");
       for (const auto& batch : first) {
         backward(net, batch, rank);
-        sharded.step();
+        optimizer.step({});
       }
-      const auto state = sharded.state();
+      const auto state = optimizer.state();
       for (const auto& [key, value] : state) expect_equal_on_all_ranks(value, rank, key);
       if (rank.index() == 0) {
         kept = state;
         const torch::NoGradGuard no_grad;
-        for (auto& item : half->named_parameters()) item.value().copy_(net->named_parameters()[item.key()]);
+        for (auto& item : half->named_parameters()) item.value().copy_(module->named_parameters()[item.key()]);
       }
     });
     const std::string member = name == "SGD" ? "momentum_buffer" : "exp_avg";
@@ -417,15 +438,16 @@ TEST(ShardedOptimizer, ItsStateIsThatOfTheWholeAndGoesToOtherRanks) {
     EXPECT_EQ(by_name(kept).count(member + ".frozen"), 0);
     if (name != "SGD") EXPECT_EQ(by_name(kept).at("step.linear.bias").item<int64_t>(), 2);
     run(test_devices(2), [&, &make = make, &name = name](Rank& rank) {
-      DataParallel net(copy_of(half), rank);
-      ShardedOptimizer sharded(net, make, {.stage = 1, .bucket_bytes = 500});
-      sharded.load_state(kept);
+      const Net module = copy_of(half);
+      DataParallel net(module, rank, {.bucket_bytes = 500, .sharded = Sharded::state});
+      NetOptimizer optimizer(net.trained(), make, in_one_group(*module), "Optimizer");
+      optimizer.load_state(kept);
       for (size_t step = 2; step < batches.size(); ++step) {
-        sharded.zero_grad();
+        optimizer.zero_grad();
         backward(net, batches[step], rank);
-        sharded.step();
+        optimizer.step({});
       }
-      expect_trained_alike(*net, whole, rank, name + " resumed, ");
+      expect_trained_alike(*module, whole, rank, name + " resumed, ");
     });
   }
 }
@@ -433,7 +455,7 @@ TEST(ShardedOptimizer, ItsStateIsThatOfTheWholeAndGoesToOtherRanks) {
 // ---- Groups of parameters, each with options of its own.
 
 // Weights decay. Biases do not, and learn more slowly.
-std::vector<std::pair<std::string, ShardedOptimizer::GroupsFactory>> cases_in_groups() {
+std::vector<Case> cases_in_groups() {
   const auto with_two_ways = [](auto made) {
     set_weight_decay(made->param_groups()[1], 0);
     made->param_groups()[1].options().set_lr(0.02);
@@ -449,34 +471,34 @@ std::vector<std::pair<std::string, ShardedOptimizer::GroupsFactory>> cases_in_gr
 }
 
 // Trains some steps on `ranks` ranks and the others on `others`, whose slices are other ones.
-void expect_groups_train_alike(int ranks, int others, const std::string& name,
-                               const ShardedOptimizer::GroupsFactory& make, int stage) {
+void expect_groups_train_alike(int ranks, int others, const std::string& name, const Optimizer::Make& make,
+                               Sharded sharded) {
   const Net start, half = copy_of(start);
   Net whole = copy_of(start);
   const auto batches = make_batches();
   train_whole(whole, batches, make(decay_groups(*whole)).get());
-  const auto train = [&](DataParallel<NetImpl>& net, ShardedOptimizer& sharded, Rank& rank, size_t begin, size_t end) {
+  const auto train = [&](DataParallel<NetImpl>& net, Optimizer& optimizer, Rank& rank, size_t begin, size_t end) {
     for (size_t i = begin; i < end; ++i) {
-      sharded.zero_grad();
+      optimizer.zero_grad();
       backward(net, batches[i], rank);
-      sharded.step();
+      optimizer.step();
     }
   };
-  ShardedOptimizer::State state;
+  const ScratchFolder folder;
   run(test_devices(ranks), [&](Rank& rank) {
-    DataParallel net(rank.index() == 0 ? half : copy_of(start), rank);
-    ShardedOptimizer sharded(net, decay_groups(*net), make, {.stage = stage, .bucket_bytes = 256});
-    EXPECT_EQ(sharded.optimizer().param_groups().size(), 2u);
-    train(net, sharded, rank, 0, 2);
-    const auto mine = sharded.state();
-    if (rank.index() == 0) state = mine;
+    DataParallel net(rank.index() == 0 ? half : copy_of(start), rank, {.bucket_bytes = 256, .sharded = sharded});
+    Optimizer optimizer(net, make, decay_groups);
+    EXPECT_EQ(optimizer.param_groups().size(), 2u);
+    train(net, optimizer, rank, 0, 2);
+    optimizer.save(folder / "optimizer");
   });
   run(test_devices(others), [&](Rank& rank) {
-    DataParallel net(copy_of(half), rank);
-    ShardedOptimizer sharded(net, decay_groups(*net), make, {.stage = stage});
-    sharded.load_state(state);
-    train(net, sharded, rank, 2, batches.size());
-    expect_trained_alike(*net, whole, rank, name + " in groups, ");
+    const Net module = copy_of(half);
+    DataParallel net(module, rank, {.sharded = sharded});
+    Optimizer optimizer(net, make, decay_groups);
+    optimizer.load(folder / "optimizer");
+    train(net, optimizer, rank, 2, batches.size());
+    expect_trained_alike(*module, whole, rank, name + " in groups, ");
   });
 }
 
@@ -484,21 +506,23 @@ TEST(ShardedOptimizer, GroupsHaveTheirOwnOptionsAsOnOneDevice) {
   torch::manual_seed(7);
   for (const auto& [name, make] : cases_in_groups()) {
     for (const int ranks : {1, 2, 3}) {
-      for (const int stage : {1, 2}) expect_groups_train_alike(ranks, 4 - ranks, name, make, stage);
+      for (const auto sharded : {Sharded::nothing, Sharded::state, Sharded::gradients}) {
+        expect_groups_train_alike(ranks, 4 - ranks, name, make, sharded);
+      }
     }
   }
 }
 
 TEST(ShardedOptimizer, GroupsHaveEachParameterOnce) {
-  const auto sgd = [](const auto& groups) { return std::make_unique<optim::SGD>(groups, 0.1); };
-  const auto error_with = [&](const std::function<ShardedOptimizer::Groups(nn::LinearImpl&)>& groups_of) {
+  using Groups = Optimizer::Groups;
+  const auto error_with = [&](const std::function<Groups(const nn::LinearImpl&)>& groups_of) {
     return error_on_ranks(2, [&](Rank& rank) {
-      DataParallel net(nn::Linear(2, 2), rank);
-      ShardedOptimizer(net, groups_of(*net), sgd);
+      DataParallel net(nn::Linear(2, 2), rank, {.sharded = Sharded::state});
+      Optimizer(net, optim::SGDOptions(0.1),
+                [&](const nn::Module& module) { return groups_of(dynamic_cast<const nn::LinearImpl&>(module)); });
     });
   };
   const auto group = [](const Tensor& parameter) { return optim::OptimizerParamGroup(std::vector<Tensor>{parameter}); };
-  using Groups = ShardedOptimizer::Groups;
   EXPECT_EQ(error_with([](auto& net) { return decay_groups(net); }), "(no error)");
   EXPECT_THAT(error_with([&](auto& net) { return Groups{group(net.weight)}; }), HasSubstr("bias is in none of the"));
   EXPECT_THAT(error_with([&](auto& net) {
@@ -514,77 +538,76 @@ TEST(ShardedOptimizer, GroupsHaveEachParameterOnce) {
 
 TEST(ShardedOptimizer, SaysWhatItCannotDo) {
   const auto nothing = [](auto) { return std::unique_ptr<optim::Optimizer>(); };
-  const auto sgd = [](auto slices) { return std::make_unique<optim::SGD>(slices, 0.1); };
-  const auto error_with = [&](auto&& use, const ShardedOptions& options = {}) {
+  const optim::SGDOptions sgd(0.1);
+  const DataParallelOptions sharded{.sharded = Sharded::state};
+  const Batch batch{torch::ones({1, 2}), torch::zeros({1}, torch::kLong), 1};
+  const auto error_with = [&](auto&& use) {
     return error_on_ranks(1, [&](Rank& rank) {
-      DataParallel net(nn::Linear(2, 2), rank);
-      ShardedOptimizer sharded(net, sgd, options);
-      use(net, sharded);
+      const nn::Linear module(2, 2);
+      DataParallel net(module, rank, sharded);
+      NetOptimizer optimizer(net.trained(), cases()[0].make, in_one_group(*module), "Optimizer");
+      use(net, optimizer);
     });
   };
-  EXPECT_THAT(error_with([](auto&, auto&) {}, {.stage = 4}), HasSubstr("stage is 4"));
-  EXPECT_THAT(error_with([](auto&, auto&) {}, {.bucket_bytes = 0}), HasSubstr("bucket_bytes is 0"));
-  EXPECT_THAT(error_with([](auto&, auto& sharded) { sharded.step(); }), HasSubstr("no averaged gradients"));
   EXPECT_THAT(
-      error_on_ranks(1,
-                     [&](Rank& rank) {
-                       nn::Linear linear(2, 2);
-                       linear->bias.requires_grad_(false);
-                       DataParallel net(linear, rank);
-                       ShardedOptimizer sharded(net, sgd);
-                       linear->bias.requires_grad_(true);
-                       net.loss({torch::ones({1, 2}), torch::zeros({1}, torch::kLong), 1}, F::cross_entropy).backward();
-                       sharded.step();
-                     }),
-      HasSubstr("bias needed no gradient"));
+      error_on_ranks(
+          1, [](Rank& rank) { DataParallel(nn::Linear(2, 2), rank, {.bucket_bytes = 0, .sharded = Sharded::state}); }),
+      HasSubstr("bucket_bytes is 0"));
+  EXPECT_THAT(error_with([](auto&, auto& optimizer) { optimizer.step({}); }), HasSubstr("no averaged gradients"));
+  EXPECT_THAT(error_on_ranks(1,
+                             [&](Rank& rank) {
+                               nn::Linear linear(2, 2);
+                               linear->bias.requires_grad_(false);
+                               DataParallel net(linear, rank, sharded);
+                               Optimizer optimizer(net, sgd);
+                               linear->bias.requires_grad_(true);
+                               net.loss(batch, F::cross_entropy).backward();
+                               optimizer.step();
+                             }),
+              HasSubstr("bias needed no gradient"));
   EXPECT_THAT(error_on_ranks(1,
                              [&](Rank& rank) {
                                nn::Sequential norm(nn::BatchNorm1d(2));
                                convert_sync_batchnorm(*norm, rank);
-                               DataParallel net(norm, rank);
-                               ShardedOptimizer sharded(net, sgd, {.stage = 2});
+                               DataParallel net(norm, rank, {.sharded = Sharded::gradients});
                              }),
               HasSubstr("SyncBatchNorm"));
   EXPECT_THAT(error_on_ranks(1,
                              [&](Rank& rank) {
-                               DataParallel net(nn::Linear(2, 2), rank);
-                               ShardedOptimizer sharded(net, sgd, {.stage = 2});
+                               DataParallel net(nn::Linear(2, 2), rank, {.sharded = Sharded::gradients});
                                Balance balance(net, rank);
                              }),
-              HasSubstr("Balance needs stage 1"));
-  EXPECT_THAT(error_with([](auto& net, auto& sharded) {
+              HasSubstr("Balance needs Sharded::state"));
+  EXPECT_THAT(error_with([&](auto& net, auto& optimizer) {
                 const auto guard = net.no_sync();
-                net.loss({torch::ones({1, 2}), torch::zeros({1}, torch::kLong), 1}, F::cross_entropy).backward();
-                sharded.step();
+                net.loss(batch, F::cross_entropy).backward();
+                optimizer.step({});
               }),
               HasSubstr("outside of no_sync()"));
-  EXPECT_THAT(error_with([](auto&, auto& sharded) {
-                sharded.load_state({{"step.other", torch::zeros({})}});
+  EXPECT_THAT(error_with([](auto&, auto& optimizer) {
+                optimizer.load_state({{"step.other", torch::zeros({})}});
               }),
               HasSubstr("no place for the state 'step.other'"));
-  EXPECT_THAT(error_on_ranks(1,
-                             [&](Rank& rank) {
-                               DataParallel net(nn::ReLU(), rank);
-                               ShardedOptimizer(net, sgd);
-                             }),
+  EXPECT_THAT(error_on_ranks(1, [&](Rank& rank) { DataParallel(nn::ReLU(), rank, sharded); }),
               HasSubstr("no parameter that needs a gradient"));
   EXPECT_THAT(error_on_ranks(1,
                              [&](Rank& rank) {
                                DataParallel net(nn::Linear(2, 2), rank);
-                               ShardedOptimizer(net, nothing);
+                               Optimizer(net, nothing);
                              }),
               HasSubstr("made no optimizer"));
   EXPECT_THAT(error_on_ranks(1,
                              [&](Rank& rank) {
-                               DataParallel net(nn::Linear(2, 2), rank);
-                               { ShardedOptimizer(net, sgd); }
+                               DataParallel net(nn::Linear(2, 2), rank, sharded);
+                               { Optimizer(net, sgd); }
                                net.backward_through([] {});
                              }),
-              HasSubstr("is gone"));
+              HasSubstr("there is no lockstep::Optimizer of it"));
   EXPECT_THAT(error_on_ranks(1,
                              [&](Rank& rank) {
-                               DataParallel table(nn::Embedding(nn::EmbeddingOptions(4, 2).sparse(true)), rank);
-                               ShardedOptimizer sharded(table, sgd);
+                               DataParallel table(nn::Embedding(nn::EmbeddingOptions(4, 2).sparse(true)), rank,
+                                                  sharded);
+                               const Optimizer optimizer(table, sgd);
                                table.mean(table(torch::tensor({1})).sum(), 1, 1).backward();
                              }),
               AllOf(HasSubstr("weight"), HasSubstr("sparse")));

@@ -4,7 +4,7 @@
 #include <torch/torch.h>
 #include <lockstep/data/data.hpp>
 #include <lockstep/data_parallel/data_parallel.hpp>
-#include <lockstep/data_parallel/sharded_optimizer.hpp>
+#include <lockstep/data_parallel/optimizer.hpp>
 #include <lockstep/models/dropout.hpp>
 #include <lockstep/split/split_model.hpp>
 
@@ -13,7 +13,6 @@
 
 #include <cmath>
 #include <functional>
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -56,18 +55,14 @@ std::vector<std::string> warnings_of(int world, const std::function<void(Rank&)>
 TEST(TrainingLoop, StepsWithoutTheNetsForwardOrBackwardAreRefusedAtTheSecondOne) {
   for (const bool sharded : {false, true}) {
     const Outcome outcome = outcome_of(2, [&](Rank& rank) {
-      DataParallel net(torch::nn::Linear(6, 3), rank);
-      std::unique_ptr<lockstep::ShardedOptimizer> optimizer;
-      if (sharded) {
-        optimizer = std::make_unique<lockstep::ShardedOptimizer>(
-            net, [](auto slices) { return std::make_unique<torch::optim::SGD>(slices, 0.1); });
-      }
-      torch::optim::SGD sgd(net->parameters(), 0.1);
+      torch::nn::Linear module(6, 3);
+      DataParallel net(module, rank, {.sharded = sharded ? lockstep::Sharded::state : lockstep::Sharded::nothing});
+      torch::optim::SGD sgd(module->parameters(), 0.1);
       int steps = 0;
       for (auto& batch : lockstep::batches(data, {.size = 4}, rank)) {
         EXPECT_LT(++steps, 3);
         sgd.zero_grad();
-        F::cross_entropy(net->forward(batch.x), batch.y).backward();
+        F::cross_entropy(module->forward(batch.x), batch.y).backward();
         sgd.step();
       }
     });

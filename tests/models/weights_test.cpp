@@ -1,8 +1,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
-#include <lockstep/data_parallel/optimizer_checkpoint.hpp>
-#include <lockstep/data_parallel/sharded_optimizer.hpp>
+#include <lockstep/data_parallel/data_parallel.hpp>
+#include <lockstep/data_parallel/optimizer.hpp>
 #include <lockstep/models/weights.hpp>
 
 #include "io/safetensors.hpp"
@@ -232,56 +232,72 @@ TEST_F(CheckpointTest, LoadsThroughOptimisersAndGradients) {
 // ---- Optimizers.
 
 namespace optim = torch::optim;
-using Optimizer = std::unique_ptr<optim::Optimizer>;
 
 // Matrices decay, the rest does not: a learning rate and a decay for each group.
-Optimizer adamw_in_groups(Net& net) {
-  std::vector<torch::Tensor> matrices, others;
-  for (const auto& parameter : net->parameters()) {
-    if (parameter.is_same(net->tied)) continue;
-    (parameter.dim() == 2 ? matrices : others).push_back(parameter);
+Optimizer::Groups matrices_and_others(const torch::nn::Module& module) {
+  const std::vector<torch::Tensor> matrices{static_cast<const NetImpl&>(module).tied};  // under two names
+  std::vector<torch::Tensor> others;
+  for (const auto& parameter : module.parameters()) {
+    if (parameter.dim() < 2) others.push_back(parameter);
   }
-  matrices.push_back(net->tied);
-  auto adamw = std::make_unique<optim::AdamW>(matrices, optim::AdamWOptions(0.1).weight_decay(0.3));
-  adamw->add_param_group(
-      optim::OptimizerParamGroup(others, std::make_unique<optim::AdamWOptions>(optim::AdamWOptions(0.02))));
-  return adamw;
+  Optimizer::Groups groups{optim::OptimizerParamGroup(matrices), optim::OptimizerParamGroup(others)};
+  groups[0].set_options(std::make_unique<optim::AdamWOptions>(optim::AdamWOptions(0.1).weight_decay(0.3)));
+  groups[1].set_options(std::make_unique<optim::AdamWOptions>(optim::AdamWOptions(0.02)));
+  return groups;
 }
 
-void step(Net& net, optim::Optimizer& optimizer, int number) {
-  optimizer.zero_grad();
-  const auto x = torch::sin(torch::arange(12).view({4, 3}) + number);
-  ((net->block->norm(net->block->linear(x)) - net->scale).pow(2).sum() + net->scale.exp()).backward();
-  optimizer.step();
+// A net with its optimizer, on one device.
+struct Trained {
+  explicit Trained(Rank& rank, bool adam = true)
+      : module(rank.in_turn([] { return Net(); })),
+        net(module, rank),
+        optimizer(adam ? Optimizer(net, optim::AdamWOptions(0.1), matrices_and_others)
+                       : Optimizer(net, optim::SGDOptions(0.1).momentum(0.9))) {}
+
+  void step(int number) {
+    const auto x = torch::sin(torch::arange(12).view({4, 3}) + number);
+    optimizer.zero_grad();
+    net.mean((module->block->norm(module->block->linear(x)) - module->scale).pow(2).sum() + module->scale.exp(), 4, 4)
+        .backward();
+    optimizer.step();
+  }
+
+  Net module;
+  DataParallel<NetImpl> net;
+  Optimizer optimizer;
+};
+
+void on_one_device(const std::function<void(Rank& rank)>& work) {
+  run({torch::kCPU}, work);
 }
 
 TEST_F(CheckpointTest, AnOwnLoopGoesOnWithTheSameBits) {
-  Net expected;
-  auto uninterrupted = adamw_in_groups(expected);
-  Net net;
-  save_weights(file(), *expected);
-  load_weights(file(), *net);
-  auto optimizer = adamw_in_groups(net);
-  for (int number = 1; number <= 6; ++number) {
-    if (number == 4) {
-      save_weights(file(), *net);
-      save_optimizer(folder_ / "adamw", *optimizer, *net);
-      net = Net();
-      load_weights(file(), *net);
-      optimizer = adamw_in_groups(net);
-      load_optimizer(folder_ / "adamw", *optimizer, *net);
+  on_one_device([&](Rank& rank) {
+    Trained expected(rank);
+    save_weights(file(), *expected.module);
+    auto goes_on = std::make_unique<Trained>(rank);
+    load_weights(file(), *goes_on->module);
+    for (int number = 1; number <= 6; ++number) {
+      if (number == 4) {
+        save_weights(file(), *goes_on->module);
+        goes_on->optimizer.save(folder_ / "adamw");
+        goes_on = std::make_unique<Trained>(rank);
+        load_weights(file(), *goes_on->module);
+        goes_on->optimizer.load(folder_ / "adamw");
+      }
+      expected.step(number);
+      goes_on->step(number);
+      expect_equal(values_of(*goes_on->module), values_of(*expected.module));
     }
-    step(expected, *uninterrupted, number);
-    step(net, *optimizer, number);
-    expect_equal(values_of(*net), values_of(*expected));
-  }
+  });
 }
 
 TEST_F(CheckpointTest, NamesAnOptimizersStateByMemberAndParameter) {
-  Net net;
-  auto adamw = adamw_in_groups(net);
-  step(net, *adamw, 1);
-  save_optimizer(file(), *adamw, *net);
+  on_one_device([&](Rank& rank) {
+    Trained trained(rank);
+    trained.step(1);
+    trained.optimizer.save(file());
+  });
   std::vector<std::string> names;
   for (const auto& [name, tensor] : io::read_safetensors(file())) {
     if (name.starts_with("exp_avg.")) names.push_back(name);
@@ -291,51 +307,48 @@ TEST_F(CheckpointTest, NamesAnOptimizersStateByMemberAndParameter) {
 }
 
 TEST_F(CheckpointTest, RefusesAnotherOptimizersStateAndChangesNothing) {
-  Net net, other;
-  auto adamw = adamw_in_groups(net);
-  const auto make_sgd = [](Net& of) {
-    return std::make_unique<optim::SGD>(of->parameters(), optim::SGDOptions(0.1).momentum(0.9));
-  };
-  step(net, *adamw, 1);
-  const auto sgd = make_sgd(other);
-  step(other, *sgd, 1);
-  const auto state_now = [&] {
-    save_optimizer(folder_ / "now", *adamw, *net);
-    return folder_.read("now");
-  };
-  const auto before = state_now();
-  const auto refused = [&] {
-    const std::string error = error_of([&] { load_optimizer(file(), *adamw, *net); });
-    EXPECT_THAT(error, HasSubstr("cannot load '" + file().string() + "'"));
-    EXPECT_EQ(state_now(), before);
-    return error;
-  };
-  save_optimizer(file(), *sgd, *other);
-  EXPECT_THAT(refused(), HasSubstr("another kind of optimizer: it has momentum_buffer"));
-  save_weights(file(), *net);
-  EXPECT_THAT(refused(), HasSubstr("is not the name of an optimizer's state"));
+  on_one_device([&](Rank& rank) {
+    Trained adamw(rank), sgd(rank, /*adam=*/false);
+    adamw.step(1);
+    sgd.step(1);
+    const auto state_now = [&] {
+      adamw.optimizer.save(folder_ / "now");
+      return folder_.read("now");
+    };
+    const auto before = state_now();
+    const auto refused = [&] {
+      const std::string error = error_of([&] { adamw.optimizer.load(file()); });
+      EXPECT_THAT(error, HasSubstr("cannot load '" + file().string() + "'"));
+      EXPECT_EQ(state_now(), before);
+      return error;
+    };
+    sgd.optimizer.save(file());
+    EXPECT_NE(refused(), "(no error)");                           // other options, and momentum_buffer
+    io::write_safetensors(file(), io::read_safetensors(file()));  // without the options
+    EXPECT_THAT(refused(), HasSubstr("another kind of optimizer: it has momentum_buffer"));
+    save_weights(file(), *adamw.module);
+    EXPECT_THAT(refused(), HasSubstr("is not the name of an optimizer's state"));
 
-  const auto with = [&](const std::string& name, const torch::Tensor& tensor) {
-    io::NamedTensors tensors;
-    for (const auto& entry : io::read_safetensors(folder_ / "now")) {
-      if (entry.first != name) tensors.push_back(entry);
-    }
-    tensors.emplace_back(name, tensor);
-    io::write_safetensors(file(), tensors);
-  };
-  with("exp_avg.tied", torch::ones({3, 3}));
-  EXPECT_THAT(refused(), AllOf(HasSubstr("'exp_avg.tied'"), HasSubstr("[3, 3]"), HasSubstr("[2, 3]")));
-  with("exp_avg.block.other", torch::ones({2}));
-  EXPECT_THAT(refused(), HasSubstr("no place for the state 'exp_avg.block.other'"));
-  with("momentum_buffer.tied", torch::ones({2, 3}));
-  EXPECT_THAT(refused(), HasSubstr("no place for the state 'momentum_buffer.tied'"));
+    const auto with = [&](const std::string& name, const torch::Tensor& tensor) {
+      io::NamedTensors tensors;
+      for (const auto& entry : io::read_safetensors(folder_ / "now")) {
+        if (entry.first != name) tensors.push_back(entry);
+      }
+      tensors.emplace_back(name, tensor);
+      io::write_safetensors(file(), tensors);
+    };
+    with("exp_avg.tied", torch::ones({3, 3}));
+    EXPECT_THAT(refused(), AllOf(HasSubstr("'exp_avg.tied'"), HasSubstr("[3, 3]"), HasSubstr("[2, 3]")));
+    with("exp_avg.block.other", torch::ones({2}));
+    EXPECT_THAT(refused(), HasSubstr("no place for the state 'exp_avg.block.other'"));
+    with("momentum_buffer.tied", torch::ones({2, 3}));
+    EXPECT_THAT(refused(), HasSubstr("no place for the state 'momentum_buffer.tied'"));
 
-  std::string bytes = before;
-  bytes[bytes.size() - 5] ^= 4;
-  folder_.write("model.safetensors", bytes);
-  EXPECT_THAT(refused(), HasSubstr("SHA-256"));
-  EXPECT_THAT(error_of([&] { save_optimizer(file(), *adamw, *other); }), HasSubstr("none of this module's"));
-  EXPECT_THAT(error_of([&] { load_optimizer(folder_ / "now", *sgd, *net); }), HasSubstr("none of this module's"));
+    std::string bytes = before;
+    bytes[bytes.size() - 5] ^= 4;
+    folder_.write("model.safetensors", bytes);
+    EXPECT_THAT(refused(), HasSubstr("SHA-256"));
+  });
 }
 
 std::shared_ptr<torch::nn::LinearImpl> double_linear() {
@@ -349,17 +362,19 @@ std::shared_ptr<torch::nn::LinearImpl> double_linear() {
 }
 
 // Rank by rank other samples, of which all together are the same whatever the number of ranks.
-template <class Net>
-void sharded_step(Net& net, ShardedOptimizer& optimizer, Rank& rank, int number) {
-  const Dataset data{torch::sin(torch::arange(30).view({6, 5}).to(torch::kDouble) * number), torch::arange(6) % 3};
-  optimizer.zero_grad();
-  for (auto& batch : batches(data, {.size = 6}, rank)) {
-    net.loss(batch, torch::nn::functional::cross_entropy).backward();
+void steps(DataParallel<torch::nn::LinearImpl>& net, Optimizer& optimizer, Rank& rank,
+           const std::vector<int>& numbers) {
+  for (const int number : numbers) {
+    const Dataset data{torch::sin(torch::arange(30).view({6, 5}).to(torch::kDouble) * number), torch::arange(6) % 3};
+    for (auto& batch : batches(data, {.size = 6}, rank)) {
+      optimizer.zero_grad();
+      net.loss(batch, torch::nn::functional::cross_entropy).backward();
+      optimizer.step();
+    }
   }
-  optimizer.step();
 }
 
-// The same of one device.
+// The same of one device, without lockstep.
 void whole_step(torch::nn::LinearImpl& net, optim::Optimizer& optimizer, int number) {
   const auto x = torch::sin(torch::arange(30).view({6, 5}).to(torch::kDouble) * number);
   optimizer.zero_grad();
@@ -367,49 +382,51 @@ void whole_step(torch::nn::LinearImpl& net, optim::Optimizer& optimizer, int num
   optimizer.step();
 }
 
-TEST_F(CheckpointTest, AShardedOptimizerGoesOnOnOtherRanksAndOnOne) {
-  const auto make = [](auto slices) { return std::make_unique<optim::AdamW>(slices, optim::AdamWOptions(0.1)); };
+TEST_F(CheckpointTest, AShardedNetsOptimizerGoesOnInAnotherLayoutAndOnOneDevice) {
+  const optim::AdamWOptions options(0.1);
   const auto expected = double_linear();
-  const auto whole = make(expected->parameters());
-  for (const int number : {1, 2, 3, 4}) whole_step(*expected, *whole, number);
+  optim::AdamW whole(expected->parameters(), options);
+  for (const int number : {1, 2, 3, 4}) whole_step(*expected, whole, number);
 
   run(test_devices(3), [&](Rank& rank) {
-    DataParallel net(double_linear(), rank);
-    ShardedOptimizer adamw(net, make, {.bucket_bytes = 64});
-    for (const int number : {1, 2}) sharded_step(net, adamw, rank, number);
-    save_optimizer(folder_ / "adamw", adamw);
-    if (rank.index() == 0) save_weights(file(), *net);
+    const auto linear = double_linear();
+    DataParallel net(linear, rank, {.bucket_bytes = 64, .sharded = Sharded::state});
+    Optimizer adamw(net, options);
+    steps(net, adamw, rank, {1, 2});
+    adamw.save(folder_ / "adamw");
+    if (rank.index() == 0) save_weights(file(), *linear);
   });
   const auto kept = io::read_safetensors(folder_ / "adamw");
   EXPECT_EQ(kept.size(), 6u);  // exp_avg, exp_avg_sq and step, of weight and bias
-  run(test_devices(2), [&](Rank& rank) {
-    const auto linear = double_linear();
-    load_weights(file(), *linear);
-    DataParallel net(linear, rank);
-    ShardedOptimizer adamw(net, make, {.stage = 2});
-    load_optimizer(folder_ / "adamw", adamw);
-    const auto loaded = adamw.state();
-    const std::map<std::string, torch::Tensor> by_name(loaded.begin(), loaded.end());
-    for (const auto& [name, tensor] : kept) EXPECT_TRUE(torch::equal(by_name.at(name).cpu(), tensor)) << name;
-    for (const int number : {3, 4}) sharded_step(net, adamw, rank, number);
-    EXPECT_TRUE(torch::allclose(net->weight.cpu(), expected->weight, 0, 1e-12));
-    EXPECT_TRUE(torch::allclose(net->bias.cpu(), expected->bias, 0, 1e-12));
-  });
-  const auto alone = double_linear();
-  load_weights(file(), *alone);
-  const auto adamw = make(alone->parameters());
-  load_optimizer(folder_ / "adamw", *adamw, *alone);
-  for (const int number : {3, 4}) whole_step(*alone, *adamw, number);
-  EXPECT_TRUE(torch::allclose(alone->weight, expected->weight, 0, 1e-12));
+  for (const auto& [ranks, sharded] : {std::pair(2, Sharded::gradients), std::pair(3, Sharded::parameters),
+                                       std::pair(2, Sharded::nothing), std::pair(1, Sharded::nothing)}) {
+    const auto layout = sharded;
+    run(test_devices(ranks), [&](Rank& rank) {
+      const auto linear = double_linear();
+      load_weights(file(), *linear);
+      DataParallel net(linear, rank, {.sharded = layout});
+      Optimizer adamw(net, options);
+      adamw.load(folder_ / "adamw");
+      adamw.save(folder_ / "again");
+      if (rank.index() == 0) {
+        const auto again = load_tensors(folder_ / "again");
+        ASSERT_EQ(again.size(), kept.size());
+        for (const auto& [name, tensor] : kept) EXPECT_TRUE(torch::equal(again.at(name), tensor)) << name;
+      }
+      steps(net, adamw, rank, {3, 4});
+      const auto all = net.whole();
+      EXPECT_TRUE(torch::allclose(linear->weight.cpu(), expected->weight, 0, 1e-12));
+      EXPECT_TRUE(torch::allclose(linear->bias.cpu(), expected->bias, 0, 1e-12));
+    });
+  }
 }
 
-TEST_F(CheckpointTest, AShardedOptimizerNamesTheFileThatItRefuses) {
+TEST_F(CheckpointTest, AShardedNetsOptimizerNamesTheFileThatItRefuses) {
   io::write_safetensors(file(), {{"exp_avg.weight", torch::ones({3, 4})}});
   EXPECT_THAT(error_of([&] {
                 run(test_devices(1), [&](Rank& rank) {
-                  DataParallel net(double_linear(), rank);
-                  ShardedOptimizer sgd(net, [](auto slices) { return std::make_unique<optim::SGD>(slices, 0.1); });
-                  load_optimizer(file(), sgd);
+                  DataParallel net(double_linear(), rank, {.sharded = Sharded::state});
+                  Optimizer(net, optim::SGDOptions(0.1)).load(file());
                 });
               }),
               AllOf(HasSubstr("cannot load '" + file().string() + "'"), HasSubstr("another shape for exp_avg.weight")));

@@ -125,7 +125,7 @@ TEST(CostOfAStep, WithASplitByChannels) {
   EXPECT_EQ(of_step(options), (Cost{0, 0, 156}));
 }
 
-TEST(CostOfAStep, WithShardedOptimizers) {
+TEST(CostOfAStep, WithZero) {
   for (const int stage : {1, 2}) {
     TrainOptions options = training("lenet", 2);
     options.exchange.zero_stage = stage;

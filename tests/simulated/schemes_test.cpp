@@ -102,14 +102,14 @@ Trained train(const Scheme& scheme, const ModelSplit& split, const Devices& devi
     if (own_streams) stream.reset_stream(stream_beside(rank.device()));
     auto whole = rank.in_turn([&] { return make_net(scheme.sync_batchnorm); });
     if (scheme.sync_batchnorm) convert_sync_batchnorm(*whole, rank);
-    const bool averages = scheme.zero_stage == 0 && scheme.average_every == 0;
-    SplitModel net(whole, rank, split, {.average = averages, .hook = scheme.hook ? scheme.hook() : nullptr});
-    torch::optim::SGD sgd(net.parameters(), 0.05);
-    std::optional<ShardedOptimizer> sharded;
-    if (scheme.zero_stage > 0) {
-      const auto adamw = [](auto slices) { return std::make_unique<torch::optim::AdamW>(slices, 1e-3); };
-      sharded.emplace(net.replicas(), adamw, ShardedOptions{.stage = scheme.zero_stage});
-    }
+    SplitModel net(whole, rank, split,
+                   {.average = scheme.average_every == 0,
+                    .hook = scheme.hook ? scheme.hook() : nullptr,
+                    .sharded = static_cast<Sharded>(scheme.zero_stage)});
+    Optimizer optimizer(net, [&](auto groups) -> std::unique_ptr<torch::optim::Optimizer> {
+      if (scheme.zero_stage == 0) return std::make_unique<torch::optim::SGD>(groups, torch::optim::SGDOptions(0.05));
+      return std::make_unique<torch::optim::AdamW>(groups, torch::optim::AdamWOptions(1e-3));
+    });
     std::optional<LocalSgd> local;
     if (scheme.average_every > 0) local.emplace(net.parameters(), rank, LocalSgdOptions{scheme.average_every});
 
@@ -121,9 +121,9 @@ Trained train(const Scheme& scheme, const ModelSplit& split, const Devices& devi
       torch::Tensor sum = torch::zeros({}, torch::dtype(torch::kDouble).device(rank.device()));
       for (auto& batch : batches(data, {.size = kBatch, .epoch = epoch, .grain = scheme.grain}, net.mesh().data())) {
         batch.x = batch.x.to(torch::kDouble);
-        sharded ? sharded->zero_grad() : sgd.zero_grad();
+        optimizer.zero_grad();
         sum += net.forward_backward(batch, torch::nn::functional::cross_entropy) * batch.size();
-        sharded ? sharded->step() : static_cast<void>(sgd.step());
+        optimizer.step();
         if (local) local->step();
       }
       everybody.arrive_and_wait();
@@ -160,6 +160,7 @@ TEST_P(Schemes, TrainAsOnCpusWithoutAReport) {
       if (!losses_on_cpus.contains(ranks)) {
         losses_on_cpus[ranks] = train(scheme, *split, Devices(ranks, c10::kCPU), false, 6).loss;
       }
+      // In both second epochs the optimizers' options are compared once, in step 8.
       const Trained four = train(scheme, *split, devices, own_streams, 4);
       const Trained six = train(scheme, *split, devices, own_streams, 6);
       const std::string where = scheme.name + " on " + to_string(devices) + (own_streams ? ", own streams" : "");

@@ -25,7 +25,7 @@ set(simulated_tests
   "arithmetic_check_test|CheckArithmetic.ChangesNoBit:CheckArithmetic.ComputesAgain*|own"
   "in_process_test|*"
   "c10d_cases_test|Sizes/*"
-  "clip_grad_norm_test|Sizes/*"
+  "clipping_test|Sizes/*"
   "communication_hook_test|Sizes/*"
   "communication_test|Communication.*-*WithinAnEpoch*|own"
   "data_parallel_test|Sizes/*.*/2RanksMany:Sizes/*.*/3RanksOne:Sizes/*.*/2RanksAfterwards"
@@ -59,7 +59,7 @@ set(simulated_tests
   "storeys_test|*|shared"
   "straggler_test|SlowRank.*|own"
   "sync_batch_norm_test|Sizes/*.Layer*/2Ranks:Sizes/*.Nets*/2Ranks:SyncBatchNorm.*-*Conversion*:*GivesItsBackward*:*SaysWhat*"
-  "weights_test|CheckpointTest.AShardedOptimizerGoesOn*|shared"
+  "weights_test|CheckpointTest.AShardedNetsOptimizerGoesOn*|shared"
   "trainer_test|Trainer.Evaluates*:Trainer.ARequest*|own")
 
 # A program runs all of its files in one process: starting it, and loading LibTorch, takes a second each time.

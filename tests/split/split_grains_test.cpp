@@ -3,9 +3,8 @@
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 #include <lockstep/base/error.hpp>
-#include <lockstep/data_parallel/sharded_optimizer.hpp>
+#include <lockstep/data_parallel/optimizer.hpp>
 #include <lockstep/models/dropout.hpp>
-#include <lockstep/split/clip_grad_norm.hpp>
 #include <lockstep/split/split_model.hpp>
 
 #include "support/error_of.hpp"
@@ -17,8 +16,6 @@
 #include <ATen/CPUGeneratorImpl.h>
 
 #include <functional>
-#include <memory>
-#include <optional>
 #include <random>
 #include <string>
 #include <vector>
@@ -72,25 +69,17 @@ Bits train(const ModelSplit& split, const Options& options = {}) {
       [&](Rank& rank) {
         const Dataset here = data.to(rank.device());
         const Sequential whole = rank.in_turn(make_net);
-        SplitModel net(lockstep::copy_of(whole), rank, split, {.average = options.zero == 0});
-        std::optional<lockstep::ShardedOptimizer> sharded;
-        torch::optim::SGD sgd(net.parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
-        if (options.zero > 0) {
-          const auto make = [](auto slices) {
-            return std::make_unique<torch::optim::SGD>(slices, torch::optim::SGDOptions(0.1).momentum(0.9));
-          };
-          sharded.emplace(net.replicas(), make, lockstep::ShardedOptions{.stage = options.zero});
-        }
+        SplitModel net(lockstep::copy_of(whole), rank, split,
+                       {.sharded = static_cast<lockstep::Sharded>(options.zero)});
+        lockstep::Optimizer sgd(net, torch::optim::SGDOptions(0.1).momentum(0.9));
         for (const auto& batch : lockstep::batches(here, {.size = 17, .grain = options.grain}, net.mesh().data())) {
-          sharded ? sharded->zero_grad() : sgd.zero_grad();
+          sgd.zero_grad();
           net.forward_backward(batch, F::cross_entropy);
-          if (options.clip > 0) lockstep::clip_grad_norm(net, options.clip);
-          sharded ? sharded->step() : void(sgd.step());
+          sgd.step({.clip = options.clip});
         }
         Sequential all = lockstep::copy_of(whole);
         all->to(rank.device());
-        std::optional<lockstep::ShardedOptimizer::Whole> parameters;
-        if (sharded) parameters.emplace(*sharded);
+        const auto parameters = net.whole();
         net.gather(all);
         if (rank.index() == 0) bits = lockstep::tensor_bits(*all);
       },
@@ -127,7 +116,7 @@ TEST(SplitGrainsTest, ZeroOverTheDataAxisChangesNoBit) {
   }
   EXPECT_EQ(train({.mesh = {.data = 3}}, {.zero = 3}), one);
   EXPECT_THAT(lockstep::error_of([] { train({.mesh = {.data = 2, .pipeline = 2}}, {.zero = 3}); }),
-              HasSubstr("Take stage 1 or 2, or no pipeline"));
+              HasSubstr("Take Sharded::state or Sharded::gradients, or no pipeline"));
 }
 
 TEST(SplitGrainsTest, ClippingChangesNoBit) {

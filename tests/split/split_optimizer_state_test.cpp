@@ -4,22 +4,22 @@
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 #include <lockstep/data/data.hpp>
-#include <lockstep/data_parallel/optimizer_checkpoint.hpp>
 #include <lockstep/models/models.hpp>
-#include <lockstep/models/weights.hpp>
-#include <lockstep/split/split_checkpoint.hpp>
 
-#include <map>
-#include <memory>
-#include <string>
-
+#include "data_parallel/net_optimizer.hpp"
 #include "support/error_of.hpp"
 #include "support/scratch_folder.hpp"
 #include "support/test_devices.hpp"
 
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+
 namespace split_optimizer_state_test {
 
 using lockstep::ModelSplit;
+using lockstep::NetOptimizer;
 using lockstep::Rank;
 using lockstep::SplitModel;
 using lockstep::io::NamedTensors;
@@ -29,21 +29,25 @@ torch::nn::Sequential make_net() {
   return lockstep::make_model({.name = "mlp", .width = 0.03125}, /*seed=*/1);
 }
 
-std::unique_ptr<torch::optim::Optimizer> optimizer_of(SplitModel& net, bool adam) {
-  if (adam) return std::make_unique<torch::optim::Adam>(net.parameters(), torch::optim::AdamOptions(0.001));
-  return std::make_unique<torch::optim::SGD>(net.parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+std::unique_ptr<NetOptimizer> optimizer_of(SplitModel& net, bool adam) {
+  const auto make = [adam](auto groups) -> std::unique_ptr<torch::optim::Optimizer> {
+    if (adam) return std::make_unique<torch::optim::Adam>(groups, torch::optim::AdamOptions(0.001));
+    return std::make_unique<torch::optim::SGD>(groups, torch::optim::SGDOptions(0.1).momentum(0.9));
+  };
+  return std::make_unique<NetOptimizer>(
+      net.trained(), make, lockstep::Optimizer::Groups{torch::optim::OptimizerParamGroup(net.parameters())}, "test");
 }
 
 // `without`: a layer whose parameters get no gradient, so that the optimizer remembers nothing of them.
-void train(SplitModel& net, torch::optim::Optimizer& optimizer, const lockstep::Dataset& data, int64_t epoch,
+void train(SplitModel& net, NetOptimizer& optimizer, const lockstep::Dataset& data, int64_t epoch,
            const std::string& without) {
   for (auto& batch : lockstep::batches(data, {.size = 32, .seed = 0, .epoch = epoch}, net.mesh().data())) {
-    optimizer.zero_grad(/*set_to_none=*/false);
+    optimizer.zero_grad(/*in_place=*/true);
     net.forward_backward(batch, torch::nn::functional::cross_entropy);
     for (auto& item : net.module()->named_parameters()) {
       if (!without.empty() && item.key().starts_with(without + ".")) item.value().mutable_grad() = torch::Tensor();
     }
-    optimizer.step();
+    optimizer.step({});
   }
 }
 
@@ -56,16 +60,16 @@ std::pair<NamedTensors, NamedTensors> states(const ModelSplit& split, const Mode
     SplitModel net(make_net(), rank, split);
     const auto optimizer = optimizer_of(net, adam);
     train(net, *optimizer, data, 1, without);
-    const NamedTensors state = whole_optimizer_state(*optimizer, net);
+    const NamedTensors state = optimizer->state();
     if (rank.index() == 0) result.first = state;
 
     auto whole = make_net();
     net.gather(whole);
     SplitModel other(whole, rank, then);
     const auto goes_on = optimizer_of(other, adam);
-    load_whole_optimizer_state(*goes_on, other, state);
+    goes_on->load_state(state);
     train(other, *goes_on, data, 2, without);
-    const NamedTensors later = whole_optimizer_state(*goes_on, other);
+    const NamedTensors later = goes_on->state();
     if (rank.index() == 0) result.second = later;
   });
   return result;
@@ -125,25 +129,19 @@ TEST(SplitOptimizerState, GoesThroughAFileToAnotherSplit) {
     SplitModel net(make_net(), rank, both);
     const auto adam = optimizer_of(net, /*adam=*/true);
     train(net, *adam, data, 1, "");
-    save_optimizer(file, *adam, net);
-    const NamedTensors state = whole_optimizer_state(*adam, net);
+    adam->save(file);
+    const NamedTensors state = adam->state();
     if (rank.index() == 0) expected = state;
     rank.barrier();  // the file is there
     const auto other = optimizer_of(net, /*adam=*/true);
-    load_optimizer(file, *other, net);
-    expect_near(whole_optimizer_state(*other, net), state);
+    other->load(file);
+    expect_near(other->state(), state);
   });
-  const auto alone = make_net();
-  torch::optim::Adam adam(alone->parameters(), torch::optim::AdamOptions(0.001));
-  lockstep::load_optimizer(file, adam, *alone);
-  lockstep::save_optimizer(folder / "again", adam, *alone);
-  const auto again = lockstep::load_tensors(folder / "again");
-  expect_near({again.begin(), again.end()}, expected);
   lockstep::run(lockstep::test_devices(1), [&](Rank& rank) {
     SplitModel net(make_net(), rank, {});
-    const auto sgd = optimizer_of(net, /*adam=*/false);
-    EXPECT_THAT(lockstep::error_of([&] { load_optimizer(file, *sgd, net); }),
-                testing::AllOf(HasSubstr(file.string()), HasSubstr("no place for the state")));
+    const auto adam = optimizer_of(net, /*adam=*/true);
+    adam->load(file);
+    expect_near(adam->state(), expected);
   });
 }
 
@@ -153,7 +151,7 @@ TEST(SplitOptimizerState, ThatFitsNoParameterIsRefused) {
     SplitModel net(make_net(), rank, both);
     const auto optimizer = optimizer_of(net, /*adam=*/false);
     const auto error = [&](const std::string& name, const torch::Tensor& tensor) {
-      return lockstep::error_of([&] { load_whole_optimizer_state(*optimizer, net, {{name, tensor}}); });
+      return lockstep::error_of([&] { optimizer->load_state({{name, tensor}}); });
     };
     EXPECT_THAT(error("momentum_buffer.fc9.weight", torch::ones({2})),
                 HasSubstr("no place for the state 'momentum_buffer.fc9.weight'"));

@@ -4,7 +4,7 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <torch/torch.h>
-#include <lockstep/data_parallel/sharded_optimizer.hpp>
+#include <lockstep/data_parallel/optimizer.hpp>
 #include <lockstep/models/dropout.hpp>
 #include <lockstep/split/split_model.hpp>
 
@@ -14,10 +14,8 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <random>
 #include <string>
-#include <utility>
 #include <vector>
 
 namespace lockstep {
@@ -97,10 +95,11 @@ inline std::string to_string(const RandomTask& task) {
          std::to_string(task.grain) + ", samples " + std::to_string(task.count);
 }
 
-inline std::unique_ptr<torch::optim::Optimizer> optimizer_of(const RandomTask& task,
-                                                             std::vector<torch::Tensor> parameters) {
-  if (!task.adam) return std::make_unique<torch::optim::SGD>(std::move(parameters), 0.1);
-  return std::make_unique<torch::optim::AdamW>(std::move(parameters), torch::optim::AdamWOptions(0.01));
+inline Optimizer::Make maker_of(const RandomTask& task) {
+  return [adam = task.adam](auto groups) -> std::unique_ptr<torch::optim::Optimizer> {
+    if (!adam) return std::make_unique<torch::optim::SGD>(groups, torch::optim::SGDOptions(0.1));
+    return std::make_unique<torch::optim::AdamW>(groups, torch::optim::AdamWOptions(0.01));
+  };
 }
 
 // The whole net after two epochs on `devices`, as rank 0 has it: empty in a process without rank 0.
@@ -110,31 +109,22 @@ inline TensorBits train_split(const RandomTask& task, const Devices& devices, co
   run(devices,
       [&](Rank& rank) {
         const auto whole = rank.in_turn([&] { return random_net(task.seed); });
-        SplitModel net(copy_of(whole), rank, split, {.average = zero_stage == 0});
-        std::optional<ShardedOptimizer> sharded;
-        std::unique_ptr<torch::optim::Optimizer> plain;
-        if (zero_stage > 0) {
-          sharded.emplace(
-              net.replicas(), [&](auto slices) { return optimizer_of(task, slices); },
-              ShardedOptions{
-                  .stage = zero_stage,
-                  .units = zero_stage == 3 ? std::vector<std::string>{"in", "uneven"} : std::vector<std::string>()});
-        } else {
-          plain = optimizer_of(task, net.parameters());
-        }
+        DataParallelOptions options{.sharded = static_cast<Sharded>(zero_stage)};
+        if (options.sharded == Sharded::parameters) options.units = {"in", "uneven"};
+        SplitModel net(copy_of(whole), rank, split, options);
+        Optimizer optimizer(net, maker_of(task));
         for (int epoch = 0; epoch < 2; ++epoch) {
           for (const auto& batch : batches(data.to(rank.device()),
                                            {.size = task.batch, .seed = task.seed, .epoch = epoch, .grain = task.grain},
                                            net.mesh().data())) {
-            sharded ? sharded->zero_grad() : plain->zero_grad();
+            optimizer.zero_grad();
             net.forward_backward(batch, torch::nn::functional::cross_entropy);
-            sharded ? sharded->step() : void(plain->step());
+            optimizer.step();
           }
         }
         torch::nn::Sequential all = copy_of(whole);
         all->to(rank.device());
-        std::optional<ShardedOptimizer::Whole> parameters;
-        if (sharded) parameters.emplace(*sharded);
+        const auto parameters = net.whole();
         net.gather(all);
         if (rank.index() == 0) bits = tensor_bits(*all);
       },

@@ -1,8 +1,10 @@
 // NaN in one sample: all ranks stop or skip in the same step, say which rank it was, and what is kept is of before.
+#include "data_parallel/averaged_gradients.hpp"
+
 #include <gmock/gmock.h>
 #include <torch/torch.h>
+#include <lockstep/data_parallel/optimizer.hpp>
 #include <lockstep/models/weights.hpp>
-#include <lockstep/split/has_finite_gradients.hpp>
 
 #include "support/error_of.hpp"
 #include "support/small_nets.hpp"
@@ -321,34 +323,35 @@ TEST(HasFiniteGradients, IsTheSameOnAllRanks) {
       std::vector<int> finite(3);
       run(test_devices(3), [&](Rank& rank) {
         DataParallel net(torch::nn::Linear(4, 2), rank, {.average = average});
-        EXPECT_TRUE(has_finite_gradients(net));  // there are none
+        EXPECT_TRUE(has_finite_gradients(*net.trained()));  // there are none
         Tensor x = torch::ones({2, 4});
         if (rank.index() == 1) x[0][0] += wrong;
         net.mean(net(x).sum(), 2, 6).backward();
-        finite[static_cast<size_t>(rank.index())] = has_finite_gradients(net) ? 1 : 0;
+        finite[static_cast<size_t>(rank.index())] = has_finite_gradients(*net.trained()) ? 1 : 0;
       });
       EXPECT_THAT(finite, Each(wrong == 0 ? 1 : 0)) << average;
     }
   }
 }
 
-// The wrong number is in one rank's slice, and none of it in .grad.
-TEST(HasFiniteGradients, SeesTheSlicesOfAShardedOptimizer) {
+// The wrong number is in one rank's slice, and none of it in .grad. A step that is not taken changes nothing.
+TEST(HasFiniteGradients, SeesTheSlicesOfAShardedNet) {
   for (const double wrong : kWrong) {
     for (const int stage : {1, 2, 3}) {
-      std::vector<int> finite(3);
+      std::vector<int> taken(3);
       run(test_devices(3), [&](Rank& rank) {
-        DataParallel net(torch::nn::Linear(40, 2), rank);
-        const auto make = [](std::vector<Tensor> slices) { return std::make_unique<torch::optim::SGD>(slices, 0.1); };
-        ShardedOptimizer sgd(net, make, {.stage = stage});
-        EXPECT_THAT(any_error_of([&] { has_finite_gradients(sgd); }), HasSubstr("there are no averaged gradients"));
+        DataParallel net(torch::nn::Linear(40, 2), rank, {.sharded = static_cast<Sharded>(stage)});
+        Optimizer sgd(net, torch::optim::SGDOptions(0.1));
+        EXPECT_THAT(any_error_of([&] { sgd.step({.skip_not_finite = true}); }),
+                    HasSubstr("there are no averaged gradients"));
         Tensor x = torch::ones({2, 40});
         if (rank.index() == 1) x[0][0] += wrong;
         net.mean(net(x).sum(), 2, 6).backward();
-        finite[static_cast<size_t>(rank.index())] = has_finite_gradients(sgd) ? 1 : 0;
-        EXPECT_EQ(has_finite_gradients(net), has_finite_gradients(sgd));
+        taken[static_cast<size_t>(rank.index())] = sgd.step({.skip_not_finite = true}).taken ? 1 : 0;
+        const auto whole = net.whole();
+        EXPECT_TRUE(all_finite(net->parameters()));
       });
-      EXPECT_THAT(finite, Each(wrong == 0 ? 1 : 0)) << stage;
+      EXPECT_THAT(taken, Each(wrong == 0 ? 1 : 0)) << stage;
     }
   }
 }
@@ -364,7 +367,7 @@ TEST(HasFiniteGradients, SeesTheOtherStagesOfASplitModel) {
       net.forward_backward({torch::ones({2, 4}), torch::zeros({2}, torch::kLong), 2},
                            torch::nn::functional::cross_entropy);
       if (rank.index() == 1) net.parameters()[0].grad().add_(wrong);
-      finite[static_cast<size_t>(rank.index())] = has_finite_gradients(net) ? 1 : 0;
+      finite[static_cast<size_t>(rank.index())] = has_finite_gradients(*net.trained()) ? 1 : 0;
     });
     EXPECT_THAT(finite, Each(wrong == 0 ? 1 : 0));
   }

@@ -2,7 +2,7 @@
 // Gpt: against a decoder in plain LibTorch, over every split and ZeRO stage; and as `train()` trains it on a text.
 #include <gmock/gmock.h>
 #include <torch/torch.h>
-#include <lockstep/data_parallel/sharded_optimizer.hpp>
+#include <lockstep/data_parallel/optimizer.hpp>
 #include <lockstep/models/gpt.hpp>
 #include <lockstep/models/weights.hpp>
 #include <lockstep/optim/optimizers.hpp>
@@ -93,14 +93,12 @@ Dataset sequences() {
 
 constexpr BatchOptions kBatches{.size = 10, .seed = 3};
 
-torch::optim::SGD sgd_of(const std::vector<Tensor>& parameters) {
-  return torch::optim::SGD(parameters, torch::optim::SGDOptions(0.3).momentum(0.9).weight_decay(0.01));
-}
+const auto kSgd = torch::optim::SGDOptions(0.3).momentum(0.9).weight_decay(0.01);
 
 // What one device learns.
 PlainGpt trained_alone() {
   PlainGpt alone(*small_gpt());
-  auto sgd = sgd_of(alone.parameters);
+  torch::optim::SGD sgd(alone.parameters, kSgd);
   for (auto& batch : batches(sequences(), kBatches)) {
     sgd.zero_grad();
     plain_loss(alone.forward(batch.x), batch.y).backward();
@@ -185,7 +183,7 @@ INSTANTIATE_TEST_SUITE_P(Sizes, GptWorlds, testing::Values(1, 2, 3, 4),
 void expect_trains_alike(Rank& rank, const ModelSplit& split, PlainGpt& alone) {
   SCOPED_TRACE(to_string(split));
   SplitModel net(nn::Sequential(std::shared_ptr<nn::SequentialImpl>(small_gpt().ptr())), rank, split);
-  auto sgd = sgd_of(net.parameters());
+  torch::optim::SGD sgd(net.parameters(), kSgd);
   for (auto& batch : batches(sequences(), kBatches, net.mesh().data())) {
     sgd.zero_grad();
     net.forward_backward(batch, token_cross_entropy);
@@ -219,16 +217,14 @@ TEST_P(GptWorlds, EveryStageOfZeroTrainsLikeOneDevice) {
   on_ranks([&](Rank& rank) {
     for (const int stage : {1, 2, 3}) {
       SCOPED_TRACE("stage " + std::to_string(stage));
-      DataParallel net(small_gpt(), rank);
-      ShardedOptimizer sgd(
-          net, [](const auto& slices) { return std::make_unique<torch::optim::SGD>(sgd_of(slices)); },
-          ShardedOptions{.stage = stage});
+      DataParallel net(small_gpt(), rank, {.sharded = static_cast<Sharded>(stage)});
+      Optimizer sgd(net, kSgd);
       for (auto& batch : batches(sequences(), kBatches, rank)) {
         sgd.zero_grad();
         net.loss(batch, token_cross_entropy).backward();
         sgd.step();
       }
-      const ShardedOptimizer::Whole whole(sgd);
+      const auto whole = net.whole();
       expect_weights(*net, alone);
     }
   });

@@ -5,13 +5,14 @@
 #include <lockstep/data_parallel/balance.hpp>
 #include <lockstep/data_parallel/data_parallel.hpp>
 #include <lockstep/data_parallel/local_sgd.hpp>
-#include <lockstep/data_parallel/sharded_optimizer.hpp>
+#include <lockstep/data_parallel/optimizer.hpp>
 #include <lockstep/data_parallel/sync_batch_norm.hpp>
 #include <lockstep/pipeline/pipeline.hpp>
 #include <lockstep/server/parameter_server.hpp>
 #include <lockstep/split/split_model.hpp>
 
 #include "support/group_tests.hpp"
+#include "support/scratch_folder.hpp"
 
 #include <cstdlib>
 #include <functional>
@@ -69,24 +70,24 @@ using OfRanks = std::vector<std::optional<Kept>>;
 // Everything that takes a Rank, of one that is a local copy.
 struct Everything {
   DataParallel<nn::LinearImpl> net;
-  ShardedOptimizer sharded;
+  Optimizer sgd;
   DataParallel<nn::LinearImpl> other;
   Balance balance;
   LocalSgd local;
   Pipeline pipeline;
 
   explicit Everything(Rank rank)
-      : net(nn::Linear(6, 3), rank),
-        sharded(net, kSgd),
+      : net(nn::Linear(6, 3), rank, {.sharded = Sharded::state}),
+        sgd(net, torch::optim::SGDOptions(0.1).momentum(0.9)),
         other(nn::Linear(6, 3), rank),
         balance(other, rank),
         local(other->parameters(), rank, {.sync_every = 2}),
         pipeline(split_into_stages(layers(), rank.world_size()), rank) {}
 
   void step(const Batch& batch, Batches& all, const Batch& whole) {
-    sharded.zero_grad();
+    sgd.zero_grad();
     net.loss(batch, F::cross_entropy).backward();
-    sharded.step();
+    sgd.step();
     other.loss(batch, F::cross_entropy).backward();
     balance.step(batch, all);
     local.step();
@@ -147,7 +148,7 @@ TEST_P(LifetimesWorlds, AMovedSplitModelTrains) {
   });
 }
 
-static_assert(!std::is_move_constructible_v<ShardedOptimizer> && !std::is_move_constructible_v<Balance> &&
+static_assert(!std::is_move_constructible_v<Optimizer> && !std::is_move_constructible_v<Balance> &&
               !std::is_move_constructible_v<NoSync>);
 
 TEST_P(LifetimesWorlds, AMovedLocalSgdSaysSo) {
@@ -251,6 +252,7 @@ TEST_P(LifetimesWorlds, WorksThatAreKeptAreDone) {
 }
 
 TEST_P(LifetimesWorlds, EverythingThatIsKeptSaysSo) {
+  const ScratchFolder folder;
   std::vector<std::unique_ptr<Everything>> kept(4);
   on_ranks([&](Rank& rank) {
     auto& all = kept[static_cast<size_t>(rank.index())] = std::make_unique<Everything>(rank);
@@ -259,9 +261,9 @@ TEST_P(LifetimesWorlds, EverythingThatIsKeptSaysSo) {
   });
   for (const auto& all : kept) {
     if (!all) continue;
-    EXPECT_THAT(error_of([&] { all->sharded.step(); }), Not(HasSubstr("(no error)")));
-    EXPECT_THAT(error_of([&] { all->sharded.state(); }), HasSubstr("is over"));
-    all->sharded.zero_grad();
+    EXPECT_THAT(error_of([&] { all->sgd.step(); }), Not(HasSubstr("(no error)")));
+    EXPECT_THAT(error_of([&] { all->sgd.save(folder / "sgd"); }), HasSubstr("is over"));
+    all->sgd.zero_grad();
     EXPECT_THAT(error_of([&] { all->local.step(), all->local.synchronize(); }), HasSubstr("is over"));
     if (GetParam() == 1) continue;  // nobody is asked
     EXPECT_THAT(error_of([&] {

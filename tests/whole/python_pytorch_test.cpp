@@ -5,10 +5,9 @@
 #include <torch/torch.h>
 #include <lockstep/data/data.hpp>
 #include <lockstep/data_parallel/data_parallel.hpp>
-#include <lockstep/data_parallel/sharded_optimizer.hpp>
+#include <lockstep/data_parallel/optimizer.hpp>
 #include <lockstep/data_parallel/sync_batch_norm.hpp>
 #include <lockstep/models/weights.hpp>
-#include <lockstep/split/clip_grad_norm.hpp>
 
 #include "cli/program.hpp"
 #include "comm/processes/running_job.hpp"
@@ -20,7 +19,6 @@
 #include <limits>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 namespace python_pytorch_test {
@@ -119,31 +117,25 @@ TEST_F(PythonPytorch, AGptUnderZeRO) {
   const BatchOptions options = {.size = 50};
   for (const int stage : {1, 2, 3}) {
     const auto train = [&](const std::shared_ptr<Gpt>& module, Rank& rank, const std::function<void()>& trained) {
-      DataParallel net(module, rank, {.average = false});
-      std::vector<Tensor> matrices, others;
-      for (const auto& parameter : net->parameters()) {
-        (parameter.dim() > 1 ? matrices : others).push_back(parameter);
-      }
+      DataParallel net(module, rank, {.sharded = static_cast<Sharded>(stage)});
       using torch::optim::AdamWOptions;
-      ShardedOptimizer adamw(
-          net,
-          ShardedOptimizer::Groups{torch::optim::OptimizerParamGroup(matrices),
-                                   torch::optim::OptimizerParamGroup(others)},
-          [](ShardedOptimizer::Groups groups) {
-            groups[0].set_options(std::make_unique<AdamWOptions>(AdamWOptions(0.01).weight_decay(0.1)));
-            groups[1].set_options(std::make_unique<AdamWOptions>(AdamWOptions(0.02).weight_decay(0)));
-            return std::make_unique<torch::optim::AdamW>(std::move(groups), AdamWOptions(0.01));
-          },
-          {.stage = stage});
+      Optimizer adamw(net, AdamWOptions(0.01), [](const nn::Module& of) {
+        std::vector<Tensor> matrices, others;
+        for (const auto& parameter : of.parameters()) (parameter.dim() > 1 ? matrices : others).push_back(parameter);
+        Optimizer::Groups groups{torch::optim::OptimizerParamGroup(matrices),
+                                 torch::optim::OptimizerParamGroup(others)};
+        groups[0].set_options(std::make_unique<AdamWOptions>(AdamWOptions(0.01).weight_decay(0.1)));
+        groups[1].set_options(std::make_unique<AdamWOptions>(AdamWOptions(0.02).weight_decay(0)));
+        return groups;
+      });
       for (auto& batch : batches(data, options, rank)) {
         adamw.zero_grad();
         net.loss(batch, [](const Tensor& y_hat,
                            const Tensor& y) { return F::cross_entropy(y_hat.flatten(0, 1), y.flatten()); })
             .backward();
-        clip_grad_norm(adamw, 0.5);
-        adamw.step();
+        adamw.step({.clip = 0.5});
       }
-      const auto whole = adamw.whole();
+      const auto whole = net.whole();
       trained();
     };
     expect_same(

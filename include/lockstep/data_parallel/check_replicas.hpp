@@ -15,7 +15,7 @@
 namespace lockstep {
 
 // Throws Error, on all ranks, if parameters or buffers differ between `rank`'s ranks; with an optimizer, also if its
-// state does (momentum, Adam's averages). A ShardedOptimizer's state is each rank's own slice: leave it out. The text
+// state does (momentum, Adam's averages). In a sharded net it is each rank's own slice: leave it out. The text
 // names the ranks that differ from most others (all ranks if there is no majority), and the first parameter in which
 // they differ. BatchNorm's running statistics count for a DataParallel whose last backward was by grains
 // (BatchOptions::grain): these keep them equal. Otherwise they do not: each rank's follow its own samples until

@@ -37,8 +37,8 @@ struct StepOptions {
   // Gradients are scaled down so that their norm over all parameters of the network is at most this (Pascanu et al.
   // 2013). Infinity: the norm is only computed. 0: neither.
   double clip = 0;
-  // A step whose averaged gradients have a NaN or an infinity is not taken, on all ranks. On a GPU the host waits for
-  // the gradients.
+  // A step whose averaged gradients have a NaN or an infinity is not taken, on all ranks. Call zero_grad() before the
+  // next backward, which would add to them. On a GPU the host waits for the gradients.
   bool skip_not_finite = false;
 };
 

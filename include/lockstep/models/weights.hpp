@@ -1,5 +1,5 @@
 // Weights: a module's parameters and buffers as a safetensors file, under PyTorch's names; and any other tensors by
-// name. The optimizer's state: optimizer_checkpoint.hpp.
+// name. The optimizer's state: Optimizer::save().
 //
 // Python reads it with safetensors.torch.load_file, for net.load_state_dict, and writes it with save_file. Nothing in a
 // file is executable. It is replaced whole (written beside, then renamed). Not thread-safe for the same file. Cost: one

@@ -53,7 +53,7 @@ struct Task {
   using Groups = std::vector<torch::optim::OptimizerParamGroup>;
   // Makes the optimizer of these groups of parameters, in the place of the one that the options name. The options'
   // learning rate, schedule and clipping count for it too, and for all groups alike. With zero_stage the groups hold
-  // the rank's slices: see ShardedOptimizer::GroupsFactory. Empty: the options' optimizer.
+  // the rank's slices: see Optimizer::Make. Empty: the options' optimizer.
   std::function<std::unique_ptr<torch::optim::Optimizer>(Groups groups)> optimizer = {};
   // Divides the network's parameters into the groups that `optimizer` gets, such as lockstep::decay_groups. With a
   // split by layers or channels it is given the rank's layers. Called on each rank's thread, maybe at the same time.

@@ -1,7 +1,6 @@
 #include <torch/torch.h>
 #include <lockstep/data/data.hpp>
 #include <lockstep/data_parallel/data_parallel.hpp>
-#include <lockstep/data_parallel/sharded_optimizer.hpp>
 #include <lockstep/models/models.hpp>
 #include <lockstep/models/weights.hpp>
 #include <lockstep/optim/optimizers.hpp>
@@ -92,10 +91,10 @@ void scenarios::own_loop(const Setup& setup) {
         const int farthest = static_cast<int>(all.argmax().item<int64_t>());
         for (auto& parameter : module->parameters()) rank.broadcast(parameter.detach(), farthest);
         done = all.max().item<int64_t>();
-        lockstep::DataParallel net(module, rank);
+        const bool sliced = setup.argument == "sliced";
+        lockstep::DataParallel net(module, rank,
+                                   {.sharded = sliced ? lockstep::Sharded::state : lockstep::Sharded::nothing});
         torch::optim::SGD sgd(net->parameters(), /*lr=*/0.1);
-        const auto sliced = [](auto slices) { return std::make_unique<torch::optim::SGD>(slices, /*lr=*/0.1); };
-        if (setup.argument == "sliced") lockstep::ShardedOptimizer(net, sliced);
         while (done < steps && !rank.regroups()) {
           const lockstep::BatchOptions order{
               .size = 40, .seed = 0, .epoch = static_cast<int>(done) + 1, .grain = grain};
