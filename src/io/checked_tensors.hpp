@@ -1,4 +1,4 @@
-// Tensors in a safetensors file whose header has a SHA-256 of everything.
+// Reads and writes tensors in a safetensors file whose header has a SHA-256 of everything.
 #pragma once
 
 #include <lockstep/base/error.hpp>
@@ -11,14 +11,14 @@
 
 namespace lockstep::io {
 
-// Beside `metadata` the header gets PyTorch's {"format": "pt"}. Throws Error as write_safetensors.
+// The header gets `metadata` and PyTorch's {"format": "pt"}. Throws Error as write_safetensors does.
 void write_checked(const std::filesystem::path& file, const NamedTensors& tensors,
                    const std::map<std::string, std::string>& metadata = {});
 
-// Throws Error for a file that cannot be read, or whose SHA-256 is wrong. A file without a SHA-256 is accepted.
+// Throws Error for a file that cannot be read or has a wrong SHA-256. A file without a SHA-256 is accepted.
 NamedTensors read_checked(const std::filesystem::path& file);
 
-// How the texts of such errors begin.
+// The words with which the texts of these errors begin.
 std::string cannot_load(const std::filesystem::path& file);
 
 // Calls load() with the file's tensors. Its Errors name the file.
