@@ -19,12 +19,12 @@ namespace {
 using torch::serialize::InputArchive;
 using torch::serialize::OutputArchive;
 
-// LibTorch knows parameters by their addresses.
+// The name of a parameter in an archive: LibTorch knows parameters by their addresses.
 std::string archive_key(const at::Tensor& parameter) {
   return std::to_string(reinterpret_cast<size_t>(parameter.unsafeGetTensorImpl()));
 }
 
-// The archive stays in memory: nothing of its format gets into a file.
+// Reads back what was saved. The archive stays in memory, so nothing of its format gets into a file.
 InputArchive reread(OutputArchive& archive) {
   Classic<std::stringstream> bytes;
   archive.save_to(bytes);
@@ -66,7 +66,7 @@ void copy_entries(InputArchive& from, OutputArchive& to, const std::string& but 
   }
 }
 
-// By parameter, then by member.
+// Tensors by parameter, then by member.
 using ByParameter = std::map<std::string, std::map<std::string, at::Tensor>>;
 
 ByParameter by_parameter(const io::NamedTensors& state) {
@@ -79,7 +79,7 @@ ByParameter by_parameter(const io::NamedTensors& state) {
   return members;
 }
 
-// What the optimizer would save, with `members` in the place of its state.
+// The archive that the optimizer would save if `members` were its state.
 InputArchive archive_with(const ByParameter& members, const io::NamedTensors& parameters,
                           const torch::optim::Optimizer& optimizer) {
   OutputArchive saved;
@@ -102,7 +102,8 @@ InputArchive archive_with(const ByParameter& members, const io::NamedTensors& pa
   return reread(whole);
 }
 
-// A member that keeps rows or columns of a matrix has other dimensions. With as many, the state is of another network.
+// Refuses a state of another network, by a member that has as many dimensions as its parameter, but another shape.
+// Members with fewer or more dimensions may be right: they keep rows or columns of a matrix.
 void check_shapes(const ByParameter& members, const io::NamedTensors& parameters) {
   for (const auto& [name, parameter] : parameters) {
     const auto found = members.find(name);
