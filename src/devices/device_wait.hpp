@@ -12,7 +12,7 @@
 namespace lockstep {
 
 struct DeviceWait {
-  std::string who;  // who waits
+  std::string who;  // the name of who waits
   std::chrono::milliseconds timeout;
   std::function<void()> look;  // throws if the wait is in vain; called again and again, and once when all is done
 };

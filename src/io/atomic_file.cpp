@@ -12,7 +12,7 @@
 namespace lockstep::io {
 namespace {
 
-constexpr size_t longest_name = 255;  // in bytes, on Linux's file systems
+constexpr size_t longest_name = 255;  // the bytes that Linux's file systems allow
 
 // Cuts a name to at most `bytes` bytes, in whole characters of UTF-8.
 std::string shortened(std::string name, size_t bytes) {

@@ -77,7 +77,7 @@ struct Blocks {
       : samples(tensor.size(0)), lanes(lanes), count((samples + lanes - 1) / lanes), size(tensor.numel() / samples) {}
 
   int64_t samples_in(int64_t block) const { return std::min(lanes, samples - block * lanes); }
-  int64_t first_value(int64_t block) const { return block * lanes * size; }  // in both layouts
+  int64_t first_value(int64_t block) const { return block * lanes * size; }  // the same in both layouts
 
   const int64_t samples, lanes, count;
   const int64_t size;  // values per sample
@@ -254,7 +254,7 @@ at::Tensor ConvReluPoolImpl::forward(const at::Tensor& x) {
 void ConvReluPoolImpl::reset() {
   weight = register_parameter("weight", at::empty({out_channels_, in_channels_, kernel_, kernel_}));
   bias = register_parameter("bias", at::empty({out_channels_}));
-  torch::nn::init::kaiming_uniform_(weight, std::sqrt(5));  // as torch::nn::Conv2d does
+  torch::nn::init::kaiming_uniform_(weight, std::sqrt(5));  // so does torch::nn::Conv2d
   const double bound = 1 / std::sqrt(static_cast<double>(in_channels_ * kernel_ * kernel_));
   torch::nn::init::uniform_(bias, -bound, bound);
 }

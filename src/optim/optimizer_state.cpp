@@ -130,7 +130,7 @@ void replace_state(torch::optim::Optimizer& optimizer, const io::NamedTensors& p
   try {
     InputArchive archive = archive_with(members, parameters, optimizer);
     optimizer.load(archive);
-  } catch (const c10::Error&) {  // whose text speaks of LibTorch's own source
+  } catch (const c10::Error&) {  // its text speaks of LibTorch's own source
     throw Error("the state is of another kind of optimizer: it has " + names_of_members(members));
   }
 }

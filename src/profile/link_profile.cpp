@@ -20,8 +20,8 @@ namespace {
 constexpr int64_t small_bytes = 1 << 10, large_bytes = 4 << 20;
 constexpr int rounds = 5;
 constexpr double seconds_per_round = 0.02;
-constexpr double seconds_before_message =
-    1e-3;  // on the CPU: in a pipeline who waits for one has slept, and wakes slowly
+// On the CPU a rank that waits in a pipeline for a message has slept, and wakes slowly.
+constexpr double seconds_before_message = 1e-3;
 constexpr int tag = 0;
 
 // Measures the seconds of the fastest call. All ranks call equally often, and rank 0's clock counts.

@@ -26,7 +26,7 @@ struct Piece {
 
 // The pieces of one server, one after the other in one row of bytes.
 struct KeyShard {
-  std::vector<Piece> pieces = {};  // in the order of their parameters and rows
+  std::vector<Piece> pieces = {};  // ordered by parameter and row
   int64_t bytes = 0;
 };
 

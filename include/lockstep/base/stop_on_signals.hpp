@@ -33,7 +33,7 @@ class StopOnSignals {
   StopOnSignals& operator=(const StopOnSignals&) = delete;
 
   std::stop_token token() const { return source_.get_token(); }
-  void request_stop() { source_.request_stop(); }  // for reasons of your own
+  void request_stop() { source_.request_stop(); }  // asks for a stop for a reason of your own
   int received() const { return received_; }       // the first signal that came; 0 if none did
 
  private:
@@ -48,7 +48,7 @@ class StopOnSignals {
   std::atomic<int> received_ = 0;
   std::atomic<bool> done_ = false;
   sigset_t awaited_, mask_before_;
-  std::vector<Before> before_;  // what the signals did before
+  std::vector<Before> before_;  // the signals' actions before
   std::thread waiter_;
 };
 

@@ -176,9 +176,9 @@ class Batches {
   std::shared_ptr<ReadAhead> ahead_;     // null: nothing is read, or nothing ahead
 };
 
-// Throws Error if size < 1, if the grain is below 0 or above size, if start is below 0 or above the number of batches,
-// if the tensors differ in length or device, if x is uint8 and has less than 3 dimensions, if the shard's index is
-// outside its count, if check_shares refuses the shares or they are not one per shard, or as Samples::order() does.
+// Throws Error: size < 1; the grain is below 0 or above size; start is below 0 or above the number of batches; the
+// tensors differ in length or device; x is uint8 and has less than 3 dimensions; the shard's index is outside its
+// count; check_shares refuses the shares, or they are not one per shard. Throws also as Samples::order() does.
 Batches batches(const Dataset& dataset, const BatchOptions& options, const Partner& shard = {});
 
 // Makes batches of samples that a function may read. The function is called for this shard's samples alone, and for one

@@ -19,7 +19,7 @@ struct TimeCurve {
     int64_t samples;
     double seconds;
   };
-  std::vector<Point> points = {};  // in ascending order of samples; none: everything takes no time
+  std::vector<Point> points = {};  // the points in ascending order of samples; none: everything takes no time
 
   double at(double samples) const;  // 0 for no samples
 };

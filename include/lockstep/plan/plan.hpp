@@ -59,7 +59,7 @@ struct PlanOptions {
   TrainingCost training = {};
   std::vector<PipelineSchedule> schedules = {PipelineSchedule::one_f_one_b, PipelineSchedule::gpipe,
                                              PipelineSchedule::interleaved};
-  int max_stages_per_rank = 4;                       // for the interleaved schedule
+  int max_stages_per_rank = 4;                       // a limit for the interleaved schedule
   bool data = true, pipeline = true, tensor = true;  // axes that may be longer than 1
   std::string devices = {};                          // copied to Plan::devices
 };

@@ -31,15 +31,15 @@ enum class Consistency {
   synchronous,
   // Each push is an update of its own, applied in the order of arrival. A pull gets the parameters as they are.
   asynchronous,
-  // As asynchronous, but a pull waits until the worker is at most ParameterServerOptions::staleness pushes ahead of the
-  // slowest (stale synchronous parallel, Ho et al. 2013).
+  // Works as asynchronous, but a pull waits until the worker is at most ParameterServerOptions::staleness pushes ahead
+  // of the slowest (stale synchronous parallel, Ho et al. 2013).
   bounded,
 };
 
 struct ParameterServerOptions {
   int servers = 1;  // the number of servers, which are the last ranks of the run; all others are workers
   Consistency consistency = Consistency::synchronous;
-  int64_t staleness = 0;          // for Consistency::bounded: 0 or more
+  int64_t staleness = 0;          // Consistency::bounded uses it: 0 or more
   int64_t piece_bytes = 1 << 20;  // the most bytes of a piece; a larger parameter is cut, between two of its rows
 };
 
@@ -61,7 +61,7 @@ class Worker {
   int index() const;  // 0 … count() - 1
   int count() const;  // the number of workers
   c10::Device device() const;
-  operator Partner() const { return {index(), count(), device()}; }  // for batches(): this worker's part of each batch
+  operator Partner() const { return {index(), count(), device()}; }  // lets batches() cut this worker's part
 
   // Open it around a forward whose module has Dropout layers (dropout.hpp), like DataParallel::samples: `const auto
   // scope = worker.samples(batch);`. A worker's step is the number of its pushes.

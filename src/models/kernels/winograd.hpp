@@ -26,8 +26,8 @@ struct WinogradKernels {
   int64_t (*count_tiles)(const WinogradShape& shape);
 
   // Transforms out_channels [first, first + weight_channels) of a weight for convolve; in all there are 16 values per
-  // pair of channels. With for_gradient it makes the convolution that gives x's gradient from y's: the weight is turned
-  // by 180 degrees, and its channels are exchanged, so exchange them in the shape too.
+  // pair of channels. for_gradient makes the weight that gives x's gradient from y's: turned by 180 degrees, with
+  // exchanged channels. Then exchange the channels in convolve's shape too.
   void (*transform_weight)(int64_t channels, int64_t out_channels, const float* weight, int64_t first,
                            bool for_gradient, float* transformed);
 
