@@ -1,6 +1,6 @@
-// build_id: names the build of this program, so that processes can compare. The linker computes it from what it links.
-// The same compiler, options and sources give the same one in the same folder. With -ffile-prefix-map they do so in any
-// folder, since texts no longer hold paths.
+// build_id: names the build of this program, so that processes can compare. The linker computes the name from the
+// linked files. The same compiler, options and sources give the same name in the same folder. With -ffile-prefix-map
+// they do so in any folder, since texts then hold no paths.
 //
 // Where an interpreter loads lockstep, the program is the interpreter.
 #pragma once

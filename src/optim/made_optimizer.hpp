@@ -20,8 +20,8 @@ std::vector<at::Tensor> tensors_in(const std::vector<torch::optim::OptimizerPara
 void check_groups(const std::vector<torch::optim::OptimizerParamGroup>& groups, const io::NamedTensors& parameters,
                   const std::string& who);
 
-// Returns the optimizer. Throws Error, which begins with `who`, if it is null, or if its tensors are not the given
-// ones. `what` is the name of the given tensors in the error: "slices", "parameters".
+// Returns the optimizer. Throws Error, which begins with `who`, if the optimizer is null, or if its tensors are not the
+// given ones. `what` is the name of the given tensors in the error: "slices", "parameters".
 std::unique_ptr<torch::optim::Optimizer> checked_optimizer(std::unique_ptr<torch::optim::Optimizer> optimizer,
                                                            const std::vector<at::Tensor>& given, const std::string& who,
                                                            const std::string& what);

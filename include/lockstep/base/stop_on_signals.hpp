@@ -17,9 +17,9 @@
 
 namespace lockstep {
 
-// While it lives, the three signals go to a thread of its own. They interrupt neither the thread that made it nor
-// threads started from there. Its end restores everything. Make one at a time. A signal that the parent process ignored
-// (nohup; a job in the background of a script) stays ignored, but for SIGTERM.
+// While a StopOnSignals lives, the three signals go to its own thread. They interrupt neither the thread that made the
+// StopOnSignals nor threads started from there. Its end restores everything. Make one at a time. A signal that the
+// parent process ignored (nohup; a job in the background of a script) stays ignored, but for SIGTERM.
 class StopOnSignals {
  public:
   // Called for each signal that counts, on the thread that waits for signals. `number` is 1 for the first. It is 2 for

@@ -36,9 +36,8 @@ struct SampleFileOptions {
 // The samples of these files. Reads their headers alone. Give all ranks the same files, in the same order. Files are
 // compared by names (without folders), sizes, and headers, in which save_tensors() puts a SHA-256 of everything. A
 // transform is not compared. Throws Error, which names the file: there is no file, or none has a sample; a file is no
-// safetensors file, or lacks x or y; a file's tensors differ in their numbers of rows; or they have other names, types
-// or sizes than those of the first file. Throws later, where a batch is taken, if a file cannot be read or has changed
-// its length.
+// safetensors file, or lacks x or y; a file's tensors differ in their numbers of rows, or in names, types or sizes from
+// the first file's. Throws later, where a batch is taken, if a file cannot be read or has changed its length.
 Samples samples_of(const std::vector<std::filesystem::path>& files, const SampleFileOptions& options = {});
 
 // The files *.safetensors in the folder, by name. Throws Error if the folder cannot be read, or has no such file.

@@ -18,8 +18,8 @@ struct TextData {
   std::string source;
 };
 
-// Throws Error, which names the file, if it cannot be read, or if a tenth of it is not longer than the context. Throws
-// Error for a context below 1.
+// Throws Error, which names the file, if the file cannot be read, or if a tenth of it is not longer than the context.
+// Throws Error for a context below 1.
 TextData load_text(const std::filesystem::path& file, int64_t context);
 
 // Bytes as UTF-8 for people. Bytes that are no UTF-8, and control characters but for tab and line feed, become U+FFFD.
