@@ -1,4 +1,4 @@
-// EchoBackend: the collectives of a group in which only this rank exists. With it one rank's share of split work can be
+// EchoBackend: the collectives of a group in which only this rank exists. With it one rank's part of split work can be
 // measured.
 //
 // It counts the rank's exchanges, and answers with the rank's own values. A sum is the rank's own input; the others'

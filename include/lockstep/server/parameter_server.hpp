@@ -67,7 +67,7 @@ class Worker {
   // scope = worker.samples(batch);`. A worker's step is the number of its pushes.
   [[nodiscard]] SampleScope samples(const Batch& batch);
 
-  // Adds this worker's share of the gradients of the whole batch's mean loss to the parameters' gradients, which push()
+  // Adds this worker's part of the gradients of the whole batch's mean loss to the parameters' gradients, which push()
   // sends. `local_mean` is the mean loss over batch.x. It counts for more if the part is larger than the others', and
   // is ignored if the part is empty. Throws Error for cross_entropy's mean over some of a part's targets alone
   // (ignore_index); on GPUs only the first three calls check this.
