@@ -29,8 +29,7 @@ class EvalMode {
     layers->eval();
   }
   ~EvalMode() {
-    for (const auto& [module, training] : before_)
-      module->train(training);  // outer ones come first: they set inner ones too
+    for (const auto& [module, training] : before_) module->train(training);  // outer ones first: they set inner ones
   }
   EvalMode(const EvalMode&) = delete;
   EvalMode& operator=(const EvalMode&) = delete;
