@@ -425,8 +425,8 @@ std::string ChildProcesses::name_of(int rank) const {
   return options_.name + " " + std::to_string(rank);
 }
 
-// The first failure tells most. Later ones mostly follow from it, so they are reported only if nobody else explains
-// them.
+// The first failure tells most. Later failures mostly follow from it. They are reported only if no other report
+// explains them.
 void ChildProcesses::say_how(int rank, int code, int signal, const std::string& cause, bool is_lost) {
   const std::string after =
       format(" after %.1f s", seconds_since(started_)) + cause + (is_lost ? "; the others go on without it" : "");

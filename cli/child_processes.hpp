@@ -42,8 +42,8 @@ class ChildProcesses {
   };
 
   // From here on, signals that ask to end, and SIGCHLD, are blocked in this thread and in threads started later. So
-  // make this object before other threads. If this process ignores SIGCHLD, it stops doing so, but the processes that
-  // it starts ignore it.
+  // make this object before other threads. If this process ignores SIGCHLD, it stops doing so, but the started
+  // processes ignore the signal.
   ChildProcesses(Options options, LaunchMessages& messages);
   // Kills the processes that still run, and what they started.
   ~ChildProcesses();

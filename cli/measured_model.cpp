@@ -47,7 +47,7 @@ MeasuredModel measure_model(const ModelOptions& model, const Devices& devices, c
   MeasuredModel measured;
   const auto on_each = [&](Rank& rank) {
     auto net = make_model(model);
-    set_memory_format(*net, fast_memory_format(model, rank.device()));  // as `lockstep train` does
+    set_memory_format(*net, fast_memory_format(model, rank.device()));  // `lockstep train` does the same
     const Dataset samples = stand_in_for(model, options.batch_size);
     const Batch sample{samples.x, samples.y, options.batch_size};
     ModelProfile profile =

@@ -1,8 +1,8 @@
 // MemoryKills: tells whether the kernel has killed a process for want of memory.
 //
-// Linux tells nobody why a process got SIGKILL. But it counts the processes that it has killed for want of memory, for
-// each control group (a container, a job of SLURM, a login) and for the machine. A count that has grown makes such a
-// kill probable, but not certain. Used by one thread.
+// Linux tells nobody why a process got SIGKILL. But the kernel counts its kills for want of memory, for each control
+// group (a container, a job of SLURM, a login) and for the machine. A count that has grown makes such a kill probable,
+// but not certain. Used by one thread.
 #pragma once
 
 #include <cstdint>

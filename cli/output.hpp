@@ -2,7 +2,7 @@
 //
 // Nothing here throws. It notes that a reader has gone away, or that a disk is full. So a callback deep inside the
 // library can go on printing, and the program decides at the end. A slow reader, such as a pager or a terminal after
-// Ctrl-S, holds up nothing: text without room is kept, and goes out with the next text or in finish(). Not thread-safe.
+// Ctrl-S, holds up nothing. Text without room is kept, and goes out with the next text or in finish(). Not thread-safe.
 #pragma once
 
 #include <chrono>
@@ -11,7 +11,7 @@
 
 namespace lockstep::cli {
 
-inline constexpr std::chrono::seconds kPatienceAfterStop{1};  // for a slow reader, once the user asked for an end
+inline constexpr std::chrono::seconds kPatienceAfterStop{1};  // how long a slow reader has after a stop
 
 class Output {
  public:

@@ -15,14 +15,14 @@ struct Scheme {
   std::string name;
   Devices devices;
   ModelSplit split;
-  int zero_stage = 0;  // for a split by data alone, see ShardedOptions; 0: every rank has the whole optimizer state
+  int zero_stage = 0;  // see ShardedOptions; for splits by data alone; 0: every rank has the whole optimizer state
 };
 
 struct SchemeOptions {
   ModelOptions model;
   int64_t batch_size = 256;  // the size of the global batch
   int steps = 20;            // how many measured steps; two before them warm up
-  double lr = 0.05;          // for SGD with momentum 0.9
+  double lr = 0.05;          // SGD's learning rate; its momentum is 0.9
   int threads_per_rank = 1;
 };
 

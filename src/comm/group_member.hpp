@@ -29,7 +29,7 @@ struct GroupPlace {
   c10::intrusive_ptr<c10d::Store> store;  // this member's own connection
   int rank = 0;
   int size = 1;
-  std::chrono::milliseconds timeout{};  // for connecting, and for calls without a timeout of their own
+  std::chrono::milliseconds timeout{};  // the timeout for connecting, and for calls without one
   // For Gloo: nobody can connect before all members are ready to, nor after GroupMember::shut.
   bool guarded = false;
   bool hushed = false;  // with `guarded`: whoever has connected cannot talk until let in (processes/guests.hpp)

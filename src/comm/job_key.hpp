@@ -1,6 +1,6 @@
-// JobKey: a secret of 256 bits that the processes of a job know, and nobody else. Two of them prove that they know it
-// without saying it: each signs (HMAC-SHA256) what the other has just made up. No text of the key exists anywhere, so
-// none can be printed. Thread-safe. A signature takes about a microsecond.
+// JobKey: a secret of 256 bits that the processes of a job know, and nobody else. Two processes prove that they know
+// the key without saying it: each signs (HMAC-SHA256) a nonce that the other has just made up. No text of the key
+// exists anywhere, so none can be printed. Thread-safe. A signature takes about a microsecond.
 #pragma once
 
 #include <array>

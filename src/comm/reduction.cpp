@@ -123,7 +123,7 @@ void add_blocks(TensorPointers values, const Sum& sum, TensorPointers targets, c
   for (const auto* target : targets) results.push_back(target->mutable_data_ptr<Scalar>() + to - part.begin);
   const auto divisor = static_cast<Scalar>(sum.divisor);
 
-  c10::SmallVector<const Scalar*, 8> now(values.size());  // where a row's block is
+  c10::SmallVector<const Scalar*, 8> now(values.size());  // the place of each row's block
   for (int64_t begin = part.begin; begin < part.end; begin += block) {
     const int64_t size = std::min(block, part.end - begin);
     for (size_t row = 0; row < rows.size(); ++row) now[row] = rows[row] + begin;

@@ -1,6 +1,6 @@
 // SilenceLimit: how long a process that beats may be silent before it counts as dead. It follows the longest gap
-// between beats that was seen lately, so it is short on a quiet machine and longer on a busy one (a simple relative of
-// Hayashibara's accrual failure detector, SRDS 2004).
+// between beats that was seen lately, so it is short on a quiet machine and longer on a busy one. (This is a simple
+// relative of Hayashibara's accrual failure detector, SRDS 2004.)
 //
 // A process that beats knows its own gaps best, and sends its limit with each beat. A process that watches keeps a
 // limit of its own looks: if these are late, the others' beats may be late too. The longest of these limits counts.

@@ -13,7 +13,7 @@
 
 namespace lockstep {
 
-// Two stages that compute with the same parameter: the one that has it, and a later one that borrows it.
+// Two stages that compute with the same parameter: its owner, and a later stage that borrows it.
 struct PipelineTie {
   int owner, borrower;
 };
@@ -29,7 +29,7 @@ struct PipelineMessage {
 
 struct PipelineMessages {
   std::vector<PipelineMessage> messages;  // this rank's messages, in the one order of all
-  // By step of this rank: the index of the message that it needs, and of the one that it makes; -1 if there is none.
+  // By step of this rank: the indices of the message that the step needs and of the message that it makes; -1: none.
   std::vector<int> needed, made;
   std::vector<std::vector<int>> ties_needed, ties_made;  // by step: the indices of ties' messages
   // By step: the indices of sent messages that have certainly arrived once the step has what it needs. The step's

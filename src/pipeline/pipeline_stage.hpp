@@ -1,6 +1,6 @@
 // PipelineStage: consecutive layers, and what their backward needs for each microbatch that is under way.
 //
-// Used by its rank's thread. It knows of other stages only whether it is the first one.
+// Used by its rank's thread. It knows nothing of other stages, except whether it is the first.
 #pragma once
 
 #include <torch/nn/modules/container/sequential.h>
@@ -52,7 +52,7 @@ class PipelineStage {
   struct Kept {
     at::Tensor input;   // a leaf
     at::Tensor output;  // with its graph; undefined if only the input is kept
-    Head head;          // for computing forward again
+    Head head;          // the head, for computing forward again
   };
 
   const int index_;

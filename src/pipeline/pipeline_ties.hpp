@@ -2,8 +2,8 @@
 //
 // A parameter stays in its own stage alone, for optimizers, averages and checkpoints. A stage that borrows it computes
 // with a copy. Before each batch the copy gets the owner's values. After each microbatch's backward the copy's gradient
-// goes to the owner, whose backward adds it to its own before anybody sees it. So gradients have the same bits as
-// without a cut. Used by the rank's thread. Cost: the parameter once per batch, its gradient per microbatch.
+// goes to the owner, whose backward adds it to its own gradient before anybody sees that. So gradients have the same
+// bits as without a cut. Used by the rank's thread. Cost: the parameter once per batch, its gradient per microbatch.
 #pragma once
 
 #include <ATen/core/Tensor.h>

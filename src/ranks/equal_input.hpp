@@ -1,5 +1,5 @@
-// Finds ranks that pass different tensors to a call to which all must pass the same, such as the samples of a layer
-// that is split over a group.
+// Finds ranks that pass different tensors where all must pass the same, such as the samples of a layer that is split
+// over a group.
 #pragma once
 
 #include <ATen/core/Tensor.h>

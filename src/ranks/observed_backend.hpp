@@ -20,7 +20,7 @@ class CallObserver {
   // A call among `ranks` ranks begins. `bytes` is the size of the tensor that is reduced, broadcast or sent. For a
   // gather or scatter it is the size of one rank's part, for an alltoall of the parts for all ranks, for a recv 0.
   virtual void posts(c10d::OpType type, int64_t bytes, int ranks) = 0;
-  virtual void spent(double seconds) = 0;        // seconds spent on posting a call, on polling it or on waiting for it
+  virtual void spent(double seconds) = 0;        // seconds spent on posting a call, or on polling or waiting for it
   virtual void waits() {}                        // called before the rank waits for a call
   virtual void found_complete(int64_t bytes) {}  // a poll found a call of so many bytes complete
 };

@@ -1,5 +1,5 @@
-// Generators: makes new ones, and gives the states of LibTorch's default ones, one per device, as checkpoints hold
-// them. Ranks on the CPU share one.
+// Generators: makes new generators, and gives the states of LibTorch's default generators, one per device, as
+// checkpoints hold them. Ranks on the CPU share one.
 #pragma once
 
 #include <ATen/core/Generator.h>

@@ -272,7 +272,7 @@ class Sharder {
   }
 
   Rank rank_;
-  Activation held_;  // what the next layer is given
+  Activation held_;  // the activation that the next layer gets
 };
 
 void check_names(const torch::nn::Sequential& net, const ShardRule& rule) {

@@ -17,7 +17,7 @@ class ShardedResidualBlock : public torch::nn::Module {
   // Throws Error for output channels that do not divide by the number of ranks.
   ShardedResidualBlock(const ResidualBlockImpl& whole, Rank& rank);
 
-  at::Tensor forward(const at::Tensor& x);  // as the whole block, from a whole x to a whole result
+  at::Tensor forward(const at::Tensor& x);  // maps a whole x to a whole result, as the whole block does
 
  private:
   OutputChannelParallelConv2d conv1_;

@@ -66,9 +66,9 @@ class Pipeline {
   // ranks. This rank's stages move to its device. The other ranks' stages are not looked at and not kept: they may be
   // null ({nullptr}). All ranks must make it. Its messages have the tags 32764 to 32767; take others for messages of
   // your own over the same rank. Throws Error, which says what would fit, for a number of stages that does not go with
-  // the ranks or the schedule, a stage of this rank that is null or empty, microbatches < 1, layers that draw random
-  // numbers with recompute, two layers of one name on this rank, or ranks that differ in their options or their number
-  // of stages.
+  // the ranks or the schedule, and for a stage of this rank that is null or empty. So it does for microbatches < 1,
+  // layers that draw random numbers with recompute, two layers of one name on this rank, and ranks that differ in their
+  // options or their number of stages.
   Pipeline(std::vector<torch::nn::Sequential> stages, Rank& rank, const PipelineOptions& options = {});
   Pipeline(const Pipeline&) = default;  // a handle: copies are the same pipeline, and a move is a copy too
   Pipeline& operator=(const Pipeline&) = default;
@@ -82,12 +82,12 @@ class Pipeline {
   // every rank: the first stage reads x, the last one y, and all use its size. For an empty batch it returns 0, and the
   // gradients stay what they were. Before the first batch of a new shape of samples, two samples of zeros go through
   // all stages, in eval mode and without a trace, so that every rank knows what to expect.
-  // Throws Error before the batch's first step for a layer that cannot take its input (the text names both), for a
-  // stage whose output's first dimension is not the samples or that is not of floating point, for batches that differ
-  // between the ranks, and for batches that are parts of a larger one, by their global_size. Throws Error afterwards
-  // for a Batch::mark that is not the last rank's (on GPUs in the first batches only), and for a loss without a graph.
-  // Throws as Rank::allreduce does when another rank fails or is missing. A rank whose stage throws ends the run of
-  // all.
+  // Throws Error before the batch's first step for a layer that cannot take its input (the text names both), and for a
+  // stage whose output's first dimension is not the samples or that is not of floating point. So it does for batches
+  // that differ between the ranks, and for batches that are parts of a larger one, by their global_size. Throws Error
+  // afterwards for a Batch::mark that is not the last rank's (on GPUs in the first batches only), and for a loss
+  // without a graph. Throws as Rank::allreduce does when another rank fails or is missing. A rank whose stage throws
+  // ends the run of all.
   torch::Tensor forward_backward(const Batch& batch, const Criterion& criterion);
 
   // The same for several pipelines that train side by side. `replicas` is a DataParallel of module() over the ranks

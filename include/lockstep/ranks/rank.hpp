@@ -103,7 +103,7 @@ class Rank {
   uint64_t seed() const;
   at::Generator generator() const;
 
-  // Makes groups: call it on all ranks, and those that give the same color (>= 0) become one. Each gets a Rank,
+  // Makes groups. Call it on all ranks: ranks that give the same color (>= 0) become one group. Each gets a Rank,
   // numbered anew in their present order. Its collectives and messages are the group's own. Until run() ends, a group's
   // Rank can be used wherever a Rank can, also to be grouped again. A failure in a group is a failure of the whole run.
   // Cost: one small allgather, and between processes connections among the group. As MPI_Comm_split. Throws Error for a
@@ -150,9 +150,9 @@ struct RunOptions {
   // rank of the run does anything. It does not interrupt a rank that computes or writes, so that the ranks can agree
   // where to stop.
   std::stop_token stop = {};
-  // Between processes: a process without a sign of life for so long counts as dead; at least 1 s. 0: four times the
-  // longest gap between signs of life in the last 20 to 40 s, but 1 s at least and 6 s at most. After a connection to
-  // the process was closed, or while one is made, one or two seconds are enough.
+  // Between processes: a process without a sign of life for so long counts as dead. Give at least 1 s, or 0. 0 means
+  // four times the longest gap between signs of life in the last 20 to 40 s, from 1 s to 6 s. After a connection to the
+  // process was closed, or while one is made, one or two seconds are enough.
   std::chrono::milliseconds silence{0};
   // Between processes: a text that must be the same in all of them, such as the settings that shape the calls. run()
   // refuses a difference and shows both.

@@ -32,8 +32,8 @@ namespace lockstep {
 struct OutputParallel {
   bool input_is_parallel = false;  // true: x is this rank's slice, and all slices are gathered first; false: x is whole
   bool gather_output = false;      // true: the result is whole; false: it is this rank's slice
-  // For a Linear, as SlicedDimension::blocks; 3 for a layer that makes queries, keys and values in one. The output of
-  // several blocks cannot be gathered.
+  // A Linear's number of blocks, as in SlicedDimension; 3 for a layer that makes queries, keys and values in one. The
+  // output of several blocks cannot be gathered.
   int64_t blocks = 1;
 };
 

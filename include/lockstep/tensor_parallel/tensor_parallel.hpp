@@ -25,8 +25,8 @@
 namespace lockstep {
 
 enum class LayerSplit {
-  output,  // by units, output channels or an embedding's features: the result is in slices
-  input,   // by input features, channels or an embedding's vocabulary: the result is whole
+  output,  // split by units, output channels or an embedding's features: the result is in slices
+  input,   // split by input features, channels or an embedding's vocabulary: the result is whole
   whole,   // not split: every rank computes all of it, from a whole input
 };
 
@@ -49,7 +49,8 @@ struct ShardRule {
 
 struct ShardOptions {
   ShardRule rule = {};
-  // true: the net's result is whole. false: it stays as the last layer gives it, as parallel_cross_entropy takes it.
+  // true: the net's result is whole. false: the result stays as the last layer gives it, and as parallel_cross_entropy
+  // takes it.
   bool gather_output = true;
 };
 
@@ -66,16 +67,17 @@ class Shardable {
 };
 
 // This rank's net for `net`, on rank.device(): a Sequential with the same names of layers and parameters. All ranks
-// must call it with equal nets and options; the net stays as it is, and nothing is shared with it.
-// It takes Linear, Conv2d, ConvReluPool, BatchNorm1d and 2d, GroupNorm, LayerNorm, Embedding, MultiheadAttention,
-// lockstep's Dropout, LibTorch's Dropout and Dropout2d, Flatten, poolings, Upsample, activation functions,
-// ResidualBlock, the layers of a Gpt, TiedLinear, and Shardable modules. An Embedding is split by the features of its
-// vectors, or if the rule says LayerSplit::input, by its vocabulary. All dropouts become lockstep's, which drops the
-// same on any number of ranks, and in training needs a SampleScope around forward.
+// must call it with equal nets and options; the net stays as it is, and nothing is shared with it. It takes Linear,
+// Conv2d, ConvReluPool, BatchNorm1d and 2d, GroupNorm, LayerNorm, Embedding, MultiheadAttention, lockstep's Dropout,
+// LibTorch's Dropout and Dropout2d, Flatten, poolings, Upsample, activation functions, ResidualBlock, the layers of a
+// Gpt, TiedLinear, and Shardable modules. An Embedding is split by the features of its vectors, or if the rule says
+// LayerSplit::input, by its vocabulary. All dropouts become lockstep's, which drops the same on any number of ranks,
+// and in training needs a SampleScope around forward.
 // Layers with weights that are kept whole are cloned, which draws from LibTorch's default generator as their
 // construction did. All ranks return after the last has drawn. Throws Error on all ranks, with the layer's name, for a
-// type that it does not know, numbers that cannot be split (the text says what would fit), a layer with weights that
-// the net has twice, an entry of the rule that names no layer, or one that the layer cannot follow.
+// type that it does not know, for numbers that cannot be split (the text says what would fit), and for a layer with
+// weights that the net has twice. So it does for an entry of the rule that names no layer, or that the layer cannot
+// follow.
 torch::nn::Sequential shard(const torch::nn::Sequential& net, Rank& rank, const ShardOptions& options = {});
 
 // Gathers the weights and buffers of all ranks' nets into `net`, on every rank. Use it for checkpoints, evaluation on

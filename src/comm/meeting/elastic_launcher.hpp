@@ -25,7 +25,7 @@ class ElasticLauncher {
     int processes;
     int restarts;
     ElasticLaunch::Limits limits = {};
-    std::string restarts_name = {};  // what the user calls the number of restarts
+    std::string restarts_name = {};  // the user's name for the number of restarts
   };
   // For a program that takes no part in elastic jobs: tells the processes that wait for a process that it has ended.
   using Announce = std::function<void(int member, int place, const ProcessEnd& end)>;

@@ -1,8 +1,8 @@
 // Generations: which processes an elastic job has, one set after the other. In such a job (`lockstep launch --elastic`)
 // the others go on when a process is gone, and a successor joins them.
 //
-//  1. The newest generation is one value in the store. It changes by comparison alone, so all agree on it, whoever
-//     changes it: the launcher, a member, or a process that joins.
+//  1. The newest generation is one value in the store. It changes by comparison alone. So all agree on it, whether the
+//     launcher changes it, a member, or a process that joins.
 //  2. A member is a process by its number in the job. A successor has a number of its own, so no number comes twice.
 //  3. Members keep their order, and those who join come last. So the first has been a member for longest.
 //  4. A process joins a generation that has begun: all of its members have the job's state. Otherwise two processes

@@ -16,7 +16,7 @@ using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
 struct KeptStore {
   StorePtr store;  // the server lives as long as this; null: no store
-  int port = 0;    // where the store listens
+  int port = 0;    // the port where the store listens
 };
 
 // A store that listens at a numeric address; port 0 takes a free one. Throws Error that names both.

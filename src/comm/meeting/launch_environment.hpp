@@ -20,7 +20,7 @@ struct LaunchEnvironment {
   int world_size = 1;         // the number of processes
   int local_rank = 0;         // its number among those of this machine
   int local_world_size = 1;
-  std::string address = {};   // where rank 0's process, or the launcher, keeps the store; empty: loopback
+  std::string address = {};   // the address where rank 0's process, or the launcher, keeps the store; empty: loopback
   int port = 0;               // 0: rank 0's process takes a free one
   bool agent_store = false;   // the launcher keeps the store, and every process is a client
   bool tcp_store = false;     // the launcher's store is c10d's, as of torchrun's agent; else it is one of lockstep

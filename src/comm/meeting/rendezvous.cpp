@@ -95,8 +95,8 @@ void Rendezvous::host() {
   if (note_) note_->leave(port_);
 }
 
-// Rank 0's machine reaches its own name by loopback, which the other machines do not reach. So they leave their
-// address, and this machine's address towards them is the one that they reach.
+// Rank 0's machine reaches its own name by loopback, which the other machines do not reach. So the other machines leave
+// their address, and they reach this machine at its address towards there.
 void Rendezvous::learn_local_address(Clock::time_point deadline, const WaitLimit& limit) {
   const auto store = connect("network");
   while (!store->check({"address"})) {

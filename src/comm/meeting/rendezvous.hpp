@@ -3,7 +3,7 @@
 // torchrun and `lockstep launch` keep the store themselves, and every process is a client. Otherwise the process of
 // rank 0 keeps it at MASTER_ADDR and MASTER_PORT. On one machine it may take a free port of loopback, which a note
 // tells the others (port_note.hpp). The store listens on loopback unless MASTER_ADDR names another address. It answers
-// only those who know the job's key, but torchrun's store answers everybody. Every wait has a deadline. Thread-safe.
+// only clients that know the job's key, but torchrun's store answers everybody. Every wait has a deadline. Thread-safe.
 #pragma once
 
 #include "job_store.hpp"

@@ -7,8 +7,8 @@
 
 namespace lockstep::comm {
 
-// The numeric address of a host. If it has several, one that this machine reaches, and preferably one of IPv4. Throws
-// Error that names the host.
+// The numeric address of a host. If a host has several, the address is one that this machine reaches, preferably of
+// IPv4. Throws Error that names the host.
 std::string numeric_address(const std::string& host);
 
 bool is_loopback(const std::string& address);

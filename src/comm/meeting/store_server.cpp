@@ -36,7 +36,7 @@ constexpr auto kUntilNextTry = std::chrono::milliseconds(100);  // if there are 
 
 struct Peer {
   int fd;
-  std::string address;  // for texts
+  std::string address;  // the address, for texts
   bool is_known = false;
   Clock::time_point came = Clock::now();
   std::string nonce = {};         // the nonce that it was sent
@@ -143,7 +143,7 @@ class Service {
     return std::find_if(peers_.begin(), peers_.end(), [](auto& peer) { return !peer.is_known; });
   }
 
-  // The peer that has to go may be one of the job's own, so it is not called a stranger.
+  // The peer that has to go may belong to the job, so it is not called a stranger.
   void lack_descriptors(int error) {
     if (!std::exchange(has_told_of_lack_, true)) {
       guard_.say("the job's store takes no more connections: " + io::reason(error) +

@@ -1,4 +1,4 @@
-// StoreServer: keeps a job's store, and answers those who show that they know the job's key (store_messages.hpp).
+// StoreServer: keeps a job's store, and answers clients that show that they know the job's key (store_messages.hpp).
 //
 //  1. One thread serves all. Nothing that a stranger sends or leaves out makes it wait.
 //  2. A stranger gets a greeting, and no answer. It has a few seconds to show the key. At most 64 strangers can be
@@ -19,7 +19,7 @@
 
 namespace lockstep::comm {
 
-// Who gets into a store, and who is told of strangers that do not.
+// The key that lets clients into a store, and a function that is told of strangers.
 struct StoreGuard {
   JobKey key = JobKey::known_to_all();
   std::function<void(const std::string& text)> say = [](const std::string&) {};  // called on the server's thread

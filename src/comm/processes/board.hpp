@@ -57,8 +57,8 @@ class Board {
   // failures do not count, since some processes may have returned by then.
   Failure agreed_end();
 
-  // All processes get the same from these: the first that one of them gave. They get this one if this process is the
-  // first, or if the store does not answer. agreed_failure gives an empty one if the run had ended well before.
+  // All processes get the same from these: what the first of them gave. If the store does not answer, this process gets
+  // its own. agreed_failure gives an empty one if the run had ended well before.
   Failure agreed_failure(const Failure& failure);
   std::string agreed_where(const std::string& text);
 

@@ -79,17 +79,17 @@ void close_connections(ProcessGroupGloo& group, int contexts) {
       try {
         std::vector<at::Tensor> nothing{at::zeros({1})};
         group.recv(nothing, peer, kClosingTag + context)->wait(std::chrono::milliseconds(1));
-      } catch (const std::exception&) {  // as intended
+      } catch (const std::exception&) {  // this is intended
       }
     }
   }
 }
 
-// When a connection closes, Gloo wakes those who wait for a message over it. It forgets those whose tensor was just
-// being written: Pair::signalException() of its TCP transport leaves that queue out. Such a call never ends, c10d's
-// thread stays in it, and the group's destructor would wait for the thread. So a call that does not end soon is ended
-// here, and its rank goes on. If Gloo's thread does not come back either, the group must live as long as the process:
-// this reference is never given back.
+// When a connection closes, Gloo wakes the calls that wait for a message over it. It forgets calls whose tensor was
+// just being written: Pair::signalException() of its TCP transport leaves that queue out. Such a call never ends,
+// c10d's thread stays in it, and the group's destructor would wait for the thread. So a call that does not end soon is
+// ended here, and its rank goes on. If Gloo's thread does not come back either, the group must live as long as the
+// process: this reference is never given back.
 void end_forgotten_calls(const c10::intrusive_ptr<ProcessGroupGloo>& group) {
   using Clock = std::chrono::steady_clock;
   const auto begin = Clock::now();
@@ -107,9 +107,9 @@ void end_forgotten_calls(const c10::intrusive_ptr<ProcessGroupGloo>& group) {
   [[maybe_unused]] const auto* const kept = c10::intrusive_ptr<ProcessGroupGloo>(group).release();
 }
 
-// The store as Gloo sees it while it connects a guarded group. For each device, Gloo writes there where it listens. It
-// connects to the others once it has read where they do. So a door is open from when all members have one until all are
-// connected, and nobody learns sooner where it is.
+// The store as Gloo sees it while it connects a guarded group. For each device, Gloo writes its own listening address
+// there, and connects to the others once it has read theirs. So a door is open from when all members have one until all
+// are connected, and nobody learns sooner where it is.
 class Gate : public c10d::PrefixStore {
  public:
   explicit Gate(GroupPlace place) : PrefixStore("gloo", place.store), place_(std::move(place)) {}

@@ -1,6 +1,6 @@
 // Guests: decides who may talk at this member's doors (door.hpp), where connections are hushed until they are let in.
 //
-//  1. A member that has connected to another one's door tells it in the store from which address.
+//  1. A member that has connected to another member's door leaves its own address for that member in the store.
 //  2. That member lets the connection talk. The system sends again what the connection said too soon.
 //  3. What strangers say is dropped before Gloo can read it. So no stranger gets a rank's place, however fast it is.
 //

@@ -34,7 +34,7 @@ Monitor::Monitor(StorePtr store, Roster roster, int process, const Options& opti
 void Monitor::start(std::function<void()> on_failure, std::function<Failure()> look) {
   try {
     watchdog_.start(std::move(on_failure), std::move(look));
-  } catch (const Error& error) {  // throws only after the others have met this process: they wait for it
+  } catch (const Error& error) {  // the others have met this process, and wait for it
     const Failure failure(roster_.name_process(process_) + ": " + error.what());
     report(failure);
     failure.raise();

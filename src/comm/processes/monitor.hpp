@@ -1,4 +1,4 @@
-// Monitor: by it the processes of a run know of each other while they work, so that nothing waits for ever.
+// Monitor: lets the processes of a run know of each other while they work, so that nothing waits for ever.
 //
 // The first failure of the whole job is final. It is the same everywhere, and it ends every present and later
 // wait of every rank. Four parts do the work:

@@ -147,7 +147,7 @@ std::string text_of_nccl_error(c10d::ErrorType error, std::chrono::milliseconds 
 }
 
 // c10d takes a communicator down under a lock that its abort needs, so nothing may wait there any more. Therefore a
-// last call comes first: it comes about when all calls before it have, and an abort ends it too. It is not noted.
+// last call comes first. It completes after all calls before it, and an abort ends it too. It is not noted.
 void take_down(ProcessGroupNCCL& backend, const c10::Device& device, const std::stop_token& stop) {
   const c10::DeviceGuard guard(device);
   NcclTensors nothing{at::zeros({1}, at::TensorOptions(device))};

@@ -54,10 +54,10 @@ int fingerprint_of(const std::string& text) {
   return static_cast<int>(std::hash<std::string>()(text) & 0xffff);
 }
 
-// Gloo brings calls together by their tag alone. If they differ, it ends the process for unequal sizes, and mixes the
-// values for equal ones. Therefore the tag holds the call's number and a fingerprint of its text. So calls that differ
-// never meet, except for one pair of texts in 65536, and the monitor reports them. Calls of one rank that are under way
-// at the same time have different numbers.
+// Gloo brings calls together by their tag alone. If the calls differ, Gloo ends the process for unequal sizes, and
+// mixes the values for equal sizes. Therefore the tag holds the call's number and a fingerprint of its text. So calls
+// that differ never meet, except for one pair of texts in 65536, and the monitor reports them. Calls of one rank that
+// are under way at the same time have different numbers.
 uint32_t tag_of(int64_t number, const std::string& text) {
   return static_cast<uint32_t>(number) << 16 | static_cast<uint32_t>(fingerprint_of(text));
 }

@@ -173,7 +173,8 @@ class Try {
     return group;
   }
 
-  // A member that has proven who it is never says that the try is void. So the try is valid once all have proven it.
+  // A member that has proven itself never says that the try is void. So the try is valid once all members have proven
+  // themselves.
   std::optional<GroupMember> wait_for_all(Attempt& attempt, const std::stop_token& stop) const {
     const auto begin = Clock::now();
     const microseconds longest(place_.group.hushed ? 1'000 : 16'000);

@@ -1,7 +1,7 @@
 // Watchdog: a thread that says that its process lives, and looks whether the others do.
 //
-// Ten times a second it leaves a heartbeat on the board and looks for a failure there. While it has a reason, such as a
-// rank of its own that has waited for long, it looks around: whose heart has stopped, who has returned, whose call
+// Ten times a second it leaves a heartbeat on the board and looks for a failure there. While there is a reason, such as
+// a rank of its own that has waited for long, it looks around: whose heart has stopped, who has returned, whose call
 // differs. It reports what it finds as the run's failure. It also counts how long the ranks have waited, and ends the
 // run at a timeout. Time in which the process stood still (Ctrl-Z) does not count.
 //

@@ -4,7 +4,7 @@
 // NCCL notices neither a rank that does not come nor one that has failed. Its waits have no limit: on the host while a
 // communicator is made or taken down, on the device within a call. Therefore:
 //
-// 1. a communicator is made when all of its ranks have come to it, and before any of them makes a call;
+// 1. a communicator is made when all of its ranks have come, and before any rank makes a call;
 // 2. it is taken down when all ranks of the world have returned, the same calls made;
 // 3. both happen on threads of their own, which the caller leaves alone if the run fails meanwhile (Attempt);
 // 4. a failure is known before it aborts every communicator, also one that is made meanwhile. So a rank whose wait an

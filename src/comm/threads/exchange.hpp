@@ -9,8 +9,8 @@
 //     who did what.
 //  3. One mutex guards all that is agreed. Shares run outside of it.
 //  4. The tensors of a call live until all members have posted it and its last share is done.
-//  5. A rank does its calls in the order in which it made them, as far as all members have posted them: also those that
-//     it never waits for, in its next wait or when it leaves.
+//  5. A rank does its calls in the order in which it made them, as far as all members have posted them. Calls that it
+//     never waits for are done too, in its next wait or when it leaves.
 //  6. The first failure is final: it ends every present and later wait of every rank. A failure is calls that differ, a
 //     rank that left, a timeout, ranks that wait for each other, or an exception in a share.
 #pragma once
@@ -48,7 +48,7 @@ class Exchange {
     friend class Exchange;
     std::vector<uint64_t> next_collective_;  // by rank; guarded by the Exchange, as all below
     std::map<uint64_t, std::shared_ptr<Operation>> collectives_;
-    std::map<Side, std::deque<std::shared_ptr<Operation>>> messages_;  // those with one side missing
+    std::map<Side, std::deque<std::shared_ptr<Operation>>> messages_;  // messages with one side missing
   };
   // The group of this name, made at the first call. It lives as long as the exchange.
   Group& group(const Members& members);

@@ -60,7 +60,7 @@ class Operation {
   Operation(const Members& of, uint64_t number);   // the members' collective call `number`
   Operation(const Members& of, const Side& side);  // a message, perhaps from kAnySource
 
-  // For work and check, which run once all members have posted.
+  // Use these in work and check, which run once all members have posted.
   const std::vector<Member>& members() const { return members_; }  // in a collective: by rank, ascending
   const Call& call(int rank) const;
   std::string text_of(int world_rank) const { return call(of_.index_of(world_rank)).signature.text(); }
