@@ -1,5 +1,5 @@
 // A World holds the ranks of one run together: it gives each its backend, and tells the others when one fails or is
-// done. Ranks are named by their index in the whole world, of which this process may hold a part.
+// done. Ranks are named by their index in the whole world, of which this process may hold only some.
 #pragma once
 
 #include <lockstep/data/parts.hpp>

@@ -71,8 +71,7 @@ class Sharder {
  public:
   explicit Sharder(Rank& rank) : rank_(rank) {}
 
-  // This rank's slice of the layer `name`, split as the rule's entry `split` says, or without an entry as the rule
-  // does.
+  // This rank's slice of the layer `name`, split as `split`, the rule's entry, says; without an entry the rule decides.
   AnyModule part_of_layer(const std::string& name, const AnyModule& layer, const std::optional<LayerSplit>& split,
                           bool convolutions_alternate) {
     const auto module = layer.ptr();

@@ -57,7 +57,7 @@ inline std::string message_of(const Fields& fields) {
   return message;
 }
 
-// Takes a message behind its length. Gives nothing if it is cut off somewhere.
+// Takes a message without its length. Gives nothing if it is cut off somewhere.
 inline Fields fields_of(std::string_view text) {
   Fields fields;
   while (!text.empty()) {
