@@ -63,9 +63,9 @@ using Words = std::vector<std::string>;
 
 // A run: a command, which keeps its run under this name.
 struct LaidOut {
-  std::string name;    // the row's name
-  std::string folder;  // the run's folder
-  Words words;         // the command's words
+  std::string name;
+  std::string folder;
+  Words words;
 };
 
 struct BitsResult {

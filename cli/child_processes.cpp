@@ -131,7 +131,7 @@ bool is_taken(Output& output, const std::atomic<bool>& hurries) {
 // process ends as without labels. Gives the number of the error with which a write failed, or 0.
 int copy_with_label(int fd, int done, const std::atomic<bool>& hurries, const std::string& label) {
   Output output(STDOUT_FILENO);
-  bool is_read = true;  // whether somebody reads
+  bool is_read = true;
   const auto print = [&](const std::string& line) {
     if (!is_read) return;
     output.print(line);

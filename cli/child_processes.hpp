@@ -76,8 +76,8 @@ class ChildProcesses {
   using Clock = std::chrono::steady_clock;
   struct Child {
     int number = 0;
-    pid_t pid = 0;      // the process's number, and its process group's
-    pid_t watcher = 0;  // the watcher in that group
+    pid_t pid = 0;  // the process's number, and its process group's
+    pid_t watcher = 0;
     bool runs = true;
     bool is_to_end = false;  // end() has killed it
     std::thread labels;

@@ -8,7 +8,6 @@
 
 namespace lockstep::cli {
 
-// Does printf into a string.
 [[gnu::format(printf, 1, 2)]] std::string format(const char* pattern, ...);
 
 // Gives "1 run" or "2 runs".

@@ -109,7 +109,7 @@ class Pipeline::State {
   std::set<std::pair<std::string, int64_t>> compared_;  // shapes and sizes of batches that all ranks had
   std::map<std::string, Shapes> shapes_;                // by the shape of a sample that goes in
   std::map<std::pair<int, bool>, Work> work_;
-  SamplePlace place_;       // the batch's place
+  SamplePlace place_;
   int64_t steps_done_ = 0;  // counted here only without a replica, which counts its own steps
   int64_t inputs_ = 0;      // how many batches were trained
   int64_t outputs_ = 0;     // how many calls of forward there were

@@ -19,7 +19,7 @@ Key key_of(const PipelineStep& step) {
 
 struct StepPlace {
   int rank;
-  int step;  // the rank's step
+  int step;
   int end = 0;
 };
 

@@ -58,8 +58,8 @@ class PipelineStage {
   const int index_;
   bool needs_input_gradient_;
   torch::nn::Sequential layers_;
-  std::vector<std::string> names_;  // the names of the layers
-  std::map<int, Kept> kept_;        // by microbatch
+  std::vector<std::string> names_;
+  std::map<int, Kept> kept_;  // by microbatch
 };
 
 // Throws Error, which begins with `of`, if a module of LibTorch's in `layers` draws random numbers when it trains.

@@ -164,8 +164,7 @@ void make_modules_equal(torch::nn::Module& module, Rank& rank, const std::string
   module.to(rank.device());
   ModuleTensors tensors;
   for (const auto& item : module.named_parameters()) {
-    const bool frozen = !item.value().requires_grad();  // all ranks must freeze the same parameters, since only the
-                                                        // gradients of the others are averaged
+    const bool frozen = !item.value().requires_grad();  // must be equal on all ranks: frozen ones are not averaged
     tensors.emplace_back(item.key() + (frozen ? " (requires_grad false)" : ""), item.value());
   }
   for (const auto& item : module.named_buffers()) tensors.emplace_back(item.key(), item.value());

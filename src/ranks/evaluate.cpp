@@ -34,7 +34,7 @@ std::vector<double> evaluate_sums(const std::function<at::Tensor(const Batch&)>&
     const at::Tensor y_hat = forward(batch);
     for (int64_t i = 0; i < columns; ++i) table[row][i].add_(sums[static_cast<size_t>(i)](y_hat, batch));
   };
-  int64_t grains_before = 0;  // the grains of the batches before
+  int64_t grains_before = 0;
   for (const auto& batch : batches(samples, {.size = size, .shuffle = false, .grain = grain}, rank)) {
     const int64_t first_row = grains_before;
     if (grain > 0) grains_before += batch.grains();

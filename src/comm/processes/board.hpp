@@ -49,7 +49,7 @@ class Board {
   std::vector<Calls> calls();  // by rank
 
   void put_come(const std::string& place);  // says that this process has come to "done" or "closed"
-  bool all_come(const std::string& place);  // whether every process has
+  bool all_come(const std::string& place);  // whether every process has come there
 
   Failure failure();  // empty while there is none, or if the run ended well
 

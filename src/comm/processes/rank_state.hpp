@@ -35,8 +35,8 @@ struct OpenCall {
 struct RankState {
   enum class Kind { busy, waits, returned };
   Kind kind = Kind::busy;  // busy: nothing is known
-  Calls calls = Calls();   // the calls that the rank has made
-  OpenCall call = {};      // the call that a rank waits in
+  Calls calls = Calls();
+  OpenCall call = {};  // valid if kind is `waits`
 
   std::string to_text() const;
   static RankState from_text(const std::string& text, size_t world_size);  // throws if it is not of such a world

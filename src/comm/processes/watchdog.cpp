@@ -172,7 +172,7 @@ Watchdog::Clock::duration Watchdog::silence_of_the_dead(const std::vector<Heartb
   for (int process = 0; process < roster_.processes(); ++process) {
     const auto told = beats[process].silence;
     silence = std::max(silence, told);
-    if (told < most) learned = std::max(learned, told);  // most: it may know nothing yet
+    if (told < most) learned = std::max(learned, told);  // told == most may mean that it knows nothing yet
   }
   const auto now = waits_.snapshot();
   if (now.searching) return std::min<Clock::duration>(kSilenceWhenClosed, silence);
