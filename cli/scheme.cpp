@@ -27,7 +27,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int warm_up = 2;  // the first learns the buckets' order, and makes the optimizer's state
+constexpr int warm_up = 2;  // the first step learns the buckets' order, and makes the optimizer's state
 
 int64_t state_bytes(const torch::optim::Optimizer& sgd) {
   int64_t bytes = 0;
@@ -37,14 +37,14 @@ int64_t state_bytes(const torch::optim::Optimizer& sgd) {
   return bytes;
 }
 
-// In the memory format that `lockstep train` gives it.
+// Makes the network in the memory format that `lockstep train` gives it.
 torch::nn::Sequential network(const ModelOptions& model, const Rank& rank) {
   auto net = make_model(model);
   set_memory_format(*net, fast_memory_format(model, rank.device()));
   return net;
 }
 
-// SGD with momentum of a scheme's network, or of the rank's slices of it.
+// SGD with momentum for a scheme's network, or for the rank's slices of it.
 class SchemeSgd {
  public:
   SchemeSgd(SplitModel& net, int zero_stage, double lr) : net_(net), zero_stage_(zero_stage) {
@@ -64,7 +64,7 @@ class SchemeSgd {
   std::vector<torch::Tensor> kept_parameters() {
     return zero_stage_ == 3 ? optimizer().param_groups()[0].params() : std::vector<torch::Tensor>(net_.parameters());
   }
-  std::vector<torch::Tensor> gradients() {  // between backward and step
+  std::vector<torch::Tensor> gradients() {  // valid between backward and step
     std::vector<torch::Tensor> gradients;
     if (sharded_) gradients = sharded_->gradients();
     if (zero_stage_ > 1) return gradients;
@@ -76,7 +76,7 @@ class SchemeSgd {
  private:
   SplitModel& net_;
   const int zero_stage_;
-  std::unique_ptr<torch::optim::SGD> whole_;  // or
+  std::unique_ptr<torch::optim::SGD> whole_;  // null with ZeRO
   std::optional<ShardedOptimizer> sharded_;
 };
 
@@ -85,7 +85,7 @@ struct Samples {
   SchemeCost cost;
 };
 
-// `ledger` is that of all ranks: messages may be freed by another rank's thread.
+// `ledger` is shared by all ranks, since another rank's thread may free a message.
 Samples train_on(Rank& world, const Scheme& scheme, const SchemeOptions& options, const Dataset& images,
                  const std::shared_ptr<MemoryLedger>& ledger) {
   MemoryMeter meter(ledger);
@@ -95,12 +95,12 @@ Samples train_on(Rank& world, const Scheme& scheme, const SchemeOptions& options
   SchemeSgd sgd(net, scheme.zero_stage, options.lr);
   Samples samples;
   double last_loss = 0;
-  int64_t most = 0;  // bytes of all kinds
+  int64_t most = 0;  // the most bytes, of all kinds
   int step = -warm_up;
   const BatchOptions order{.size = options.batch_size, .epoch = 1};
   const int64_t before = meter.current();
   const Batches all = batches(images.to(rank.device()), order, net.mesh().data());
-  const int64_t of_data = meter.current() - before;  // the order of all samples, and on a GPU these: no step's memory
+  const int64_t of_data = meter.current() - before;  // all samples' order, and on a GPU the samples: no step's memory
   for (auto& batch : all) {
     if (step == options.steps) break;
     rank.barrier();
@@ -128,7 +128,7 @@ Samples train_on(Rank& world, const Scheme& scheme, const SchemeOptions& options
   samples.cost.final_loss = last_loss;
   samples.cost.parameters = bytes_in(sgd.kept_parameters()) + bytes_in(net.module()->buffers());
   samples.cost.optimizer_state = state_bytes(sgd.optimizer());
-  samples.cost.activations = most - samples.cost.memory();  // all else
+  samples.cost.activations = most - samples.cost.memory();  // all other memory
   return samples;
 }
 
