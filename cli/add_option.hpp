@@ -1,4 +1,4 @@
-// How commands add their flags.
+// Helpers by which commands add their flags.
 #pragma once
 
 #include <CLI/CLI.hpp>

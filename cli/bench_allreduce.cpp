@@ -71,7 +71,7 @@ struct Size {
 };
 using Sizes = std::vector<Size>;
 
-// A number of calls that makes the clock's error small, and that no size spends long on.
+// A number of calls that makes the clock's error small, and that takes no size long.
 int calls_for(int64_t bytes) {
   return static_cast<int>(std::clamp<int64_t>(50'000'000 / bytes, 5, 2000));
 }
@@ -104,7 +104,7 @@ void time_ranks(const Devices& devices, Sizes& sizes) {
 
 void time_grains(const Devices& devices, Sizes& sizes) {
   const auto ranks = static_cast<int64_t>(devices.size());
-  std::vector<int64_t> runs(devices.size() + 1);  // of grains
+  std::vector<int64_t> runs(devices.size() + 1);  // runs of grains
   std::iota(runs.begin(), runs.end(), 0);
   run(devices, [&](Rank& rank) {
     for (auto& size : sizes) {
@@ -163,7 +163,7 @@ void time_gloo(const Devices& devices, Sizes& sizes) {
       const double seconds = time_of(size.bytes, {}, [&] { group.backend->allreduce(tensors)->wait(); });
       if (rank.index() == 0) size.best.add("gloo", seconds);
     }
-    rank.barrier();  // nobody closes its connections before all are done
+    rank.barrier();  // nobody may close its connections before all are done
   });
 }
 
@@ -198,7 +198,7 @@ double bus_bandwidth(const Size& size, const std::string& name, size_t ranks) {
   return 2 * (n - 1) / n * static_cast<double>(size.bytes) / size.best.of(name);
 }
 
-// So many digits that a copy of a few bytes takes more than 0.
+// Gives so many digits that a copy of a few bytes takes more than 0.
 std::string microseconds(double seconds) {
   return format(seconds < 1e-7 ? "%.4f" : "%.2f", seconds * 1e6);
 }
@@ -268,7 +268,7 @@ int allreduce_command(const BenchAllreduceFlags& flags, Output& output) {
   using Peer = void (*)(const Devices&, Sizes&);
   std::map<std::string, Peer> peers;
   if (flags.peers) peers = {{"gloo", time_gloo}, {"openmpi", time_openmpi}};
-  std::map<std::string, std::string> not_measured;  // and why
+  std::map<std::string, std::string> not_measured;  // the contenders that were not measured, and why
   for (int round = 0; round < flags.rounds; ++round) {
     time_ranks(devices, sizes);
     time_grains(devices, sizes);

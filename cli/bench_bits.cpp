@@ -61,11 +61,11 @@ struct BenchBitsFlags {
 
 using Words = std::vector<std::string>;
 
-// A run: a command, which keeps it under this name.
+// A run: a command, which keeps its run under this name.
 struct LaidOut {
-  std::string name;    // what the row is called
-  std::string folder;  // of the run
-  Words words;         // of the command
+  std::string name;
+  std::string folder;
+  Words words;
 };
 
 struct BitsResult {
@@ -74,8 +74,8 @@ struct BitsResult {
   double seconds = 0;
 };
 
-// The folder of the runs: the one that was asked for, or one of its own, which goes unless somebody keeps it or a run
-// fails.
+// The folder of the runs: the folder that the user asked for, or a temporary one, which is removed unless somebody
+// keeps it or a run fails.
 class BitsFolder {
  public:
   explicit BitsFolder(const std::string& asked) : path_(asked), keeps_(!asked.empty()) {
@@ -156,7 +156,7 @@ class Layouts {
     return folder;
   }
 
-  // `ranks` in each process. `launch`: the flags of lockstep launch, for several processes.
+  // `ranks` is the number in each process. `launch` has the flags of lockstep launch, for several processes.
   LaidOut laid_out(const std::string& name, int ranks, const Words& more, const Words& launch = {}) const {
     const std::string folder = folder_of(name);
     Words words{program_};
@@ -193,7 +193,7 @@ class Layouts {
     add("--residual-dropout", format("%.17g", flags_.model.residual_dropout), flags_.model.residual_dropout == 0);
     if (learns_text(flags_.model)) {
       add("--text", flags_.text);
-      add("--write-text", "20");  // a forward for each byte, in each of the runs
+      add("--write-text", "20");  // each byte takes a forward, in each of the runs
     } else {
       add("--data", flags_.data);
     }
@@ -205,7 +205,7 @@ class Layouts {
     add("--lr", "0.02");
   }
 
-  // No flag of lockstep train is a mesh.
+  // It takes a configuration, since no flag of lockstep train is a mesh.
   fs::path config_of(const std::string& name, const ModelSplit& split) const {
     TrainOptions options;
     options.devices.assign(static_cast<size_t>(split.mesh.size()), torch::kCPU);
@@ -216,7 +216,7 @@ class Layouts {
     return file;
   }
 
-  // On 3 ranks, from a step of that on 7, and from a later step of that on 2.
+  // Trains on 3 ranks, goes on from a step of that on 7, and from a later step of that on 2.
   std::vector<LaidOut> stopped_and_gone_on() const {
     const auto checkpoint = [&](const std::string& run, int64_t step) {
       return (folder_ / run / kCheckpointFolder /

@@ -44,7 +44,7 @@ struct BenchGrainFlags {
   int rounds = 20, steps = 5;
 };
 
-// One rank's network and what trains it.
+// One rank's network, its optimizer and its criterion.
 struct Training {
   Training(const ModelOptions& model, Rank& rank)
       : net(in_fast_format(model, rank), rank),
@@ -85,7 +85,7 @@ BestTimes measure_grain(const Devices& devices, const BenchGrainFlags& flags) {
     const Batch grained_batch = batch_of(on_device, flags, flags.grain, rank);
     Training plain(flags.model, rank), grained(flags.model, rank);
     const auto time = [&](const char* name, Training& training, const Batch& batch) {
-      training.step(batch);  // its memory is warm again
+      training.step(batch);  // makes its memory warm again
       synchronize(rank.device());
       rank.barrier();
       const auto start = std::chrono::steady_clock::now();

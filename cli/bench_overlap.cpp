@@ -93,7 +93,7 @@ double median(const std::vector<Sample>& samples, double Sample::*value) {
   return values[values.size() / 2];
 }
 
-// Seconds of a step.
+// The seconds that a step spends on communication.
 double communication(const Result& result) {
   const auto& after_backward = result.samples[afterwards];
   if (!result.on_gpus) return median(after_backward, &Sample::after);
@@ -112,7 +112,7 @@ double saved(const Result& result) {
 }
 
 // Counts what one rank's threads spend on the allreduces of a step. While backward computes, a Reducer posts and polls.
-// It posts the last bytes with backward's last gradient. So whatever follows this post is spent after backward.
+// It posts the last bytes with backward's last gradient. So the time that follows this post is spent after backward.
 class CommunicationTimes : public CallObserver {
  public:
   void begin_step(int64_t bytes_of_step) {
@@ -132,12 +132,12 @@ class CommunicationTimes : public CallObserver {
 
   double within = 0;        // seconds of posts and polls during backward
   double after = 0;         // seconds of later posts and polls, and of waits
-  int64_t bytes = 0;        // that were posted
+  int64_t bytes = 0;        // the bytes that were posted
   int64_t bytes_early = 0;  // of these, the bytes that polls found complete during backward
 
  private:
-  int64_t bytes_of_step_ = 0;  // how much is posted in a step
-  bool ended_ = false;         // backward
+  int64_t bytes_of_step_ = 0;  // the bytes that are posted in a step
+  bool ended_ = false;         // whether backward has ended
 };
 
 // A model to measure, and the size of one of its samples.
@@ -147,20 +147,20 @@ struct Subject {
   std::vector<int64_t> sample;
 };
 
-// 25.2 million parameters, little to compute for each.
+// It has 25.2 million parameters, and little to compute for each.
 Subject mlp() {
   constexpr int64_t units = 2048;
   const MlpOptions options{.inputs = units, .hidden = std::vector<int64_t>(6, units)};
   return {"mlp", [options] { return Mlp(options).ptr(); }, {units}};
 }
 
-// 11.2 million parameters, much to compute for each.
+// It has 11.2 million parameters, and much to compute for each.
 Subject resnet18() {
   const ResNet18Options options{.in_channels = 3};
   return {"resnet18", [options] { return ResNet18(options).ptr(); }, {3, 32, 32}};
 }
 
-// In the memory format that `lockstep train` gives a model of this name.
+// Makes the network in the memory format that `lockstep train` gives a model of this name.
 std::shared_ptr<torch::nn::SequentialImpl> made(const Subject& subject, const c10::Device& device) {
   auto module = subject.make();
   module->to(device);
@@ -192,7 +192,7 @@ class Runner {
     }
     sgd_.step();
     synchronize(rank_.device());
-    const bool during = variant_ == overlapped;  // else even the posts come after backward
+    const bool during = variant_ == overlapped;  // otherwise even the posts come after backward
     return {
         .seconds = seconds_since(start),
         .within = during ? times_->within : 0,
@@ -217,7 +217,7 @@ class Runner {
   Rank rank_;
   std::shared_ptr<torch::nn::SequentialImpl> module_;
   torch::optim::SGD sgd_;
-  std::optional<DataParallel<torch::nn::SequentialImpl>> net_;  // not alone
+  std::optional<DataParallel<torch::nn::SequentialImpl>> net_;  // null for the variant `alone`
 };
 
 Result measure(const Subject& subject, const Devices& devices, const BenchOverlapFlags& flags, int64_t batch_size) {

@@ -50,14 +50,14 @@ struct BenchServerFlags {
   std::optional<std::string> devices;
   std::string data = "fashion-mnist", data_dir, json;
   int servers = 1, epochs = 5, threads_per_rank = 1;
-  int64_t batch_size = 256, staleness = 2, samples = 0;  // 0: all
+  int64_t batch_size = 256, staleness = 2, samples = 0;  // samples 0: all
   uint64_t seed = 1;
   double lr = 0.2;
 };
 
-// After an epoch.
+// The state after an epoch.
 struct Point {
-  double seconds = 0;  // of training, so far
+  double seconds = 0;  // seconds of training so far
   Score test;
 };
 

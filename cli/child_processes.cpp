@@ -31,7 +31,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr size_t pipe_size = 64 << 10;  // what a pipe holds
+constexpr size_t pipe_size = 64 << 10;  // the capacity of a pipe
 constexpr auto kBetweenLooks = 100ms;
 
 std::vector<char*> pointers(std::vector<std::string>& words) {
@@ -56,8 +56,8 @@ std::vector<std::string> environment_with(const std::vector<std::string>& variab
 // Between fork() and exec(), a copy of a program with threads may only make system calls.
 [[noreturn]] void become(char** words, char** environment, const sigset_t& mask, const struct sigaction& on_child,
                          bool reads_input, int output, int error_pipe, const int (&ready)[2], pid_t parent) {
-  setpgid(0, 0);                        // so that Ctrl-C reaches it once: through the launcher
-  prctl(PR_SET_PDEATHSIG, SIGTERM);     // at once if the launcher is killed; watch() also ends what this starts
+  setpgid(0, 0);                        // then Ctrl-C reaches it once: through the launcher
+  prctl(PR_SET_PDEATHSIG, SIGTERM);     // sent at once if the launcher is killed; watch() also ends what this starts
   if (getppid() != parent) _exit(127);  // the launcher is gone already
   signal(SIGPIPE, SIG_DFL);
   sigaction(SIGCHLD, &on_child, nullptr);
@@ -71,7 +71,7 @@ std::vector<std::string> environment_with(const std::vector<std::string>& variab
   }
   close(ready[1]);
   char nothing = 0;
-  while (read(ready[0], &nothing, 1) < 0) {  // until the group has its watcher
+  while (read(ready[0], &nothing, 1) < 0) {  // waits until the group has its watcher
   }
   sigprocmask(SIG_SETMASK, &mask, nullptr);
   execvpe(words[0], words, environment);
@@ -80,15 +80,15 @@ std::vector<std::string> environment_with(const std::vector<std::string>& variab
   _exit(127);
 }
 
-// Whether this process is its group's last one. It leaves the group for the moment in which it asks.
+// Whether this process is its group's last one. It leaves the group while it asks.
 bool is_alone_in(pid_t group) {
   setpgid(0, 0);
   return (kill(-group, 0) != 0 && errno == ESRCH) || setpgid(0, group) != 0;
 }
 
-// A process dies with the launcher by PR_SET_PDEATHSIG, but not what it has started. So each group has a watcher, which
-// ends the group once nobody holds the other end of `alive` any more. It is a member of the group. So the group's
-// number cannot be given to others. Like become() it may make system calls only.
+// PR_SET_PDEATHSIG ends a process with the launcher, but not what the process has started. So each group has a watcher,
+// which ends the group once nobody holds the other end of `alive` any more. The watcher is a member of the group, so
+// that the group's number cannot be given to others. Like become() it may only make system calls.
 [[noreturn]] void watch(pid_t group, int alive, std::chrono::milliseconds until_kill) {
   sigset_t all;
   sigfillset(&all);
@@ -117,7 +117,8 @@ void end_watcher(pid_t watcher) {
   waitpid(watcher, nullptr, 0);
 }
 
-// Waits until the reader has taken all. false: the job is to end, and the reader has not for a second.
+// Waits until the reader has taken all. Gives false if the job is to end, and the reader did not take all within a
+// second.
 bool is_taken(Output& output, const std::atomic<bool>& hurries) {
   for (int looks = 0; !output.finish(100ms); looks += hurries ? 1 : 0) {
     if (looks == 10) return false;
@@ -125,12 +126,12 @@ bool is_taken(Output& output, const std::atomic<bool>& hurries) {
   return true;
 }
 
-// Copies whole lines, each with a label, until the pipe's end. If a process that nobody knows of keeps the pipe open,
-// stops when all processes are done. Reads no more than what it can write. If its own reader is gone, so is the
-// process's, which then ends as without labels. Gives the number of the error with which a write failed, or 0.
+// Copies whole lines, each with a label, until the pipe's end. If an unknown process keeps the pipe open, it stops when
+// all processes are done. It reads no more than it can write. If the reader is gone, it closes the pipe too, and the
+// process ends as without labels. Gives the number of the error with which a write failed, or 0.
 int copy_with_label(int fd, int done, const std::atomic<bool>& hurries, const std::string& label) {
   Output output(STDOUT_FILENO);
-  bool is_read = true;  // by somebody
+  bool is_read = true;
   const auto print = [&](const std::string& line) {
     if (!is_read) return;
     output.print(line);
@@ -161,7 +162,7 @@ bool tells_of_request(int code) {
   return code == 128 + SIGHUP || code == 128 + SIGINT || code == 128 + SIGTERM;
 }
 
-// Why a process was ended by SIGKILL, to add to that it was.
+// The likely cause of a SIGKILL, to add to the text that it came.
 std::string want_of_memory() {
   return ", probably by the kernel for want of memory, the machine's or a container's (less is needed " +
          what_needs_less_memory("this machine") + ")";
@@ -181,7 +182,7 @@ ChildProcesses::ChildProcesses(Options options, LaunchMessages& messages)
   if (pipe2(alive_, O_CLOEXEC) != 0 || (options_.label && pipe2(done_, O_CLOEXEC) != 0)) {
     throw Error("cannot make a pipe: " + io::reason(errno));
   }
-  struct sigaction keeps_children {};  // the system forgets how they ended where SIGCHLD is ignored
+  struct sigaction keeps_children {};  // if SIGCHLD is ignored, the system forgets how they ended
   sigaction(SIGCHLD, &keeps_children, &on_child_before_);
   sigemptyset(&awaited_);
   for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGTSTP, SIGCHLD}) {
@@ -251,8 +252,8 @@ void ChildProcesses::start(const std::vector<std::string>& words, const std::vec
   }
 }
 
-// The system may give a process's number to another one once it is free. A child that has ended keeps its number, and
-// so its group's, because nobody collects it before the end.
+// The system may give a process's number to another process once it is free. A child that has ended keeps its number,
+// and its group's, because nobody collects it before the end.
 void ChildProcesses::send(int signal) const {
   for (const auto& child : children_) kill(-child.pid, signal);
 }
@@ -319,12 +320,12 @@ void ChildProcesses::pass_on(int signal) {
   if (next_step_ == Clock::time_point::max()) next_step_ = Clock::now() + options_.until_term_when_stopped;
 }
 
-// The terminal's Ctrl-Z reaches only this process. Its children would go on, and miss what it does for them. It sends
+// The terminal's Ctrl-Z reaches only this process. Its children would go on without what it does for them. It sends
 // SIGSTOP, because a process may ignore SIGTSTP.
 void ChildProcesses::stand_still() {
   const auto begin = Clock::now();
   send(SIGSTOP);
-  raise(SIGSTOP);  // until SIGCONT: a shell's fg or bg
+  raise(SIGSTOP);  // stands still until SIGCONT: a shell's fg or bg
   send(SIGCONT);
   if (next_step_ != Clock::time_point::max()) next_step_ += Clock::now() - begin;
 }
@@ -338,7 +339,7 @@ void ChildProcesses::end_others() {
   next_step_ = Clock::now() + options_.until_kill;
 }
 
-// To the others, a process that a signal has stopped is as silent as a dead one.
+// Tells of processes that a signal has stopped, since to the others they are as silent as dead ones.
 void ChildProcesses::say_who_stands_still() const {
   const auto all = members();
   for (const auto& child : children_) {
@@ -351,7 +352,7 @@ void ChildProcesses::say_who_stands_still() const {
   }
 }
 
-// Ends what the processes started and did not wait for.
+// Ends processes that the children started and did not wait for.
 void ChildProcesses::end_leftovers() {
   for (const auto& [signal, patience] : {std::pair(0, 200ms), std::pair(SIGTERM, 1000ms), std::pair(SIGKILL, 0ms)}) {
     if (members().empty()) return;
@@ -367,7 +368,7 @@ void ChildProcesses::end_watchers() {
 
 void ChildProcesses::end_labels() {
   if (done_[1] >= 0) close(std::exchange(done_[1], -1));
-  while (labels_ > 0 && !hurries_) await_signal();  // they wait for who reads
+  while (labels_ > 0 && !hurries_) await_signal();  // the labels' threads wait for the reader
   for (auto& child : children_) {
     if (child.labels.joinable()) child.labels.join();
   }
@@ -393,7 +394,7 @@ void ChildProcesses::ended(const Child& child, int signal, int code) {
   const bool asked = signal == 0 && stop_signal_ == 0 && !others_are_ended() && tells_of_request(code);
   const bool stopped = asked || (stop_signal_ != 0 && code == 128 + stop_signal_);
   const bool nothing_ends = next_step_ == Clock::time_point::max();
-  // A shell ends with the same code if what it has started is killed.
+  // A shell ends with the same code if a process that it started is killed.
   const bool lacked_memory = code == 128 + SIGKILL && nothing_ends && !child.is_to_end && memory_kills_.take();
   const std::string cause = lacked_memory ? want_of_memory() : "";
   bool others_go_on = false;
@@ -424,7 +425,8 @@ std::string ChildProcesses::name_of(int rank) const {
   return options_.name + " " + std::to_string(rank);
 }
 
-// The first failure tells most. Later ones mostly follow from it, so only those that nobody else explains are said.
+// The first failure tells most. Later failures mostly follow from it. They are reported only if no other report
+// explains them.
 void ChildProcesses::say_how(int rank, int code, int signal, const std::string& cause, bool is_lost) {
   const std::string after =
       format(" after %.1f s", seconds_since(started_)) + cause + (is_lost ? "; the others go on without it" : "");

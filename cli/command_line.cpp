@@ -45,7 +45,8 @@ const char* const footer =
     "the training; 130 stopped by Ctrl-C, 143 by SIGTERM, 129 by SIGHUP; 141 nobody\n"
     "reads the output any more.\n";
 
-// If a standard descriptor is closed, the next file that is opened gets its number, and what is meant to be printed.
+// If a standard descriptor is closed, the next file that is opened gets its number, and then also the output meant for
+// it.
 void open_closed_standard_descriptors() {
   for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
     if (fcntl(fd, F_GETFD) < 0) open("/dev/null", O_RDWR);  // takes the lowest number that is free
@@ -76,7 +77,7 @@ int run_chosen(const std::vector<const char*>& words, Output& output) {
   try {
     program.parse(static_cast<int>(words.size()), words.data());
   } catch (const CLI::ParseError& error) {
-    // Whoever asks for help or the version may have asked for it beside a word that nobody knows.
+    // A user may ask for help or the version beside a word that is unknown.
     if (dynamic_cast<const CLI::Success*>(&error) == nullptr || !program.remaining().empty()) {
       complain(explain(program, error, {words.begin() + 1, words.end()}) + "\n" + which_help(program));
       return wrong_usage;
@@ -99,7 +100,7 @@ int run_chosen(const std::vector<const char*>& words, Output& output) {
   }
 }
 
-// "lockstep help train" is "lockstep train --help".
+// Makes "lockstep help train" the same as "lockstep train --help".
 std::vector<const char*> with_help_as_option(int argc, char** argv) {
   std::vector<const char*> words(argv, argv + argc);
   if (words.size() < 2 || std::string_view(words[1]) != "help") return words;
@@ -142,7 +143,7 @@ int run_command_line(int argc, char** argv) {
   if (code == wrong_usage || code == kNotFinite) note_would_fail_again();
   output.finish();
   if (!output.failed()) return code;
-  if (output.error() == EPIPE) return 128 + SIGPIPE;  // as a shell reports it, and as quietly
+  if (output.error() == EPIPE) return 128 + SIGPIPE;  // the code that a shell reports, and no message
   complain("error: cannot write to the standard output: " + io::reason(output.error()));
   return failed;
 }

@@ -15,7 +15,7 @@ namespace lockstep::cli {
 inline constexpr int kNotFinite = 3;
 
 struct Command {
-  CLI::App* app;                     // its part of the command line; parsed() tells whether the user chose it
+  CLI::App* app;                     // the subcommand's command line; parsed() tells whether the user chose it
   std::function<int(Output&)> work;  // prints to the output and returns the exit code; throws lockstep::Error
 };
 
@@ -29,7 +29,7 @@ Command add_devices(CLI::App& program);
 Command add_fetch_data(CLI::App& program);
 Command add_launch(CLI::App& program);
 
-// "2.15.0"; lockstep's is version().
+// Gives LibTorch's version, "2.15.0"; lockstep's is version().
 std::string torch_version();
 
 }  // namespace lockstep::cli

@@ -87,7 +87,7 @@ struct Row {
   std::optional<SchemeCost> cost = {};
 };
 
-const TrainingCost momentum{.state_bytes_per_parameter_byte = 1};  // train_scheme()'s
+const TrainingCost momentum{.state_bytes_per_parameter_byte = 1};  // the cost of train_scheme()'s optimizer
 
 // The best plan whose mesh and schedule are these; none if the model cannot be split so.
 std::optional<Plan> planned(const MeasuredModel& model, const MeshShape& mesh, const PlanOptions& options) {
@@ -180,7 +180,7 @@ class Schemes {
     plan.batch_size = batch_size_;
     plan.split = split;
     Row row{{name, devices, split}};
-    // The alternating rule was not profiled.
+    // Only the rule `channels` was profiled.
     if (split.tensor_rule == TensorRule::channels)
       row.predicted = predict(model_.profile, model_.cluster, plan, momentum);
     rows_.push_back(std::move(row));
@@ -292,7 +292,7 @@ struct CompareData {
   std::string source;
 };
 
-// As many sequences of the text as the steps need, in memory.
+// Loads as many sequences of the text as the steps need into memory.
 CompareData load_sequences(const CompareFlags& flags) {
   const TextData data = load_text(flags.text, flags.scheme.model.context);
   std::vector<int64_t> numbers(static_cast<size_t>(std::min(data.train.size(), samples_needed(flags.scheme))));
@@ -310,7 +310,7 @@ CompareData load(const CompareFlags& flags) {
   return {images.train, images.source};
 }
 
-// Predictions and the pipelines' cuts are made from this: measured here, or as the files say.
+// The model from which predictions and the pipelines' cuts are made: measured here, or as the files say.
 MeasuredModel planning_model(const CompareFlags& flags, const Devices& devices) {
   const MeasureOptions options{.batch_size = flags.scheme.batch_size,
                                .seconds = flags.seconds,

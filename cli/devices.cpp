@@ -23,7 +23,7 @@ std::string gigabytes(int64_t bytes) {
   return format("%.1f GB", static_cast<double>(bytes) / 1e9);
 }
 
-// As the kernel calls it; empty where it does not.
+// The CPU's name, as the kernel gives it; empty if it gives none.
 std::string cpu_model() {
   std::ifstream file("/proc/cpuinfo");
   for (std::string line; std::getline(file, line);) {

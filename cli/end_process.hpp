@@ -1,5 +1,5 @@
-// How a process with LibTorch in it ends: LibTorch would take back its operators one by one, for a tenth of a second,
-// and here nothing waits for that. AddressSanitizer looks for leaks at an ordinary end, so there it is one.
+// Ends a process with LibTorch in it. LibTorch would unregister its operators one by one, for a tenth of a second, and
+// here nothing needs that. AddressSanitizer looks for leaks at an ordinary end, so under it the end is an ordinary one.
 #pragma once
 
 #include <cstdio>

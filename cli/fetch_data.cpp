@@ -30,7 +30,7 @@ struct FetchDataFlags {
   std::string dir, url;
 };
 
-// Shows a bar per file on a terminal. Elsewhere it prints the last line only.
+// Shows a bar per file on a terminal. Elsewhere it prints only the last line.
 class DownloadReport {
  public:
   explicit DownloadReport(Output& output) : output_(output), live_(output, can_redraw(output.fd())) {}

@@ -1,5 +1,5 @@
-// Checks of a flag's text before CLI11 reads it. CLI11 would take "" for "no folder given", and any number that is too
-// large for the largest one. Each check returns what is wrong, or "".
+// Checks of a flag's text before CLI11 reads it. CLI11 would take "" as if no folder were given, and any number that is
+// too large as the largest one. Each check returns what is wrong, or "".
 #pragma once
 
 #include <charconv>
@@ -17,7 +17,7 @@ inline std::string not_empty(const std::string& text) {
   return text.empty() ? "it is empty; leave the flag out for the default" : "";
 }
 
-// For numbers in decimal that fit a Number.
+// Checks for a number in decimal that fits a Number.
 template <class Number>
 std::string whole_number(const std::string& text) {
   Number number = 0;
@@ -48,7 +48,7 @@ std::string number_between(const std::string& text) {
   return number_within<Number>(text, least, std::in_range<int64_t>(most) ? static_cast<int64_t>(most) : any);
 }
 
-// For numbers that fit a float and are not negative.
+// Checks for a number that fits a float and is not negative.
 inline std::string rate(const std::string& text) {
   double number = 0;
   const char* const end = text.data() + text.size();

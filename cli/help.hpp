@@ -13,7 +13,7 @@ namespace lockstep::cli {
 class Help : public CLI::FormatterBase {
  public:
   Help() = default;
-  // --help shows the first lines of the flags `first` alone, with a footer of their own.
+  // --help shows the first lines of only the flags `first`, with a footer of their own.
   Help(std::vector<std::string> first, std::string footer)
       : first_(std::move(first)), first_footer_(std::move(footer)) {}
 

@@ -43,8 +43,8 @@ const char* const launch_examples =
     "--resume auto by torchrun --max-restarts, or by srun or mpirun in a loop. Then\n"
     "all start again from the last checkpoint, and end with the same bits too.\n";
 
-// What outlives an attempt to run the job: its key, and the store. What the processes leave in that has the attempt's
-// number (LaunchEnvironment::job).
+// The parts of a job that outlive an attempt to run it: its key, and the store. The processes' keys in the store have
+// the attempt's number (LaunchEnvironment::job).
 struct LaunchedJob {
   const std::string address = comm::loopback_address();
   comm::HandedKey key;
@@ -75,7 +75,7 @@ ChildProcesses::Ending run_once(const LaunchFlags& flags, int attempt, const Pri
     const std::string absence =
         comm::announce_end(job.store.store, environment_of(variables_of(rank)), {end.failed, end.stopped, end.how});
     if (end.failed)
-      printed.add("error: " + absence);  // ChildProcesses says how it ended; of one that succeeded, nothing
+      printed.add("error: " + absence);  // ChildProcesses reports a failure, and says nothing of a success
     return false;
   };
   ChildProcesses processes(options, messages);  // before the store starts threads
@@ -85,7 +85,7 @@ ChildProcesses::Ending run_once(const LaunchFlags& flags, int attempt, const Pri
   for (int rank = 0; rank < flags.processes; ++rank) {
     auto all = variables_of(rank);
     all.push_back(printed.variable());
-    all.emplace_back("LOCKSTEP_ELASTIC_MEMBER=");  // which may be another launcher's
+    all.emplace_back("LOCKSTEP_ELASTIC_MEMBER=");  // resets what another launcher may have set
     processes.start(words, all, rank);
   }
   return processes.wait();
@@ -113,7 +113,7 @@ Command add_launch(CLI::App& program) {
   CLI::App* const app =
       program.add_subcommand("launch", "Start a program several times on this machine, as ranks of one job.");
   app->footer(launch_examples);
-  app->prefix_command();  // what follows the program is the program's
+  app->prefix_command();  // words after the program belong to the program
   const auto flags = std::make_shared<LaunchFlags>();
   app->add_option("-n,--processes", flags->processes, "how many processes to start")
       ->type_name("N")

@@ -1,4 +1,4 @@
-// The launcher of an elastic job. What it decides is comm/meeting/elastic_launcher.hpp's.
+// The launcher of an elastic job. comm/meeting/elastic_launcher.hpp decides; this starts and ends processes.
 #include <chrono>
 #include <cstdlib>
 #include <optional>
@@ -61,7 +61,7 @@ class ElasticProcesses : public comm::LaunchedProcesses {
   void announce(int member, int place, const comm::ProcessEnd& end) {
     const std::string absence = comm::announce_end(store_, environment_of_member(member, place), end);
     if (end.failed)
-      printed_.add("error: " + absence);  // ChildProcesses says how it ended; of one that succeeded, nothing
+      printed_.add("error: " + absence);  // ChildProcesses reports a failure, and says nothing of a success
   }
 
   void start(int member, int place) override {
@@ -80,7 +80,7 @@ class ElasticProcesses : public comm::LaunchedProcesses {
   comm::StorePtr store_;
   JobStore where_ = {};
   std::optional<comm::ElasticLauncher> launcher_;
-  std::optional<ChildProcesses> processes_;  // last, since what it calls uses the others
+  std::optional<ChildProcesses> processes_;  // last, since its callbacks use the others
 };
 
 }  // namespace

@@ -1,7 +1,7 @@
-// LaunchMessages: what `lockstep launch` says on the standard error, a line each.
+// LaunchMessages: the messages of `lockstep launch` on the standard error, a line each.
 //
-// To say something never waits for who reads: a launcher that stands still starts no successors.
-// What there is no room for is kept, and goes out later, in order. Thread-safe.
+// A message never waits for its reader, since a launcher that stands still starts no successors. Messages without room
+// are kept, and go out later, in order. Thread-safe.
 #pragma once
 
 #include <mutex>
@@ -14,12 +14,12 @@ namespace lockstep::cli {
 class LaunchMessages {
  public:
   LaunchMessages();
-  ~LaunchMessages();  // waits for a second at most until all has been read
+  ~LaunchMessages();  // waits until all has been read, but at most for a second
   LaunchMessages(const LaunchMessages&) = delete;
   LaunchMessages& operator=(const LaunchMessages&) = delete;
 
   void say(const std::string& text);
-  void say_what_is_kept();  // to be called again and again
+  void say_what_is_kept();  // call this again and again
 
  private:
   std::mutex mutex_;

@@ -59,7 +59,7 @@ comm::LaunchEnvironment environment_of(const std::vector<std::string>& variables
   });
 }
 
-// In a checkout this program has no place on PATH, but people write its name.
+// In a checkout this program is not on PATH, but people write its name.
 std::vector<std::string> program_words(const LaunchFlags& flags) {
   auto words = flags.words;
   if (words[0] != "lockstep" || is_on_path(words[0])) return words;

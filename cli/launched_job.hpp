@@ -1,4 +1,4 @@
-// What `lockstep launch` is asked for, and what each of its processes finds in its environment.
+// The flags of `lockstep launch`, and the environment of each of its processes.
 #pragma once
 
 #include <optional>
@@ -19,15 +19,15 @@ struct LaunchFlags {
   std::optional<int> threads = {};
   bool label = false;
   bool elastic = false;
-  int fewest = 1;  // processes with which an elastic job goes on
+  int fewest = 1;  // the fewest processes with which an elastic job goes on
   std::optional<int> max_restarts = {};
-  int grace = 30;                       // seconds
+  int grace = 30;                       // seconds of grace
   std::vector<std::string> words = {};  // the program and its arguments
 
   int restarts() const { return max_restarts.value_or(elastic ? 10 : 0); }
 };
 
-// Where the job's processes find its store, and its key.
+// The place of the job's store, and its key.
 struct JobStore {
   std::string address;
   int port;
@@ -37,13 +37,13 @@ struct JobStore {
 // The variables of the process that has this place among all that run at the same time.
 std::vector<std::string> variables(const LaunchFlags& flags, const JobStore& store, int attempt, int place);
 
-// The same of an elastic job's process.
+// The same for a process of an elastic job.
 std::vector<std::string> elastic_variables(const LaunchFlags& flags, const JobStore& store, int place, int member);
 
 // Reads a process's variables as the process itself will.
 comm::LaunchEnvironment environment_of(const std::vector<std::string>& variables);
 
-// The program, found as this one where that is meant.
+// The program and its arguments. The program "lockstep" is this one.
 std::vector<std::string> program_words(const LaunchFlags& flags);
 
 // Runs an elastic job's processes, and waits for its end.

@@ -16,14 +16,14 @@ namespace lockstep::cli {
 
 namespace {
 
-// The numbers of slices that some mesh over so many devices could use.
+// The numbers of slices that some mesh over so many devices can use.
 std::vector<int> tensor_ranks(size_t devices) {
   std::vector<int> counts = ProfileOptions().tensor_ranks;
   std::erase_if(counts, [&](int count) { return devices % static_cast<size_t>(count) != 0; });
   return counts;
 }
 
-// "width 0.5, images of 96 x 96".
+// The options' text: "width 0.5, images of 96 x 96".
 std::string options_text(const ModelOptions& model) {
   const std::string text = to_string(model);
   return text == model.name ? "" : text.substr(std::min(text.size(), model.name.size() + 2));
@@ -47,7 +47,7 @@ MeasuredModel measure_model(const ModelOptions& model, const Devices& devices, c
   MeasuredModel measured;
   const auto on_each = [&](Rank& rank) {
     auto net = make_model(model);
-    set_memory_format(*net, fast_memory_format(model, rank.device()));  // as `lockstep train` does
+    set_memory_format(*net, fast_memory_format(model, rank.device()));  // `lockstep train` does the same
     const Dataset samples = stand_in_for(model, options.batch_size);
     const Batch sample{samples.x, samples.y, options.batch_size};
     ModelProfile profile =

@@ -1,4 +1,4 @@
-// Measures on this machine's devices what plans are made from.
+// Measures on this machine's devices what a plan is made from.
 #pragma once
 
 #include <lockstep/data/data.hpp>
@@ -22,13 +22,13 @@ struct MeasureOptions {
   int64_t batch_size = 256;
   double seconds = 10;  // see ProfileOptions
   int threads_per_rank = 1;
-  size_t planned_devices = 1;  // may be more than there are
+  size_t planned_devices = 1;  // the number of devices that a plan is for; it may be larger than the number here
 };
 
-// "mlp, width 0.5".
+// Gives "mlp, width 0.5".
 std::string name_of(const ModelProfile& profile);
 
-// So many samples for the model, where what they show does not matter.
+// Makes so many samples for the model. Their content does not matter.
 Dataset stand_in_for(const ModelOptions& model, int64_t samples);
 
 // Profiles the model and the devices' links, with one rank per device. Throws Error as profile() and run() do.

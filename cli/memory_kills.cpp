@@ -34,7 +34,7 @@ bool MemoryKills::take() {
   return true;
 }
 
-// A container without a view of its own of control groups is told a path of its host, and has its group at the top.
+// A container without its own view of control groups is told a path of its host, but sees its own group at the top.
 MemoryKills::Files MemoryKills::files_of_kernel() {
   Files files;
   std::ifstream groups("/proc/self/cgroup");  // "4:memory:/a/group", or "0::/a/group"

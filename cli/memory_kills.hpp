@@ -1,8 +1,8 @@
-// MemoryKills: whether the kernel has killed a process for want of memory.
+// MemoryKills: tells whether the kernel has killed a process for want of memory.
 //
-// Linux tells nobody why a process got SIGKILL. But it counts those that it has killed for want of memory, for each
-// control group (a container, a job of SLURM, a login) and for the machine. A count that has grown makes it probable,
-// and not certain. Used by one thread.
+// Linux tells nobody why a process got SIGKILL. But the kernel counts its kills for want of memory, for each control
+// group (a container, a job of SLURM, a login) and for the machine. A count that has grown makes such a kill probable,
+// but not certain. Used by one thread.
 #pragma once
 
 #include <cstdint>
@@ -15,18 +15,18 @@ class MemoryKills {
  public:
   using Files = std::vector<std::filesystem::path>;
 
-  // Takes the first of `files` that has a count, in a line "oom_kill 3". Only kills from here on count.
+  // Takes the first of `files` that has a count, in a line "oom_kill 3". Only later kills count.
   explicit MemoryKills(const Files& files = files_of_kernel());
 
-  // To be called for each process that SIGKILL has ended. Whether there is one more kill than were taken before: two
+  // Call this for each process that SIGKILL has ended. Gives whether there is one more kill than were taken before: two
   // processes that end at the same moment take one each.
   bool take();
 
  private:
-  // Those of this process's control group, in both of Linux's versions of them, and then the machine's.
+  // The files of this process's control group, in both of Linux's versions of them, and then the machine's.
   static Files files_of_kernel();
 
-  std::filesystem::path file_;  // empty: nobody counts
+  std::filesystem::path file_;  // the file with the count; empty: nobody counts
   int64_t taken_ = 0;
 };
 

@@ -25,7 +25,7 @@ std::string flag_of(const Option& option) {
   return "--" + flag;
 }
 
-// A check for CLI11: numbers from 1 with commas between them.
+// A check for CLI11: the text must be numbers from 1 on with commas between them.
 std::string epochs_list(const std::string& text) {
   std::istringstream items(text + ",");
   for (std::string item; std::getline(items, item, ',');) {
@@ -49,7 +49,7 @@ std::string wrong_with(const Option& option, const std::string& text) {
   return option.more.least > 0 ? not_empty(text) : "";
 }
 
-// Resets options that only have a meaning with another choice than the one just made. `before` has the choices so far.
+// Resets options that only have a meaning with another choice than the new one. `before` has the choices so far.
 void forget_what_went_with_it(std::string_view key, const TrainOptions& before, TrainOptions& options) {
   if (key == "optimizer" && options.optimizer.kind != before.optimizer.kind) options.rate.lr.reset();
   if (key == "schedule" && options.rate.schedule != LrSchedule::step) options.rate.step_epochs.clear();

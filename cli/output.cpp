@@ -19,7 +19,7 @@ namespace {
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
-// Whether a write of up to PIPE_BUF bytes would not wait. It need not succeed: the reader may be gone.
+// Gives whether a write of up to PIPE_BUF bytes would not wait. The write need not succeed: the reader may be gone.
 bool takes_more(int fd, Clock::time_point deadline) {
   for (;;) {
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
@@ -30,14 +30,15 @@ bool takes_more(int fd, Clock::time_point deadline) {
   }
 }
 
-// poll() says that a terminal has room as long as there is room for a byte, and a write waits for the rest. O_NONBLOCK
-// belongs to the open file, which other programs share, so the terminal is opened anew. -1: that is not possible.
+// poll() says that a terminal has room if there is room for a byte, and a write waits for the rest. O_NONBLOCK belongs
+// to the open file, which other programs share, so the terminal is opened anew. Gives -1 if that is not possible.
 int reopened_terminal(int fd) {
   if (isatty(fd) == 0) return -1;
   return open(("/proc/self/fd/" + std::to_string(fd)).c_str(), O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
 }
 
-// Whole lines, if there are any in what a pipe takes at once: other programs may write to it too.
+// The size of the next write: whole lines, if there are any in what a pipe takes at once, since other programs may
+// write to it too.
 size_t next_part(const std::string& text) {
   if (text.size() <= PIPE_BUF) return text.size();
   const size_t last = text.rfind('\n', PIPE_BUF - 1);
@@ -71,11 +72,11 @@ bool Output::finish(std::chrono::milliseconds patience) {
 void Output::write_until(Clock::time_point deadline) {
   const int fd = terminal_ >= 0 ? terminal_ : fd_;
   while (is_behind() && !failed() && takes_more(fd, deadline)) {
-    const SignalBlocked blocked(SIGXFSZ);  // a file that may not grow is an error like a full disk
+    const SignalBlocked blocked(SIGXFSZ);  // a file that may not grow gives an error like a full disk
     const ssize_t written = write(fd, kept_.data(), next_part(kept_));
     if (written >= 0) {
       kept_.erase(0, static_cast<size_t>(written));
-    } else if (errno == EAGAIN) {  // the room is too small for a character, as for "\n", which is two of them
+    } else if (errno == EAGAIN) {  // the room is too small for a character; a terminal makes two of "\n"
       if (Clock::now() >= deadline) break;
       std::this_thread::sleep_for(10ms);
     } else if (errno != EINTR) {

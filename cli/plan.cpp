@@ -99,9 +99,9 @@ int plan_command(const PlanFlags& flags, Output& output) {
   const bool speaks = this_process().index == 0;
   for (const auto& file : {flags.out, flags.keep_profile, flags.keep_cluster}) {
     if (speaks && !file.empty())
-      const io::AtomicFile can_be_written(file);  // else an Error before anything is measured
+      const io::AtomicFile can_be_written(file);  // otherwise it throws an Error before anything is measured
   }
-  if (speaks) {  // before measuring, which takes its time
+  if (speaks) {  // before measuring, which takes a while
     const std::string where =
         described ? std::to_string(described->devices.size()) + " of " + flags.simulate : to_string(devices);
     output.print("lockstep " + version() + ", LibTorch " + torch_version() + "\n" +

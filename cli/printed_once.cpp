@@ -20,14 +20,14 @@ namespace {
 
 constexpr const char* name = "LOCKSTEP_LAUNCH_PRINTED";
 constexpr char separator = '\0';
-constexpr const char* to_launcher = "to the launcher";  // stands in the place of a process's number
+constexpr const char* to_launcher = "to the launcher";  // takes the place of a process's number
 
 ino_t inode(int fd) {
   struct stat status {};
   return fstat(fd, &status) == 0 ? status.st_ino : 0;
 }
 
-// The descriptor that the launcher handed on; -1 if there is none, or if its number now means something else.
+// The descriptor that the launcher passed on; -1 if there is none, or if its number now means another file.
 int inherited() {
   const char* const value = std::getenv(name);
   if (value == nullptr) return -1;
@@ -39,7 +39,7 @@ int inherited() {
   return fd;
 }
 
-// One write at the end of the file, so entries of several processes do not mix.
+// Makes one write at the end of the file, so that entries of several processes do not mix.
 bool append(int fd, const std::string& speaker, const std::string& text) {
   const std::string entry = speaker + separator + text + separator;
   return write(fd, entry.data(), entry.size()) == static_cast<ssize_t>(entry.size());
@@ -105,7 +105,7 @@ std::string not_yet_printed(const std::string& text) {
     const std::string_view speaker = next(entries), said = next(entries);
     if (speaker == to_launcher) continue;
     if (speaker == self) {
-      if (said == text) break;  // entries behind this one leave it to their own processes
+      if (said == text) break;  // the processes of later entries leave it out themselves
       continue;
     }
     if (said.starts_with(text)) return "";

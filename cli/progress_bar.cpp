@@ -11,11 +11,11 @@ namespace lockstep::cli {
 
 namespace {
 
-constexpr int narrowest_bar = 4;  // columns; below, the numbers alone say more
+constexpr int narrowest_bar = 4;  // the fewest columns of a bar; with less room the numbers alone say more
 constexpr int widest_bar = 40;
-constexpr int spare = 3;  // columns at the right end: the last one, where terminals wrap, and "^C", which they print
+constexpr int spare = 3;  // columns at the right end: the last one, where terminals wrap, and the "^C" that they print
 
-// "08:05", "1:08:05"; "?" for a time that nobody knows yet.
+// Gives "08:05" or "1:08:05"; "?" for a time that nobody knows yet.
 std::string clock(double seconds) {
   if (!std::isfinite(seconds) || seconds > 1e9) return "?";
   const auto whole = static_cast<int64_t>(std::max(seconds, 0.0));
@@ -34,7 +34,7 @@ std::string rate_text(double rate, Unit unit) {
   return unit == Unit::bytes ? format("%.1f MB/s", rate / 1e6) : format("%.0f samples/s", rate);
 }
 
-// Fills `fraction` of `columns`. UTF-8 has blocks of an eighth.
+// A bar of `columns` with `fraction` of it filled. UTF-8 has blocks of an eighth.
 std::string bar(double fraction, int columns, bool utf8) {
   static const char* const eighths[] = {"", "▏", "▎", "▍", "▌", "▋", "▊", "▉"};
   const int steps = utf8 ? 8 : 1;
@@ -65,7 +65,7 @@ std::string progress_line(const Progress& progress, int width, bool utf8) {
   tail += " [" + clock(progress.seconds) + (has_total ? "<" + clock(left) : "") + ", " + rate_text(rate, progress.unit);
   tail += (progress.note.empty() ? "" : ", " + progress.note) + "]";
 
-  const int room = width - spare - static_cast<int>(head.size() + tail.size()) - 2;  // 2: the bar's own ends
+  const int room = width - spare - static_cast<int>(head.size() + tail.size()) - 2;  // 2 for the bar's own ends
   if (has_total && room >= narrowest_bar) {
     return head + "|" + bar(fraction, std::min(room, widest_bar), utf8) + "|" + tail;
   }
@@ -86,9 +86,9 @@ void LiveLine::show(const Progress& progress) {
 }
 
 void LiveLine::draw(const std::string& line) {
-  output_.print("");                      // what is late goes first
-  if (output_.is_behind()) return;        // the next line says more
-  output_.print("\r" + line + "\033[K");  // the escape clears what a longer line left behind
+  output_.print("");                      // late text goes first
+  if (output_.is_behind()) return;        // the next line will say more
+  output_.print("\r" + line + "\033[K");  // the escape clears the rest of a longer line
   shown_ = true;
 }
 

@@ -15,7 +15,7 @@ enum class Unit { samples, bytes };
 struct Progress {
   std::string label;
   int64_t done = 0;
-  int64_t total = 0;  // 0 if it is not known
+  int64_t total = 0;  // 0: it is not known
   double seconds = 0;
   Unit unit = Unit::samples;
   std::string note = {};  // "loss=0.512"
@@ -26,7 +26,7 @@ struct Progress {
 // characters, otherwise '#'.
 std::string progress_line(const Progress& progress, int width, bool utf8);
 
-// The bottom line of the terminal. It shows what goes on until something lasting is printed.
+// The bottom line of the terminal. It shows the progress until text that stays is printed.
 class LiveLine {
  public:
   // With `enabled` false, as when the output is no terminal, nothing is ever shown.

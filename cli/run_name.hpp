@@ -13,8 +13,8 @@ namespace lockstep::cli {
 // "cuda0+cuda2".
 std::string short_name(const Devices& devices);
 
-// A name that no file in `runs_dir` has now: local time, `what` it trains and its devices. If it is taken, "-2", "-3",
-// … follow. (Only making the folder claims it: another run may be choosing the same name.)
+// A name that no file in `runs_dir` has now: local time, the model `what` and its devices. If it is taken, "-2", "-3",
+// … follow. (Only making the folder claims the name: another run may be choosing the same one.)
 std::string new_run_name(const std::filesystem::path& runs_dir, std::time_t now, const std::string& what,
                          const Devices& devices);
 

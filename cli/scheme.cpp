@@ -26,7 +26,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int warm_up = 2;  // the first learns the buckets' order, and makes the optimizer's state
+constexpr int warm_up = 2;  // the first step learns the buckets' order, and makes the optimizer's state
 
 int64_t state_bytes(const torch::optim::Optimizer& sgd) {
   int64_t bytes = 0;
@@ -36,7 +36,7 @@ int64_t state_bytes(const torch::optim::Optimizer& sgd) {
   return bytes;
 }
 
-// In the memory format that `lockstep train` gives it.
+// Makes the network in the memory format that `lockstep train` gives it.
 torch::nn::Sequential network(const ModelOptions& model, const Rank& rank) {
   auto net = make_model(model);
   set_memory_format(*net, fast_memory_format(model, rank.device()));
@@ -48,7 +48,7 @@ struct Samples {
   SchemeCost cost;
 };
 
-// `ledger` is that of all ranks: messages may be freed by another rank's thread.
+// `ledger` is shared by all ranks, since another rank's thread may free a message.
 Samples train_on(Rank& world, const Scheme& scheme, const SchemeOptions& options, const Dataset& images,
                  const std::shared_ptr<MemoryLedger>& ledger) {
   MemoryMeter meter(ledger);
@@ -59,12 +59,12 @@ Samples train_on(Rank& world, const Scheme& scheme, const SchemeOptions& options
   Optimizer sgd(net, torch::optim::SGDOptions(options.lr).momentum(0.9));
   Samples samples;
   double last_loss = 0;
-  int64_t most = 0;  // bytes of all kinds
+  int64_t most = 0;  // the most bytes, of all kinds
   int step = -warm_up;
   const BatchOptions order{.size = options.batch_size, .epoch = 1};
   const int64_t before = meter.current();
   const Batches all = batches(images.to(rank.device()), order, net.mesh().data());
-  const int64_t of_data = meter.current() - before;  // the order of all samples, and on a GPU these: no step's memory
+  const int64_t of_data = meter.current() - before;  // all samples' order, and on a GPU the samples: no step's memory
   for (auto& batch : all) {
     if (step == options.steps) break;
     rank.barrier();
@@ -93,7 +93,7 @@ Samples train_on(Rank& world, const Scheme& scheme, const SchemeOptions& options
   samples.cost.parameters = bytes_in(scheme.zero_stage == 3 ? sgd.param_groups()[0].params() : net.parameters()) +
                             bytes_in(net.module()->buffers());
   samples.cost.optimizer_state = state_bytes(sgd.inner());
-  samples.cost.activations = most - samples.cost.memory();  // all else
+  samples.cost.activations = most - samples.cost.memory();  // all other memory
   return samples;
 }
 

@@ -1,4 +1,4 @@
-// What the program says when a signal asks it to stop (stop_on_signals.hpp), and how it ends at a second one.
+// The program's message when a signal asks it to stop (stop_on_signals.hpp), and its end at a second signal.
 #pragma once
 
 #include <lockstep/base/stop_on_signals.hpp>
@@ -10,11 +10,11 @@
 
 namespace lockstep::cli {
 
-// Says so on stderr, unless another process of the job does. At the second signal the program ends, with the exit code
-// of one that the signal has ended.
+// Says on stderr that the program stops, unless another process of the job says so. At the second signal the program
+// ends, with the exit code of a program that the signal has ended.
 StopOnSignals::Told says_that_it_stops(bool quiet = false);
 
-// At its end, after a request to stop: waits for who reads the output for a second, and drops the rest.
+// At its end, after a request to stop: waits at most a second for the reader of the output, and drops the rest.
 class OutputAfterStop {
  public:
   OutputAfterStop(Output& output, std::stop_token stop) : output_(output), stop_(std::move(stop)) {}

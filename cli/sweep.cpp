@@ -93,7 +93,7 @@ std::string table_of(const std::vector<SweepRun>& runs) {
   return title_of(runs[0].options) + "\n" + aligned(rows);
 }
 
-// Draws the last test accuracies, over the longer of the axes batch size and learning rate.
+// Draws the last test accuracies over the axis batch size or learning rate, whichever is longer.
 void draw(const std::filesystem::path& file, const std::vector<SweepRun>& runs) {
   std::set<double> batches, rates;
   for (const auto& run : runs) {
@@ -104,7 +104,7 @@ void draw(const std::filesystem::path& file, const std::vector<SweepRun>& runs) 
   std::map<std::string, std::map<double, double>> lines;
   for (const auto& [options, result] : runs) {
     const double batch = static_cast<double>(options.batch.global()), lr = learning_rate_of(options).lr;
-    if (result.history.empty() || lr == 0) continue;  // the axis is logarithmic
+    if (result.history.empty() || lr == 0) continue;  // a logarithmic axis has no 0
     const std::string other = over_batch ? ", lr " + number_text(lr) : ", batch " + number_text(batch);
     lines[short_name(options.devices) + other + ", " + std::string(to_string(options.rate.scaling))]
          [over_batch ? batch : lr] = result.history.back().test_accuracy;
@@ -123,7 +123,7 @@ void draw(const std::filesystem::path& file, const std::vector<SweepRun>& runs) 
                      " noenhanced\nset key outside right top noenhanced\nset style data linespoints\n" + plot + "\n");
 }
 
-// Throws Error for what no run could do, before the first one begins.
+// Throws Error before the first run begins, for what no run could do.
 void check(const std::vector<SweepRun>& runs, const std::filesystem::path& folder) {
   if (std::filesystem::exists(folder / kConfigFile))
     throw Error(folder.string() + " is the folder of a run; give the sweep another --name");

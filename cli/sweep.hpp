@@ -12,20 +12,21 @@
 namespace lockstep::cli {
 
 struct SweepFlags {
-  TrainFlags train;                                                // of all runs
-  std::vector<std::string> devices, batch_sizes, rates, scale_lr;  // the axes of the grid; empty: as train has it
+  TrainFlags train;                                                // the flags of all runs
+  std::vector<std::string> devices, batch_sizes, rates, scale_lr;  // the grid's axes; empty: the value of train
 };
 
 // A run of the grid, with what it measured.
 struct SweepRun {
   TrainOptions options;
-  TrainResult result = {};  // without a history: it is not finished
+  TrainResult result = {};  // without a history: the run is not finished
 };
 
 void add_flags(CLI::App& app, SweepFlags& flags);
 
-// Makes one run per point of the grid, in a folder of its own in the sweep's. With the reference batch all rules for
-// the learning rate are the same, and there is no warm-up: that is one run. Throws UsageError for impossible runs.
+// Makes one run per point of the grid, each in a folder of its own in the sweep's folder. With the reference batch all
+// rules for the learning rate are the same, and there is no warm-up: these rules make one run. Throws UsageError for
+// impossible runs.
 std::vector<SweepRun> grid(const SweepFlags& flags);
 
 }  // namespace lockstep::cli

@@ -35,7 +35,7 @@ std::string grid_name(const TrainOptions& options) {
 
 void add_flags(CLI::App& app, SweepFlags& flags) {
   add_flags(app, flags.train);
-  // Removes flags that are an axis here, and those for a single run.
+  // Removes flags that are an axis here, and those that are for a single run.
   for (const char* name : {"--devices", "--batch-size", "--scale-batch", "--lr", "--scale-lr", "--config", "--resume",
                            "--plan", "--trace", "--progress"}) {
     app.remove_option(app.get_option(name));
@@ -78,7 +78,7 @@ std::vector<SweepRun> grid(const SweepFlags& flags) {
             for (const char* key : {"scale_lr", "warmup", "reference_batch"}) train.given.erase(key);
           }
           SweepRun run{to_options(train)};
-          if (train.text("on_nan").empty()) run.options.on_nan = OnNan::go_on;  // too large a rate is a result, too
+          if (train.text("on_nan").empty()) run.options.on_nan = OnNan::go_on;  // a too large rate is a result, too
           run.options.keep.resume = "auto";
           const std::string name = grid_name(run.options);
           run.options.keep.run_dir /= name;

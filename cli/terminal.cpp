@@ -26,7 +26,7 @@ int terminal_width(int fd) {
 }
 
 bool locale_is_utf8() {
-  // A locale object of its own: setlocale() would change how the whole process reads and writes.
+  // Makes a locale object of its own, since setlocale() would change how the whole process reads and writes.
   const locale_t locale = newlocale(LC_CTYPE_MASK, "", nullptr);
   if (locale == nullptr) return false;  // the environment names a locale that is not installed
   const bool utf8 = std::string_view(nl_langinfo_l(CODESET, locale)) == "UTF-8";

@@ -8,21 +8,20 @@
 
 namespace lockstep::cli {
 
-// printf into a string.
 [[gnu::format(printf, 1, 2)]] std::string format(const char* pattern, ...);
 
-// "1 run", "2 runs".
+// Gives "1 run" or "2 runs".
 std::string plural(size_t count, const char* noun);
 
 // Puts the words of `text` into lines of at most `width` columns, broken at blanks. A longer word has a line of its
 // own. A line break in `text` stays.
 std::vector<std::string> wrap(const std::string& text, size_t width);
 
-// One row per line, indented by two; the second column starts below one another.
+// One row per line, indented by two; the second columns are aligned.
 using Rows = std::vector<std::pair<std::string, std::string>>;
 std::string table(const Rows& rows);
 
-// Rows of cells below one another, indented by two: the first column begins, the others end in one line.
+// Rows of aligned cells, indented by two: the first column is aligned on the left, the others on the right.
 std::string aligned(const std::vector<std::vector<std::string>>& rows);
 
 // Leaves out the lines in which LibTorch's exceptions show their call stack.

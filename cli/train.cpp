@@ -93,8 +93,8 @@ std::string parts_setting(const TrainOptions& options) {
              : "in shares of " + to_string(options.batch.balance);
 }
 
-// Every option that is not the default has a row, so that none is overlooked. `settings` words those that are named
-// here.
+// Every option that is not the default has a row, so that none is overlooked. `worded` names the options that
+// `settings` words.
 Rows other_settings(const TrainOptions& options) {
   static const std::set<std::string_view> worded = {"model",
                                                     "width",
@@ -190,20 +190,20 @@ std::string epoch_label(int epoch, int epochs) {
   return format("epoch %*d/%d", digits, epoch, epochs);
 }
 
-// A loss that is not finite has no digits, and its sign means nothing.
+// Gives no digits if the loss is not finite, and no sign, which means nothing then.
 std::string loss_text(double loss, int digits) {
   if (std::isnan(loss)) return "nan";
   return std::isinf(loss) ? "inf" : format("%.*f", digits, loss);
 }
 
-// "170 + 86"
+// Gives "170 + 86".
 std::string parts_text(const std::vector<int64_t>& parts) {
   std::string text;
   for (const int64_t part : parts) text += (text.empty() ? "" : " + ") + std::to_string(part);
   return text;
 }
 
-// What was measured of a text: the loss of a byte that was held out.
+// A measure of a text: of the bytes that were held out.
 double test_measure(const EpochMetrics& metrics, const char* name) {
   const auto found = metrics.test.find(name);
   return found == metrics.test.end() ? std::numeric_limits<double>::quiet_NaN() : found->second;
@@ -226,7 +226,7 @@ std::string epoch_line(const EpochMetrics& metrics, int epochs, const std::strin
          (metrics.parts.empty() ? "" : "  parts " + parts_text(metrics.parts)) + remark + "\n";
 }
 
-// Indented, so that it is told from what else is printed.
+// Indents lines, so that they differ from all else that is printed.
 std::string written_lines(const std::string& text) {
   std::string lines;
   std::istringstream stream(text);
@@ -234,7 +234,7 @@ std::string written_lines(const std::string& text) {
   return lines;
 }
 
-// Empty for one rank alone, which sends nothing.
+// Gives "" for one rank alone, which sends nothing.
 std::string sent(double bytes_per_step) {
   return bytes_per_step > 0 ? format("; a rank sent %.4g MB per step", bytes_per_step / 1e6) : "";
 }
@@ -288,7 +288,7 @@ class RunReport {
   }
 
   void warning(const std::string& message) {
-    if (!warned_.insert(message).second) return;  // once is enough: curves are drawn every epoch
+    if (!warned_.insert(message).second) return;  // one warning is enough: curves are drawn every epoch
     live_.clear();
     print_warning(message, error_);
   }
@@ -300,7 +300,7 @@ class RunReport {
                  (options_.on_nan == OnNan::skip ? "\n" : ", or --on-nan skip\n"));
   }
 
-  // Did the run begin, so that there could be something to keep? And what became of it:
+  // Whether the run began, so that there could be something to keep; and what was kept:
   bool started() const { return started_; }
   std::string kept() const {
     return epochs_ > 0 || can_go_on() ? "the run is kept in " + options_.keep.run_dir.string() : "no run is kept";
@@ -357,12 +357,12 @@ class RunReport {
   LiveLine live_;
   std::string remark_;
   bool started_ = false;
-  size_t epochs_ = 0;  // finished and kept
+  size_t epochs_ = 0;  // epochs that are finished and kept
   std::set<std::string> warned_;
 };
 
-// Trains in options.keep.run_dir. Where the user named none and another run that started at the same moment was faster
-// to take it, in the next one.
+// Trains in options.keep.run_dir. If the user named no folder, and another run that started at the same moment took
+// this one, trains in the next folder.
 TrainResult train_in_own_folder(const TrainFlags& flags, TrainOptions& options, const TrainCallbacks& callbacks) {
   for (;;) {
     try {
@@ -376,7 +376,7 @@ TrainResult train_in_own_folder(const TrainFlags& flags, TrainOptions& options, 
 
 int exit_code(const TrainResult& result, const StopOnSignals& signals) {
   if (!result.stopped) return 0;
-  return 128 + (signals.received() == 0 ? SIGTERM : signals.received());  // 0: another process was asked
+  return 128 + (signals.received() == 0 ? SIGTERM : signals.received());  // 0: another process got the signal
 }
 
 // The processes of an elastic job come at different times, and any of them may have to go on with the run.
@@ -387,7 +387,8 @@ void check_elastic_flags(const TrainFlags& flags) {
   if (flags.plan() == "auto") throw UsageError("--plan auto cannot go with an elastic job; leave it out");
 }
 
-// Under a launcher only the process with rank 0 prints, and keeps the run. In an elastic job that may become any one.
+// Under a launcher only the process with rank 0 prints, and keeps the run. In an elastic job any process may become
+// that.
 int train_command(const TrainFlags& flags, Output& output) {
   TrainOptions options = to_options(flags);
   const auto launch = comm::read_launch_environment(std::getenv);
@@ -398,7 +399,7 @@ int train_command(const TrainFlags& flags, Output& output) {
   const OutputAfterStop after_stop(output, signals.token());
   RunReport report(flags, options, signals, output);
 
-  // Wraps a member of `report`. A run that nobody can watch any more is stopped.
+  // Wraps a member of `report`. Stops a run that nobody can watch any more.
   const auto show = [&](auto member) {
     return [&, member](const auto& value) {
       (report.*member)(value);
@@ -415,10 +416,10 @@ int train_command(const TrainFlags& flags, Output& output) {
     if (is_first) report.planned(line);
   }
   if (!is_first && !elastic) {
-    callbacks.on_warning = [](const std::string&) {};  // the first process says it
+    callbacks.on_warning = [](const std::string&) {};  // the first process prints it
     try {
       return exit_code(train(options, callbacks), signals);
-    } catch (const NotFinite&) {  // rank 0's process says it
+    } catch (const NotFinite&) {  // rank 0's process prints it
       return kNotFinite;
     }
   }
@@ -428,7 +429,7 @@ int train_command(const TrainFlags& flags, Output& output) {
   callbacks.on_warning = show(&RunReport::warning);
 
   if (is_first && flags.resume() == "auto" && options.keep.resume.empty()) {
-    options.keep.resume = "auto";  // which removes what a killed run left, and else changes nothing
+    options.keep.resume = "auto";  // removes what a killed run left; it changes nothing else
     options = with_resume_found(options, callbacks.on_warning);
   }
   if (is_first) report.loading();

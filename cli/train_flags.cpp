@@ -33,7 +33,7 @@ namespace {
 TrainOptions parse_options(const std::string& text, const Devices& devices, const std::string& what) {
   try {
     const TrainOptions options = train_options_from_json(text, devices);
-    TrainOptions what_stays = options;  // flags may still change the options that are reset here
+    TrainOptions what_stays = options;  // without options that flags may still change
     what_stays.cuda_graph = false;
     what_stays.sync_batchnorm = false;
     what_stays.exchange.zero_stage = 0;
@@ -58,7 +58,7 @@ TrainOptions read_options(const fs::path& file, const Devices& devices) {
   return parse_options(text.str(), devices, "--config " + file.string());
 }
 
-// Empty for "auto" if there is nothing to go on from. Then a new run begins.
+// Gives "" for "auto" if there is nothing to go on from: then a new run begins.
 std::string what_to_resume(const TrainFlags& flags) {
   if (flags.resume() != "auto") return flags.resume();
   if (!flags.name) throw UsageError("--resume auto needs --name: that run goes on, or else begins");
@@ -70,7 +70,7 @@ void warn(const std::string& text) {
   if (this_process().index == 0) print_warning(text);
 }
 
-// The checkpoint that "last" means in --runs-dir, or in the run called --name in there.
+// The checkpoint that "last" means in --runs-dir, or in the run --name there.
 fs::path resumed_checkpoint(const TrainFlags& flags, const std::string& resume) {
   if (resume != "last") return checkpoint_of(resume, warn);
   return checkpoint_of(flags.name ? fs::path(flags.runs_dir) / *flags.name : last_run(flags.runs_dir), warn);
@@ -96,12 +96,12 @@ void check_name(const std::string& name) {
   }
 }
 
-// The configuration's split may not go with the flags beside it.
+// Checks without the configuration's split first, which may not go with the flags beside it.
 void check_settings(const TrainFlags& flags, const TrainOptions& options) {
   TrainOptions whole = options;
   whole.split.reset();
   const bool plan_follows = !flags.plan().empty() && is_file(flags.plan());
-  if (options.split || plan_follows) whole.batch.balance = EqualParts();  // over the split's or the plan's data axis
+  if (options.split || plan_follows) whole.batch.balance = EqualParts();  // then a data axis divides the batch
   checked(whole);
   if (!options.split) return;
   try {
@@ -167,7 +167,7 @@ TrainOptions to_options(const TrainFlags& flags) {
   fill_defaults(options);
 
   if (options.data.source == DataSource::synthetic && flags.text("data_dir").empty())
-    options.data.folder.clear();  // the configuration's
+    options.data.folder.clear();  // it came from the configuration
   from_flags([&] {
     check_settings(flags, options);
     return 0;
@@ -176,7 +176,7 @@ TrainOptions to_options(const TrainFlags& flags) {
     follow(*plan, flags.plan(), options);
     checked(options);
   }
-  // Then the run's config.json means the same in every folder.
+  // With absolute paths the run's config.json means the same in every folder.
   if (!options.data.folder.empty()) options.data.folder = fs::absolute(options.data.folder);
   if (!options.data.text.empty()) options.data.text = fs::absolute(options.data.text);
 

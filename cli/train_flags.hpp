@@ -1,4 +1,4 @@
-// The flags of `lockstep train`, and the options that they, a configuration file and the defaults add up to.
+// The flags of `lockstep train`, and the options that result from them, a configuration file and the defaults.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -16,31 +16,31 @@ enum class ProgressMode { bar, lines, none };
 
 struct TrainFlags {
   Given given;
-  std::string config;  // empty: none
+  std::string config;  // the configuration file; empty: none
   std::string runs_dir = "runs";
   std::optional<std::string> name;
   std::string progress = "auto";
 
-  // The text that was given for an option. text() has "" if none was.
+  // The text that the user gave for an option. text() gives "" if there is none.
   std::optional<std::string> of(const char* key) const;
   std::string text(const char* key) const { return of(key).value_or(""); }
-  std::string plan() const { return text("split"); }     // a file, "auto" or "none"; empty: as the configuration says
+  std::string plan() const { return text("split"); }     // a file, "auto" or "none"; empty: the configuration decides
   std::string resume() const { return text("resume"); }  // "last", "auto", a run or a checkpoint; empty: none
 };
 
 void add_flags(CLI::App& app, TrainFlags& flags);
 
-// Adds up all options. Later ones override earlier ones: the defaults; --config's file, or what --resume's run has;
-// --plan's file; the flags that were given. Devices are resolved, and paths of data are absolute. run_dir is --name's
-// folder, or the resumed run's, or new_run_dir's. With --plan auto, plan_here() measures later. Throws UsageError for a
-// flag, Error for a file.
+// Adds up all options. Later ones override earlier ones: the defaults; --config's file, or the options of --resume's
+// run; --plan's file; the flags that were given. Devices are resolved, and paths of data are absolute. run_dir is
+// --name's folder, or the resumed run's, or new_run_dir's. With --plan auto, plan_here() measures later. Throws
+// UsageError for a flag, Error for a file.
 TrainOptions to_options(const TrainFlags& flags);
 
 // A folder for a run without --name that does not exist yet. A run that starts at the same time may choose the same
-// one.
+// folder.
 std::filesystem::path new_run_dir(const TrainFlags& flags, const TrainOptions& options);
 
-// What --progress means for this output. Throws UsageError for a word that it does not know.
+// The meaning of --progress for this output. Throws UsageError for a word that it does not know.
 ProgressMode progress_mode(const std::string& word, int fd);
 
 }  // namespace lockstep::cli

@@ -12,7 +12,7 @@ namespace {
 
 using Words = std::vector<std::string>;
 
-// The command that the user chose, or as far as it goes.
+// The command that the user chose, or as many of its words as are known.
 const CLI::App& chosen(const CLI::App& program) {
   const auto parsed = program.get_subcommands();
   return parsed.empty() ? program : chosen(*parsed.front());
@@ -35,7 +35,7 @@ size_t distance(const std::string& from, const std::string& to) {
 
 std::string did_you_mean(const std::string& word, const Words& known) {
   const auto rank = [&](const std::string& other) {
-    return other.starts_with(word) ? 0 : distance(word, other);  // people shorten
+    return other.starts_with(word) ? 0 : distance(word, other);  // people shorten words
   };
   const auto best =
       std::min_element(known.begin(), known.end(), [&](const auto& a, const auto& b) { return rank(a) < rank(b); });

@@ -9,13 +9,13 @@
 
 namespace lockstep::cli {
 
-// A flag's value that makes no sense, found after the command line was read.
+// A flag's value makes no sense. This is found after the command line was read.
 class UsageError : public Error {
  public:
   using Error::Error;
 };
 
-// Returns function(). Its Errors, which are about a flag's value, become UsageErrors.
+// Returns function(). Its Errors are about a flag's value, and become UsageErrors.
 template <class Function>
 auto from_flags(Function&& function) {
   try {
@@ -32,7 +32,7 @@ std::string explain(const CLI::App& program, const CLI::ParseError& error, const
 // A check of --model for CLI11: "" for a model's name. Otherwise lists the names, and suggests one if it is near.
 std::string known_model(const std::string& name);
 
-// "lockstep train --help shows what there is."
+// Gives "lockstep train --help shows what there is."
 std::string which_help(const CLI::App& program);
 
 }  // namespace lockstep::cli

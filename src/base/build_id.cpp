@@ -8,7 +8,7 @@
 
 namespace lockstep {
 
-// Each begins with a header and a name. What follows these, and each note, begins at a multiple of the alignment.
+// A note begins with a header and a name. The name's end and the note's end are padded to the alignment.
 std::string build_id_in_notes(const char* note, const char* end, size_t alignment) {
   constexpr size_t bytes_of_id = 8;
   const auto padded = [&](size_t size) { return (size + alignment - 1) / alignment * alignment; };
@@ -38,7 +38,7 @@ std::string id_of_object(const dl_phdr_info& object) {
   for (int i = 0; i < object.dlpi_phnum; ++i) {
     const auto& part = object.dlpi_phdr[i];
     if (part.p_type != PT_NOTE) continue;
-    // The loader tells addresses as numbers. NOLINTNEXTLINE(performance-no-int-to-ptr)
+    // The loader gives addresses as numbers. NOLINTNEXTLINE(performance-no-int-to-ptr)
     const auto* const begin = reinterpret_cast<const char*>(object.dlpi_addr + part.p_vaddr);
     const std::string id = build_id_in_notes(begin, begin + part.p_memsz, part.p_align == 8 ? 8 : 4);
     if (!id.empty()) return id;
@@ -57,7 +57,7 @@ bool object_holds(const dl_phdr_info& object, uintptr_t address) {
 
 }  // namespace
 
-// The program is the first object that the loader tells of.
+// The loader lists the program as its first object.
 std::string build_id() {
   struct Search {
     bool is_first = true;

@@ -1,5 +1,6 @@
-// build_id: which build this program is, so that processes can compare. It is of what was linked. The same compiler,
-// options and sources give the same one in the same folder, or with -ffile-prefix-map: texts may hold paths.
+// build_id: names the build of this program, so that processes can compare. The linker computes the name from the
+// linked files. The same compiler, options and sources give the same name in the same folder. With -ffile-prefix-map
+// they do so in any folder, since texts then hold no paths.
 //
 // Where an interpreter loads lockstep, the program is the interpreter.
 #pragma once
@@ -9,8 +10,8 @@
 
 namespace lockstep {
 
-// The first 16 hexadecimal digits of what the linker wrote into the program (--build-id), and if lockstep is in a
-// shared library, "+" and that one's. Empty: the linker wrote nothing. Costs some 10 us.
+// The first 16 hexadecimal digits of what the linker wrote into the program (--build-id). If lockstep is in a shared
+// library, "+" and that library's digits follow. Empty: the linker wrote nothing. Costs some 10 us.
 std::string build_id();
 
 // The ID in a segment of ELF notes; "": there is none. `alignment` is the segment's, 4 or 8.

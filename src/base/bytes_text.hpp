@@ -1,4 +1,4 @@
-// Numbers of bytes for people.
+// Writes numbers of bytes for people.
 #pragma once
 
 #include <array>

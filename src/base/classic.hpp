@@ -19,7 +19,7 @@ class Classic : public Stream {
   }
 };
 
-// The values' texts, joined.
+// Joins the values' texts.
 template <class... Values>
 std::string classic_text(const Values&... values) {
   Classic<std::ostringstream> text;

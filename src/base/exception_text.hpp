@@ -1,4 +1,5 @@
-// exception_text: what an exception of any kind says, for an Error that wraps it. Without LibTorch's backtraces.
+// exception_text: says what an exception of any kind says, for an Error that wraps it. Leaves out LibTorch's
+// backtraces.
 #pragma once
 
 #include <exception>

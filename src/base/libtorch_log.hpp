@@ -1,6 +1,6 @@
-// What LibTorch logs and warns of.
+// Sets what LibTorch logs, and passes on our warnings.
 //
-// At its default level it warns of every connection that ends, with a call stack of twenty lines. This would bury the
+// LibTorch's default level warns of every connection that ends, with a call stack of twenty lines. This would bury the
 // one error of ours that says which process is gone.
 #pragma once
 
@@ -8,11 +8,11 @@
 
 namespace lockstep {
 
-// From here on LibTorch logs errors alone, or what TORCH_CPP_LOG_LEVEL in the environment says.
+// Makes LibTorch log errors alone, or what TORCH_CPP_LOG_LEVEL in the environment says.
 void log_errors_only();
 
-// A warning of ours, through the handler that the user has given LibTorch. LibTorch's own one logs, at a level that may
-// be hidden; so in its place the text goes to stderr. Thread-safe.
+// Passes a warning of ours to the handler that the user has given LibTorch. LibTorch's own handler logs at a level that
+// may be hidden, so in its place the text goes to stderr. Thread-safe.
 void warn_as_libtorch(const std::string& text);
 
 }  // namespace lockstep

@@ -1,4 +1,4 @@
-// Enums by their names: one table of pairs answers both ways.
+// Finds enums' names and values: one table of pairs answers both ways.
 //
 //   constexpr std::array names{std::pair{Colour::red, "red"}, std::pair{Colour::green, "green"}};
 #pragma once
@@ -12,13 +12,13 @@
 
 namespace lockstep {
 
-// The name of a value that the table has.
+// The name of `value`, which must be in the table.
 template <class Names, class Value>
 std::string_view name_in(const Names& names, Value value) {
   return std::find_if(names.begin(), names.end(), [&](const auto& item) { return item.first == value; })->second;
 }
 
-// The value with that name. Throws Error, which says `what` has it ("the precision") and what names there are.
+// The value with that name. Throws Error, which begins with `what` ("the precision") and lists the names there are.
 template <class Names>
 auto value_in(const Names& names, std::string_view name, const std::string& what) {
   std::string known;

@@ -1,4 +1,4 @@
-// Numbers as text for settings, which must not lose a digit.
+// Writes numbers as text for settings, without losing a digit.
 #pragma once
 
 #include <array>
@@ -14,7 +14,7 @@ inline std::string number_text(double number) {
   return {digits.data(), end};
 }
 
-// With so many digits, as printf writes it under "%.3g" (general) or "%.3f" (fixed).
+// The number with `digits` digits, as printf writes it under "%.3g" (general) or "%.3f" (fixed).
 inline std::string number_text(double number, std::chars_format format, int digits) {
   std::array<char, 400> text{};  // 1e308 in full takes 309
   const auto end = std::to_chars(text.data(), text.data() + text.size(), number, format, digits).ptr;

@@ -1,4 +1,4 @@
-// Whether the calling thread is a rank of run(), and which code of its user that rank is in.
+// Tells whether the calling thread is a rank of run(), and in which code of its user that rank is.
 #pragma once
 
 #include <chrono>
@@ -7,16 +7,16 @@
 
 namespace lockstep {
 
-// Which code of its user a rank is in, for those who wait for the rank. Thread-safe.
+// Tells those who wait for a rank in which code of its user the rank is. Thread-safe.
 class UserCode {
  public:
-  // "has been in Samples::read (batch 7) for 10 s"; "": for less time than that, or nothing is known.
+  // "has been in Samples::read (batch 7) for 10 s". Empty if the rank is in no such code, or for less time than that.
   std::string text(std::chrono::milliseconds at_least) const;
 
  private:
   friend class InUserCode;
   struct Stay {
-    std::string where;  // empty: in no such code
+    std::string where;  // empty: the rank is in no code of its user
     std::chrono::steady_clock::time_point since;
   };
   mutable std::mutex mutex_;
@@ -26,7 +26,7 @@ class UserCode {
 bool is_rank_thread();
 void set_rank_thread(UserCode& code);  // run() calls it in each thread that it starts. `code` must outlive the thread
 
-// While it lives, the rank that is this thread is in code that its user gave. Other threads' say nothing.
+// While an InUserCode lives, this rank thread is in code that its user gave. On other threads it says nothing.
 class InUserCode {
  public:
   explicit InUserCode(std::string where);

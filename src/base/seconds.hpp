@@ -1,4 +1,4 @@
-// A duration as the texts of errors give it.
+// Writes a duration as the texts of errors give it.
 #pragma once
 
 #include <chrono>

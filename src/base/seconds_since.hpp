@@ -1,4 +1,4 @@
-// Seconds on the steady clock, for measuring how long something took.
+// Reads the steady clock, to measure how long something took.
 #pragma once
 
 #include <chrono>

@@ -1,7 +1,9 @@
-// SignalBlocked: while it lives, a call of this thread that fails with a signal fails without it, and does not end the
-// process. SIGPIPE: a write to a connection that the peer has closed. Gloo writes without MSG_NOSIGNAL, in the thread
-// that calls it and in threads of its own, which inherit the mask of the thread that starts them. SIGXFSZ: a write
-// beyond the limit on the size of files. For one thread each; four system calls. errno stays.
+// SignalBlocked: while one lives, a system call of this thread that would raise the signal only fails; the process goes
+// on.
+// SIGPIPE  a write to a connection that the peer has closed. Gloo writes without MSG_NOSIGNAL, in the thread that calls
+//          it and in threads of its own, which inherit the mask of the thread that starts them.
+// SIGXFSZ  a write beyond the limit on the size of files.
+// It acts on one thread and one signal, costs four system calls, and leaves errno alone.
 #pragma once
 
 #include <cerrno>
@@ -21,7 +23,7 @@ class SignalBlocked {
     pthread_sigmask(SIG_BLOCK, &alone_, &before_);
   }
 
-  // A signal that came meanwhile is this thread's own, and is taken away before it can be delivered.
+  // A signal that came meanwhile was raised by this thread's own call. It is taken away before it can be delivered.
   ~SignalBlocked() {
     if (sigismember(&before_, signal_) == 1) return;
     const int error = errno;

@@ -1,4 +1,4 @@
-// Threads, or an Error that names the limit which keeps them from being started.
+// Starts threads. An Error names the limit which keeps them from being started.
 #pragma once
 
 #include <lockstep/base/error.hpp>
@@ -13,7 +13,7 @@ inline constexpr const char* kNoMoreThreads =
     "the system starts no more threads: ulimit -u, ulimit -v or a container may limit them. Raise that limit, or start "
     "fewer ranks and programs";
 
-// Gives what `start` gives, which starts threads. Throws Error if the system gives no more of them.
+// Calls `start`, which starts threads, and returns its result. Throws Error if the system gives no more threads.
 template <typename Start>
 auto naming_thread_limit(const Start& start) {
   try {
@@ -24,14 +24,14 @@ auto naming_thread_limit(const Start& start) {
   }
 }
 
-// std::thread's constructor, or that of std::jthread, but for the Error.
+// Makes a std::thread or a std::jthread as its constructor does, but throws that Error.
 template <typename Thread = std::thread, typename Work>
 Thread start_thread(Work&& work) {
   return naming_thread_limit([&] { return Thread(std::forward<Work>(work)); });
 }
 
-// Starts that many threads at once, and ends them. Call it before code of others that does not survive if a thread
-// cannot be started. It is no proof, since other processes of this user may take threads in between.
+// Starts `count` threads at once, and ends them. Call it before code of others that crashes if a thread cannot be
+// started. It is no proof, since other processes of this user may take threads in between.
 void check_that_threads_start(int count);
 
 }  // namespace lockstep

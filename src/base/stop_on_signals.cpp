@@ -12,10 +12,10 @@
 namespace lockstep {
 namespace {
 
-// The thread that waits, for the handler, which can be given nothing. 0: there is no StopOnSignals; -1: it begins.
+// Tells the handler, which takes no argument, which thread waits. 0: there is no StopOnSignals; -1: one begins.
 std::atomic<pid_t> waiting_thread = 0;
 
-// For threads that were there before, and so do not block the signal: it comes to one of them, maybe.
+// Passes the signal on. Threads that were there before do not block the signal, so it may come to one of them.
 void send_to_waiting_thread(int signal) {
   const pid_t thread = waiting_thread;
   if (thread > 0) tgkill(getpid(), thread, signal);
@@ -34,7 +34,7 @@ StopOnSignals::StopOnSignals(Told told) : told_(std::move(told)) {
     sigaddset(&awaited_, signal);
     before_.push_back({signal, {}});
   }
-  // First the mask, which the thread takes over, then the thread, then the handlers, which send to it.
+  // The order counts: the thread inherits the mask, and the handlers send to the thread.
   pthread_sigmask(SIG_BLOCK, &awaited_, &mask_before_);
   try {
     waiter_ = start_thread([this] { wait_for_signals(); });
@@ -77,7 +77,7 @@ void StopOnSignals::wait_for_signals() {
     if (signal == received_ && Clock::now() - first < std::chrono::milliseconds(500)) continue;
     if (received_ != 0) {
       if (told_) told_(signal, 2);
-      // As if nobody had taken it: threads may hang, and what is on the disk is whole at any moment.
+      // Does as if nobody had taken the signal: threads may hang, and what is on the disk is whole at any moment.
       for (const auto& [taken, before] : before_) {
         if (taken == signal) sigaction(signal, &before, nullptr);
       }

@@ -1,5 +1,5 @@
-// Seconds that the calling thread has computed. Unlike a clock on the wall, this one stands still while other programs
-// have the core. So a busy machine does not spoil what is measured of one thread.
+// Measures the seconds that the calling thread has computed. Unlike a clock on the wall, this one stands still while
+// other programs have the core. So a busy machine does not spoil what is measured of one thread.
 #pragma once
 
 #include <ctime>

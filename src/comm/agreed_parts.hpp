@@ -1,14 +1,13 @@
-// AgreedParts: says that all ranks know all parts of the alltoalls, and of the averages in a tree, that a thread posts
-// while it lives.
+// AgreedParts: while it lives, all ranks know all parts of the alltoalls and of the averages in a tree that its thread
+// posts.
 #pragma once
 
 #include "thread_text.hpp"
 
 namespace lockstep::comm {
 
-// Its text says what decides all parts of all ranks. It becomes part of the call: ranks with other texts make other
-// calls, which errors show. So the ranks need not compare their parts, which between processes takes several calls of
-// the store.
+// The text names what decides all ranks' parts. It is compared with the rest of the call, so ranks with different texts
+// get an Error. Therefore ranks need not compare the parts, which between processes takes several calls of the store.
 class AgreedParts : public ThreadText<AgreedParts> {
  public:
   using ThreadText::ThreadText;

@@ -1,5 +1,5 @@
-// Arguments: checks what a rank's call brings, for every backend. Each check throws an Error that names the rank, the
-// argument and what to do.
+// Arguments: checks the arguments of a rank's call, for every backend. Each check throws an Error that names the rank,
+// the argument and what to do.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,7 +12,7 @@
 
 namespace lockstep::comm {
 
-// "float [2, 3]"; of a list "[float [2, 3], float [1]]".
+// Gives "float [2, 3]"; for a list "[float [2, 3], float [1]]".
 std::string describe(const at::Tensor& tensor);
 std::string describe(const std::vector<at::Tensor>& tensors);
 
@@ -26,13 +26,14 @@ class Arguments {
 
   [[noreturn]] void refuse(const std::string& why) const;
 
-  void check_tensor(const at::Tensor& tensor, const std::string& what) const;  // dense, on the rank's device
+  void check_tensor(const at::Tensor& tensor, const std::string& what) const;  // dense, and on the rank's device
   const at::Tensor& only(const std::vector<at::Tensor>& tensors, const std::string& operation) const;
   void check_list(const std::vector<at::Tensor>& tensors, const std::string& what) const;
-  // One list, of one tensor per rank, each like `one`: check_alike(outputs, input, "allgather", "output", "input").
+  // `lists` must be one list with one tensor per rank, each like `one`: check_alike(outputs, input, "allgather",
+  // "output", "input").
   void check_alike(const std::vector<std::vector<at::Tensor>>& lists, const at::Tensor& one,
                    const std::string& operation, const std::string& what, const std::string& of_what) const;
-  // `whole` holds one tensor like `part` per rank: check_whole(output, input, "allgather", "output", "input").
+  // `whole` must hold one tensor like `part` per rank: check_whole(output, input, "allgather", "output", "input").
   void check_whole(const at::Tensor& whole, const at::Tensor& part, const std::string& operation,
                    const std::string& what, const std::string& of_what) const;
   int checked_rank(int64_t rank, const std::string& what) const;

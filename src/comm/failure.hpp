@@ -9,7 +9,7 @@
 
 namespace lockstep::comm {
 
-// What ended a run because one of its processes is gone. An elastic job goes on after it (ranks/elastic_job.hpp).
+// A run ended because one of its processes is gone. An elastic job goes on after it (ranks/elastic_job.hpp).
 class ProcessDied : public Error {
  public:
   using Error::Error;
@@ -18,7 +18,7 @@ class ProcessDied : public Error {
 struct Failure {
   enum class Kind {
     error,
-    stop,   // a user asked for it: what is thrown is a Stopped
+    stop,   // a user asked for it; raise() throws Stopped
     death,  // a process ended without a word
   };
 
@@ -32,10 +32,10 @@ struct Failure {
   Kind kind = Kind::error;
 };
 
-// What a rank said that ended with this exception.
+// The failure of a rank that ended with this exception.
 Failure failure_of(const std::exception_ptr& exception);
 
-// As the store has it. Errors are there as they are.
+// The text by which the store keeps a failure. An error's own text is stored unchanged.
 std::string to_stored(const Failure& failure);
 Failure failure_from(const std::string& stored);
 

@@ -1,4 +1,4 @@
-// GroupMember: one member of a c10d backend that reaches over processes. Gloo for tensors on the CPU, NCCL for GPUs.
+// GroupMember: one member of a c10d backend between processes: Gloo for tensors in the CPU's memory, NCCL for GPUs.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -14,31 +14,31 @@ namespace lockstep::comm {
 
 struct GroupMember {
   c10::intrusive_ptr<c10d::Backend> backend;
-  std::function<void()> close;  // ends everything that waits, here and at the peers; for when the run has failed
+  std::function<void()> close;  // ends all waits, here and at the peers; call it when the run has failed
   std::function<void(uint32_t tag)> use_tag = {};  // sets the next collective call's tag; calls meet if tags are equal;
                                                    // null: the backend has no tags (NCCL)
-  int connections =
-      1;  // to each peer: messages of different remainders of their tag by this number take different ones
-  std::function<void()> shut = {};  // with GroupPlace::guarded: nobody can connect any more
-  // NCCL's alone; null for Gloo, whose waits say why they end, and end.
-  std::function<std::string()> error = {};              // why calls have ended without their values; "": they have not
-  std::function<void(std::stop_token)> take_down = {};  // waits for all calls, and lets go what they needed
+  // The number of connections to each peer. Messages take different ones if their tags differ modulo this number.
+  int connections = 1;
+  std::function<void()> shut = {};  // with GroupPlace::guarded: after it nobody can connect
+  // NCCL alone has these two. They are null for Gloo, whose waits end by themselves and say why.
+  std::function<std::string()> error = {};              // why calls ended without their values; "": they did not
+  std::function<void(std::stop_token)> take_down = {};  // waits for all calls, then lets go what they needed
 };
 
 struct GroupPlace {
   c10::intrusive_ptr<c10d::Store> store;  // this member's own connection
   int rank = 0;
   int size = 1;
-  std::chrono::milliseconds timeout{};  // for connecting, and for calls that name none
-  // Gloo's: nobody can connect before all members are ready to, nor after GroupMember::shut.
+  std::chrono::milliseconds timeout{};  // the timeout for connecting, and for calls without one
+  // For Gloo: nobody can connect before all members are ready to, nor after GroupMember::shut.
   bool guarded = false;
-  bool hushed = false;  // with it: and who has connected cannot talk until let in (processes/guests.hpp)
+  bool hushed = false;  // with `guarded`: whoever has connected cannot talk until let in (processes/guests.hpp)
 };
 
-// Is told of each call once it is posted, on the thread that makes it.
+// Functions that are called for each call once it is posted, on the thread that makes it.
 struct CallNotes {
   std::string rank;                                         // "rank 1 (cuda:1)"
-  std::function<bool()> is_over;                            // whether the run is: then no more calls can be made
+  std::function<bool()> is_over;                            // whether the run is over; then no more calls can be made
   std::function<void(const std::string& call)> collective;  // "allreduce(sum) of float [2]"
   std::function<void(int peer, bool sends)> message;        // `peer` as the group numbers it
 };
@@ -47,8 +47,8 @@ struct CallNotes {
 // peers reach this machine; GLOO_SOCKET_IFNAME in the environment overrules it. Throws Error in a build without Gloo.
 GroupMember make_gloo_group(const GroupPlace& place, const std::string& local_address);
 
-// Connects to all other members, without a limit of time: it ends early only while it waits in the store. The timeout
-// is that of calls. Throws Error in a build without CUDA.
+// Connects to all other members, without a limit of time: only its waits in the store can end early. `place.timeout` is
+// for calls. Throws Error in a build without CUDA.
 GroupMember make_nccl_group(const GroupPlace& place, const c10::Device& device, const CallNotes& notes);
 
 }  // namespace lockstep::comm

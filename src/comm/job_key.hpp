@@ -1,6 +1,6 @@
-// JobKey: a secret of 256 bits that the processes of a job know, and nobody else. Two of them prove that they know it
-// without saying it: each signs (HMAC-SHA256) what the other has just made up. No text of the key exists anywhere, so
-// none can be printed. Thread-safe. A signature takes about a microsecond.
+// JobKey: a secret of 256 bits that the processes of a job know, and nobody else. Two processes prove that they know
+// the key without saying it: each signs (HMAC-SHA256) a nonce that the other has just made up. No text of the key
+// exists anywhere, so none can be printed. Thread-safe. A signature takes about a microsecond.
 #pragma once
 
 #include <array>
@@ -16,13 +16,14 @@ std::string fresh_nonce();
 
 class JobKey {
  public:
-  static constexpr size_t kBytes = 32;  // of a key, a nonce and a signature
+  static constexpr size_t kBytes = 32;  // the bytes of a key, of a nonce and of a signature
 
-  // The key that a file's bytes make, at least 32 of them, the same on all machines. Throws Error that says what to do:
-  // it is missing, too short or too long, belongs to another user, or others may read it.
+  // Makes the key from a file's bytes: at least 32, the same on all machines. Throws Error, which says what to do, if
+  // the file is missing, too short or too long, belongs to another user, or can be read by others.
   static JobKey from_file(const std::filesystem::path& file);
 
-  // What a job without a key uses. It keeps out what is no process of lockstep, and nobody who knows this source.
+  // The key of a job that was given none. It keeps out what is no process of lockstep, but nobody who knows this
+  // source.
   static JobKey known_to_all() { return {}; }
 
   // Signs all parts, also where one ends and the next one begins.
@@ -41,7 +42,7 @@ class JobKey {
   std::array<unsigned char, kBytes> secret_{};
 };
 
-// A fresh key, in memory, which processes of the same user read as a file as long as this lives.
+// A fresh key in memory. While it lives, processes of the same user can read it as a file.
 class HandedKey {
  public:
   HandedKey();  // throws Error

@@ -14,7 +14,7 @@ struct JobOptions {
   std::chrono::milliseconds timeout, rendezvous_timeout;
   SilenceRange silence;
   std::stop_token stop;
-  std::string configuration;  // that all processes must have in common, as a text
+  std::string configuration;  // a text that must be equal in all processes
 };
 
 }  // namespace lockstep::comm

@@ -1,5 +1,5 @@
-// OwnBackend: what lockstep's own c10d backends have in common, and the calls of c10d that neither offers. An Error
-// says what to do instead.
+// OwnBackend: the base of lockstep's two c10d backends. It refuses the calls of c10d that neither offers, with an Error
+// that says what to do instead.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>

@@ -1,4 +1,4 @@
-// Purpose: what a thread's calls are for while it lives, as errors say it: "DataParallel's backward 3".
+// Purpose: says in errors what its thread's calls are for while it lives: "DataParallel's backward 3".
 #pragma once
 
 #include <string>
@@ -7,7 +7,7 @@
 
 namespace lockstep::comm {
 
-// If all ranks make the call, they must all give it the same purpose, as the rest of the call.
+// Give a collective call the same purpose on all ranks: it is compared with the rest of the call.
 class Purpose : public ThreadText<Purpose> {
  public:
   using ThreadText::ThreadText;

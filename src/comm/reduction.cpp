@@ -45,7 +45,8 @@ void combine(at::Tensor& sum, const at::Tensor& value, ReduceOp::RedOpType op) {
   }
 }
 
-// In place the sum begins with the value at `home`, if that is one of the first two: a + b and b + a are the same bits.
+// The sum may begin in place with the value at `home` if that is one of the first two: a + b and b + a have the same
+// bits.
 void reduce_tensors(TensorPointers values, ReduceOp::RedOpType op, TensorPointers targets, const Range& part,
                     size_t home) {
   const bool in_place = targets[home] == values[home] && home < 2 && home < values.size();
@@ -82,7 +83,7 @@ void average_tensors(TensorPointers values, const TreeAverage& average, TensorPo
 
 // ---- Sums and averages in the CPU's memory.
 
-// Elements that are added up in the first-level cache before the sum is written to all targets.
+// The bytes that are added up in the first-level cache before their sum is written to all targets.
 constexpr int64_t kBlockBytes = 4096;
 
 struct Sum {
@@ -91,7 +92,7 @@ struct Sum {
   bool adds_zero = false;
 };
 
-// By a power of two the product has the quotient's bits, in less time.
+// For a power of two, the product with its inverse has the quotient's bits, and takes less time.
 template <class Scalar>
 void divide(Scalar* values, int64_t count, Scalar divisor) {
   int exponent = 0;
@@ -103,7 +104,7 @@ void divide(Scalar* values, int64_t count, Scalar divisor) {
   }
 }
 
-// Each row that becomes a sum gets a block of its own memory for it.
+// Each row that becomes a sum gets a block of memory for it.
 template <class Scalar>
 void add_blocks(TensorPointers values, const Sum& sum, TensorPointers targets, const Range& part, int64_t to) {
   const int64_t block = std::min<int64_t>(kBlockBytes / sizeof(Scalar), part.size());
@@ -122,7 +123,7 @@ void add_blocks(TensorPointers values, const Sum& sum, TensorPointers targets, c
   for (const auto* target : targets) results.push_back(target->mutable_data_ptr<Scalar>() + to - part.begin);
   const auto divisor = static_cast<Scalar>(sum.divisor);
 
-  c10::SmallVector<const Scalar*, 8> now(values.size());  // where a row's block is
+  c10::SmallVector<const Scalar*, 8> now(values.size());  // the place of each row's block
   for (int64_t begin = part.begin; begin < part.end; begin += block) {
     const int64_t size = std::min(block, part.end - begin);
     for (size_t row = 0; row < rows.size(); ++row) now[row] = rows[row] + begin;
@@ -146,7 +147,7 @@ void add_blocks(TensorPointers values, const Sum& sum, TensorPointers targets, c
   }
 }
 
-// False: LibTorch is to do it.
+// Gives false if LibTorch must do it.
 bool add_in_blocks(TensorPointers values, const Sum& sum, TensorPointers targets, const Range& part, int64_t to) {
   const at::Tensor& first = *values[0];
   if (part.size() == 0) return true;

@@ -14,24 +14,24 @@ namespace lockstep::comm {
 
 using TensorPointers = c10::ArrayRef<const at::Tensor*>;
 
-// "sum", "avg", "product", "min", "max", and others of c10d that are not offered here.
+// Gives "sum", "avg", "product", "min" or "max"; also names of c10d's reductions that are not offered here.
 std::string name_of(c10d::ReduceOp::RedOpType op);
 bool is_offered(c10d::ReduceOp::RedOpType op);
 
 // "float [2, 3]".
 std::string describe(at::ScalarType type, at::IntArrayRef sizes);
 
-// The tensor, or a copy of it: contiguous, and in memory as it is. LibTorch's negative and conjugate bits say that a
-// tensor's memory has other signs than the tensor. The copy has no graph.
+// The tensor itself, or a copy without a graph: contiguous, and with the tensor's values in memory. With LibTorch's
+// negative or conjugate bit set, a tensor's memory has other signs than the tensor.
 at::Tensor in_a_row(const at::Tensor& tensor);
 
 // Elements `part` of a contiguous tensor, as a flat view.
 at::Tensor slice(const at::Tensor& tensor, const Range& part);
 
-// Elements `part` of `values`, contiguous tensors of one type and size, reduced in their order into the same elements
-// of every one of `targets`. A target may be one of the values. On the CPU, sums and averages of float and double pass
-// over memory once; everything else, and GPUs on their current streams, go through LibTorch. Then the sum is made where
-// targets[home] lies.
+// Reduces elements `part` of `values`, in their order, into the same elements of each of `targets`. All are contiguous
+// tensors of one type and size. A target may be one of the values. On the CPU, sums and averages of float and double
+// pass over memory once. Everything else, and GPUs on their current streams, go through LibTorch, and the sum is made
+// where targets[home] lies.
 void reduce(TensorPointers values, c10d::ReduceOp::RedOpType op, TensorPointers targets, const Range& part,
             size_t home = 0);
 
@@ -42,8 +42,8 @@ void average_in_tree(TensorPointers values, const TreeAverage& average, TensorPo
                      int64_t to, size_t home = 0);
 
 // Adds `values` from the last to the first in one pass over memory, on the CPU. The sum goes to `target`, which may be
-// the first value. False, and nothing is done: another type than float and double, or tensors whose elements have other
-// places in memory.
+// the first value. Gives false and does nothing if the type is neither float nor double, or if the tensors' elements
+// lie in different orders in memory.
 bool add_from_the_last(TensorPointers values, const at::Tensor& target);
 
 }  // namespace lockstep::comm

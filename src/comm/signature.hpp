@@ -1,4 +1,4 @@
-// Signature: what must be equal in a call on all ranks that make it together, so that calls that differ are told.
+// Signature: the properties of a call that must be equal on all ranks that make it together.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,17 +10,16 @@
 
 namespace lockstep::comm {
 
-// The part of a call that is equal on all ranks of a collective. Compared at every call, put into words only for an
-// error.
+// It is compared at every call, but put into words only for an error.
 struct Signature {
   const char* name = "";                                    // "allreduce"; a literal
-  std::optional<c10d::ReduceOp::RedOpType> reduction = {};  // of reductions
-  int root = -1;                                            // of broadcast and reduce
-  int peer = -1;                                            // of messages
+  std::optional<c10d::ReduceOp::RedOpType> reduction = {};  // the operation of a reduction
+  int root = -1;                                            // the root of a broadcast or a reduce
+  int peer = -1;                                            // the peer of a message
   at::ScalarType type = at::ScalarType::Undefined;          // Undefined: the call has no tensor
   c10::DimVector sizes = {};
-  std::string parts = {};    // AgreedParts of what has no type and sizes here
-  std::string purpose = {};  // "DataParallel's backward 3"; empty: the user's
+  std::string parts = {};    // AgreedParts, for a call without type and sizes
+  std::string purpose = {};  // "DataParallel's backward 3"; empty: a call of the user's
 
   bool operator==(const Signature&) const = default;
   std::string text() const;  // "allreduce(sum) of float [2, 3]"
@@ -28,12 +27,13 @@ struct Signature {
 
 Signature signature_of(const char* name, const at::Tensor& tensor);
 
-// The call in words, for backends that compare nothing else. An alltoall has the parts that all ranks have agreed on.
+// The call in words, for backends that compare nothing else. An alltoall's words have the parts that all ranks agreed
+// on.
 std::string call_text(const char* name, const at::Tensor& tensor, std::optional<c10d::ReduceOp::RedOpType> op = {},
                       int root = -1, int peer = -1);
 std::string alltoall_text();
 
-// A call of all ranks' AgreedParts.
+// The signature of a call whose parts AgreedParts decide.
 Signature signature_of_agreed_parts(const char* name);
 
 }  // namespace lockstep::comm

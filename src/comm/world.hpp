@@ -1,5 +1,5 @@
 // A World holds the ranks of one run together: it gives each its backend, and tells the others when one fails or is
-// done. Ranks are named by their index in the whole world, of which this process may hold a part.
+// done. Ranks are named by their index in the whole world, of which this process may hold only some.
 #pragma once
 
 #include <lockstep/data/parts.hpp>
@@ -28,18 +28,18 @@ class World {
       : devices_(std::move(devices)), ranks_here_{0, static_cast<int64_t>(devices_.size())} {}
   virtual ~World() = default;
 
-  const Devices& devices() const { return devices_; }  // of all ranks
+  const Devices& devices() const { return devices_; }  // the devices of all ranks
   Range ranks_here() const { return ranks_here_; }     // the ranks that are threads of this process
-  int process() const { return process_; }             // of this process among those of its launcher
+  int process() const { return process_; }             // this process's number among those of its launcher
 
-  // By rank, see devices/processor_kind.hpp. Empty: all are of this process.
+  // Each rank's kind of processor, see devices/processor_kind.hpp. Empty: all ranks are in this process.
   virtual std::vector<std::string> processor_kinds() const { return {}; }
 
   // The seed that LibTorch's CPU generator had when the run began, or that a rank set in its turn. The second says
   // whether another seed was seen.
   std::atomic<uint64_t> shared_seed{0};
   std::atomic<bool> another_seed_seen{false};
-  std::atomic<bool> shared_draws_seen{false};  // of a layer that draws from that generator
+  std::atomic<bool> shared_draws_seen{false};  // a layer draws from that generator
 
   // All ranks, as the members of the calls that they make together.
   Members everybody() const;
@@ -48,16 +48,16 @@ class World {
   // member of each group, from that rank's thread; all members of a group call it.
   virtual c10::intrusive_ptr<c10d::Backend> backend(int rank, const Members& members) = 0;
 
-  // Throws Error on rank `rank` if the run has failed. Backends whose calls say so themselves leave it as it is.
+  // Throws Error on rank `rank` if the run has failed. Backends whose calls throw by themselves do not override it.
   virtual void check(int /*rank*/) {}
 
-  // The same when the host of rank `rank` has waited for its device: then what calls left there are no values.
+  // The same for when the host of rank `rank` has waited for its device: after a failure, calls left no values there.
   virtual void check_values(int /*rank*/) {}
 
   // Rank `rank` failed for `reason`: every wait of the others ends at once with an Error.
   virtual void abort(int rank, const Failure& reason) = 0;
 
-  // Why the run has failed, as this process knows from others; empty if it has not.
+  // Why the run has failed, as other processes told this one; empty if it has not.
   virtual Failure failure() const { return {}; }
 
   // Rank `rank` is done and will make no further call: whoever waits for it fails at once. Throws Error if it was the
@@ -67,8 +67,8 @@ class World {
   // Notes that a rank of this process has trained so many steps in all. Errors name them if the run fails.
   virtual void stepped(int64_t steps) {}
 
-  // All ranks of this process have ended. Waits for those of other processes, and gives the failure of the rank
-  // that failed first in the whole world. It is empty if none failed, or if only this process can know.
+  // Call this when all ranks of this process have ended. Waits for the ranks of other processes. Gives the failure of
+  // the rank that failed first in the whole world. It is empty if none failed, or if there are no other processes.
   virtual Failure finish() { return {}; }
 
  protected:

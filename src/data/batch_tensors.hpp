@@ -1,11 +1,11 @@
-// What is done with each tensor of a Dataset or a Batch: x, y, and the others by their names.
+// Does something with each tensor of a Dataset or a Batch: x, y, and the others by their names.
 #pragma once
 
 #include <lockstep/data/data.hpp>
 
 namespace lockstep {
 
-// A copy of it with change(tensor) in the place of each tensor.
+// Returns a copy with change(tensor) in the place of each tensor.
 template <class Tensors, class Change>
 Tensors with_each_tensor(Tensors tensors, const Change& change) {
   tensors.x = change(tensors.x);

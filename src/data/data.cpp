@@ -55,10 +55,10 @@ Dataset load_set(const std::filesystem::path& dir, const char* images_name, cons
   return {images.unsqueeze(1), labels.to(at::kLong)};
 }
 
-// A plain file has no checksum, as a gzipped one has. So a wrong bit shows only where it is known what must be there:
-// as many images or labels as a known set has, beside another file of that set.
+// A gzipped file has a checksum, a plain one has none. So a wrong bit shows only if the right bits are known: the files
+// have as many images or labels as a known set, and another file of that set lies beside.
 void check_plain_files(const std::filesystem::path& folder, const ImageData& data) {
-  constexpr std::array<int64_t, 4> counts = {60000, 60000, 10000, 10000};  // of both known sets
+  constexpr std::array<int64_t, 4> counts = {60000, 60000, 10000, 10000};  // the counts of both known sets
   std::array<std::filesystem::path, 4> plain;
   for (size_t i = 0; i < plain.size(); ++i) {
     const auto file = io::find_idx(folder, io::fashion_mnist_files[i]);
@@ -125,7 +125,7 @@ ImageData load_fashion_mnist(const std::filesystem::path& dir) {
 
 namespace {
 
-// The first sample of these.
+// The first of these samples.
 Dataset example_of(const Batch& samples) {
   return with_each_tensor(Dataset{samples.x, samples.y, samples.more},
                           [](const at::Tensor& tensor) { return tensor.slice(0, 0, 1); });
@@ -170,8 +170,8 @@ int64_t Batch::most_grains() const {
 
 namespace {
 
-// Rows `begin` up to `end`, where memory of their own would begin as far as kernels care: on a CPU these ask for 64
-// bytes, the vectors of AVX-512, and a GPU's for more. So a grain's bits do not depend on where it lies in its batch.
+// Copies rows to where a tensor of their own would begin, as far as kernels care. CPU kernels look at 64 bytes, the
+// vectors of AVX-512, and a GPU's at more. So a grain's bits do not depend on where it lies in its batch.
 at::Tensor aligned_rows(const at::Tensor& tensor, int64_t begin, int64_t end) {
   const at::Tensor rows = tensor.slice(0, begin, end);
   const auto address = reinterpret_cast<std::uintptr_t>(rows.const_data_ptr());
@@ -205,7 +205,7 @@ void check_tensors(const Dataset& dataset) {
   if (x.device() != y.device()) {
     throw Error("batches: x is on " + x.device().str() + ", but y is on " + y.device().str());
   }
-  // What has no height and width is a table or a text, and numbers or tokens divided by 255 would train all the same.
+  // Data without height and width are a table or a text. Numbers or tokens divided by 255 would train all the same.
   if (x.scalar_type() == at::kByte && x.dim() < 3) {
     throw Error("batches: x is uint8 " + sizes_text(x) +
                 ", and uint8 becomes floats from 0 to 1 only as pixels, [n, …, height, width]; give a table as "
@@ -219,7 +219,7 @@ void check_tensors(const Dataset& dataset) {
   }
 }
 
-// An order that follows from more than seed and epoch.
+// The hash of an order that depends on more than seed and epoch.
 uint64_t hash_of_order(const at::Tensor& order) {
   const auto* const numbers = order.const_data_ptr<int64_t>();
   uint64_t hash = 1;
@@ -309,8 +309,7 @@ Dataset with_images_as_floats(Dataset rows) {
 
 }  // namespace
 
-// Gathers on the data's device, moves bytes as they are (for images a quarter of a float's), and only then makes
-// floats.
+// Gathers on the data's device and moves bytes as they are, a quarter of a float's size. Makes floats only then.
 Dataset Batches::gathered(const Place& place) const {
   const int64_t begin = place.begin + place.part.begin, size = place.part.size();
   return with_images_as_floats(with_each_tensor(samples_.tensors(), [&](const at::Tensor& data) {
@@ -318,7 +317,7 @@ Dataset Batches::gathered(const Place& place) const {
   }));
 }
 
-// Without those that are under way.
+// Gathers without the copies that are under way.
 Dataset Batches::gathered_now(int64_t begin, int64_t size) const {
   return with_images_as_floats(
       with_each_tensor(samples_.tensors(), [&](const at::Tensor& data) { return rows_now(data, begin, size); }));
@@ -329,7 +328,7 @@ at::Tensor Batches::rows_now(const at::Tensor& data, int64_t begin, int64_t size
   return data.index_select(0, order_.narrow(0, begin, size)).to(shard_.device);
 }
 
-// At least one sample: see numbers_of().
+// Reads this shard's samples, at least one: see numbers_of().
 Dataset Batches::read(const Place& place, int64_t index) const {
   Dataset samples;
   const InUserCode here("Samples::read (batch " + std::to_string(index) + ")");
@@ -343,7 +342,7 @@ Dataset Batches::read(const Place& place, int64_t index) const {
   return with_each_tensor(std::move(samples), [&](const at::Tensor& tensor) { return tensor.to(shard_.device); });
 }
 
-// From batch `index` on. Who sets other shares for the batches to come has those read anew.
+// Reads from batch `index` on. If the shares change, later batches are read anew.
 void Batches::read_ahead(int64_t index) const {
   std::vector<std::vector<int64_t>> next;
   const int64_t end = std::min(count(), index + samples_.batches_ahead());
@@ -351,7 +350,7 @@ void Batches::read_ahead(int64_t index) const {
   ahead_->want(next);
 }
 
-// A shard without samples needs to know what one is like, so one is read.
+// Even a shard without samples needs to know what a sample is like, so one is read.
 std::vector<int64_t> Batches::numbers_of(const Place& place) const {
   const int64_t wanted = std::max<int64_t>(place.part.size(), 1);
   const int64_t begin = std::min(place.begin + place.part.begin, samples_.size() - wanted);
@@ -372,7 +371,7 @@ Batches::Place Batches::place_of(int64_t index) const {
           {std::min(runs[shard] * unit, global_size), std::min(runs[shard + 1] * unit, global_size)}};
 }
 
-// The batch behind the one that a step begins with now: the step may make the host wait, and then it comes late.
+// Starts the copy of the batch behind the current one. Later would be too late, since the step may make the host wait.
 void Batches::start(const Place& place) const {
   if (!upload_) return;
   each_tensor(samples_.tensors(), [&](const at::Tensor& data) {
@@ -380,7 +379,7 @@ void Batches::start(const Place& place) const {
   });
 }
 
-// Where each shard's samples, or grains, begin in a batch, and at the end their number.
+// Where each shard's samples, or grains, begin in a batch. At the end stands their number.
 std::vector<int64_t> Batches::runs_of(int64_t global_size) const {
   const int64_t unit = std::max<int64_t>(options_.grain, 1), units = (global_size + unit - 1) / unit;
   std::vector<int64_t> runs{0};
@@ -395,9 +394,9 @@ std::vector<int64_t> Batches::runs_of(int64_t global_size) const {
 namespace {
 
 constexpr int64_t kRowsDigested = 8;
-constexpr size_t kBytesDigested = 256;  // of a row
+constexpr size_t kBytesDigested = 256;  // bytes digested of a row
 
-// The digest is of some rows of a whole batch. Only whole numbers: floats may come from unequal CPUs, in other last
+// Digests some rows of a whole batch, if they are whole numbers. Floats may come from unequal CPUs, with other last
 // bits.
 uint64_t digest_of_rows(const at::Tensor& data, const at::Tensor& order, int64_t begin, int64_t size) {
   if (!data.is_cpu() || !data.is_contiguous() || !at::isIntegralType(data.scalar_type(), /*includeBool=*/true))
@@ -415,7 +414,7 @@ uint64_t digest_of_rows(const at::Tensor& data, const at::Tensor& order, int64_t
 
 }  // namespace
 
-// Where each rank brings data of its own, all else is equal. A single shard takes whatever it likes.
+// The rows' digest tells ranks that bring data of their own; all else is equal there. A single shard may take any data.
 int32_t Batches::mark_of(int64_t index) const {
   const uint64_t drawn = order_.defined() ? mix({options_.seed, static_cast<uint64_t>(options_.epoch)}) : 0;
   const uint64_t order = source_ == 0 ? drawn : mix({drawn, source_});
@@ -438,7 +437,7 @@ Batches::Iterator Batches::begin() && {
 
 namespace {
 
-// How often each tensor was written to. A batch that is rows of it has the same count.
+// Counts the writes to each tensor. A batch that shares a tensor's memory has the same count.
 std::vector<uint32_t> versions_of(const Dataset& data) {
   std::vector<uint32_t> versions;
   each_tensor(data, [&](const at::Tensor& tensor) {
@@ -458,7 +457,8 @@ std::vector<bool> shares_memory(const Batch& batch, const Dataset& data) {
   return shares;
 }
 
-// A batch without shuffling is a view of the data set, which an in-place operation changes in every epoch.
+// Refuses data that were changed in place. Without shuffling a batch is a view of the data set, so an in-place
+// operation would change the data again in each epoch.
 void check_unchanged(const Batch& batch, const Dataset& data) {
   const auto noted = versions_of_batch(batch);
   if (noted.empty()) return;

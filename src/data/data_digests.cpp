@@ -47,7 +47,7 @@ std::string digest_of_tensor(const at::Tensor& tensor) {
   return digest.hex();
 }
 
-// What only some samples have joins the digest of the targets: other tensors, and an order of their own.
+// The digest of the targets covers what only some samples have, too: further tensors, and an order of their own.
 std::string with_the_rest(const std::string& targets, const Samples& samples) {
   std::string rest;
   for (const auto& [name, tensor] : samples.tensors().more) rest += name + '\n' + digest_of_tensor(tensor) + '\n';

@@ -1,4 +1,4 @@
-// DataDigests: tell two data sets of equal size apart, so that all processes, and a resumed run, train on the same
+// DataDigests: tells two data sets of equal size apart, so that all processes, and a resumed run, train on the same
 // data.
 #pragma once
 
@@ -9,7 +9,7 @@
 
 namespace lockstep {
 
-// SHA-256, in hexadecimal digits; of images those of the IDX files that would hold the values, unpacked.
+// SHA-256 in hexadecimal digits. For images it is that of the unpacked IDX file that would hold the values.
 struct DataDigests {
   std::string train_images;
   std::string train_labels;
@@ -18,7 +18,7 @@ struct DataDigests {
   bool operator==(const DataDigests&) const = default;
 };
 
-// A part of the data: its digest, its key in files, its name for people.
+// A part of the data: its digest, its key in files, and its name for people.
 struct DataPart {
   std::string DataDigests::*digest;
   const char* key;
@@ -34,11 +34,11 @@ inline constexpr std::array<DataPart, 4> kDataParts = {{
 // Reads all of the data once: some 50 ms for Fashion-MNIST's.
 DataDigests digests_of(const ImageData& data);
 
-// The same for samples of any kind: SHA-256 of types, sizes and bytes; where a function reads them, of their number and
-// version.
+// Digests samples of any kind: SHA-256 of types, sizes and bytes. If a function reads the samples, their number and
+// version stand for the bytes.
 DataDigests digests_of(const Samples& train, const Samples& test);
 
-// A data set that many have, under the names of Fashion-MNIST's files.
+// A well-known data set, whose files have the names of Fashion-MNIST's.
 struct KnownImages {
   const char* name;
   DataDigests digests;

@@ -28,7 +28,7 @@ constexpr std::array remote_files = {
     RemoteFile{"t10k-images-idx3-ubyte.gz", "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073"},
     RemoteFile{"t10k-labels-idx1-ubyte.gz", "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5"},
 };
-constexpr int64_t largest_file = 64 << 20;  // more than twice the largest of them: something else is being sent
+constexpr int64_t largest_file = 64 << 20;  // twice the largest file and more: then something else is being sent
 
 const std::vector<std::string> known_base_urls = {
     "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
@@ -54,7 +54,7 @@ std::string sha256_of(const std::filesystem::path& file) {
   return sha256.hex();
 }
 
-// One file on its way from a URL to its place.
+// Brings one file from a URL to its place.
 class Download {
  public:
   Download(const RemoteFile& remote, const std::filesystem::path& dir, const FetchOptions& options)
@@ -62,7 +62,7 @@ class Download {
 
   struct Failure {
     std::string text;
-    bool is_another_file = false;  // one arrived
+    bool is_another_file = false;  // a file arrived, but another one
   };
   // Downloads the file. Returns why the URL did not give the right one, or nothing if it did. Throws other failures.
   std::optional<Failure> run(const std::string& url) {
@@ -106,7 +106,7 @@ class Download {
     curl_easy_setopt(curl, CURLOPT_XFERINFODATA, this);
   }
 
-  // Called by libcurl, which is C: exceptions wait here until it has returned.
+  // libcurl calls this and is C: exceptions wait here until it has returned.
   template <class Action>
   bool succeeds(Action&& action) noexcept {
     try {
@@ -149,7 +149,7 @@ class Download {
 void fetch(const RemoteFile& remote, const std::filesystem::path& dir, std::vector<std::string>& base_urls,
            const FetchOptions& options) {
   std::string failures;
-  bool arrived = false;  // from some URL, if not the right file
+  bool arrived = false;  // whether some URL gave a file, if not the right one
   for (auto base = base_urls.begin(); base != base_urls.end(); ++base) {
     std::string url = *base + (base->ends_with('/') ? "" : "/") + remote.name;
     const auto failure = Download(remote, dir, options).run(url);

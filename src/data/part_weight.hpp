@@ -1,4 +1,4 @@
-// part_weight: what one part of a batch counts for in an average over the parts.
+// part_weight: says how much one part of a batch counts in an average over the parts.
 #pragma once
 
 #include <lockstep/base/error.hpp>

@@ -15,7 +15,7 @@ Range part_of(int64_t total, int index, int count) {
                 std::to_string(total) + " samples; it needs 0 <= index < count and at least 0 samples");
   }
   const int64_t size = total / count;
-  const int64_t longer = total % count;  // this many parts, the first ones, hold one sample more
+  const int64_t longer = total % count;  // the number of parts, the first ones, that hold one sample more
   const int64_t begin = index * size + std::min<int64_t>(index, longer);
   return {begin, begin + size + (index < longer ? 1 : 0)};
 }

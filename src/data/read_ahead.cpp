@@ -20,7 +20,7 @@ ReadAhead::~ReadAhead() {
     ends_ = true;
   }
   changed_.notify_all();
-  const InUserCode here("Samples::read (ahead)");  // of the other thread, for which this one waits
+  const InUserCode here("Samples::read (ahead)");  // the code of the other thread, for which this one waits
   thread_.join();
 }
 
@@ -54,7 +54,7 @@ void ReadAhead::want(const std::vector<Numbers>& next) {
 }
 
 void ReadAhead::work() {
-  at::init_num_threads();  // as many as ranks compute with
+  at::init_num_threads();  // uses as many threads as ranks compute with
   std::unique_lock lock(mutex_);
   while (true) {
     const auto next = [&] {

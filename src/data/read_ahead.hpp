@@ -1,8 +1,8 @@
-// ReadAhead: a thread that reads the batches to come of one Batches, so that training does not wait for them.
+// ReadAhead: a thread that reads the next batches of one Batches, so that training does not wait for them.
 //
-//   1. At most as many batches lie there as are wanted: want() names them, and drops what is no longer among them.
-//   2. What the function throws is kept in the place of the batch, and thrown by take().
-//   3. The thread ends with the ReadAhead, which waits for the one call of the function that may be under way.
+//   1. It holds at most the batches that are wanted: want() names them, and drops all others.
+//   2. If the function throws, the exception is kept in the place of the batch, and take() throws it.
+//   3. The thread ends with the ReadAhead, which waits for a call of the function that is under way.
 // Thread-safe.
 #pragma once
 
@@ -22,17 +22,17 @@ namespace lockstep {
 
 class ReadAhead {
  public:
-  using Numbers = std::vector<int64_t>;  // of samples
+  using Numbers = std::vector<int64_t>;  // the numbers of samples
 
   explicit ReadAhead(std::function<Dataset(const Numbers&)> read);
   ~ReadAhead();
   ReadAhead(const ReadAhead&) = delete;
   ReadAhead& operator=(const ReadAhead&) = delete;
 
-  // The samples of these numbers. If they are wanted, waits for them; else it reads them on the calling thread.
+  // Returns the samples with these numbers. If they are wanted, waits for them; else reads them on the calling thread.
   Dataset take(const Numbers& numbers);
 
-  // What will be taken next, in this order.
+  // Names the batches that will be taken next, in this order.
   void want(const std::vector<Numbers>& next);
 
  private:
@@ -47,9 +47,9 @@ class ReadAhead {
   const std::function<Dataset(const Numbers&)> read_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::list<std::shared_ptr<Part>> parts_;  // guarded by mutex_, as what they hold and `ends_`
+  std::list<std::shared_ptr<Part>> parts_;  // mutex_ guards the list, the parts, and `ends_`
   bool ends_ = false;
-  std::thread thread_;  // last: it uses all of the above
+  std::thread thread_;  // stands last, since the thread uses all of the above
 };
 
 }  // namespace lockstep

@@ -25,15 +25,15 @@ constexpr uint64_t kFileDraws = 0x736861726473;  // sets these draws apart from 
 struct SampleFile {
   fs::path file;
   io::FileLayout layout;
-  int64_t first;  // the number of its first sample
-  int64_t size;   // samples
+  int64_t first;  // the number of the file's first sample
+  int64_t size;   // the number of samples
 };
 
 [[noreturn]] void refuse_file(const fs::path& file, const std::string& why) {
   throw Error("the data file '" + file.string() + "' " + why);
 }
 
-// "float [n, 3]", which all files must have in common.
+// Describes rows, "float [n, 3]": all files must agree in this.
 std::string row_text(const io::TensorPlace& place) {
   Classic<std::ostringstream> text;
   text << c10::toString(place.type) << " [n";
@@ -116,7 +116,7 @@ std::string version_of_files(const std::vector<SampleFile>& opened) {
   return "files " + digest.hex();
 }
 
-// What reads samples by their numbers.
+// Reads samples by their numbers.
 class FileReader {
  public:
   FileReader(std::vector<SampleFile> opened, SampleFileOptions options)
@@ -154,7 +154,7 @@ class FileReader {
     return static_cast<size_t>(behind - files_.begin()) - 1;
   }
 
-  // Rows that follow each other in the file and in the batch are read at once.
+  // Reads together the rows that follow each other both in the file and in the batch.
   static void read(const SampleFile& one, const std::vector<Row>& rows,
                    const std::map<std::string, at::Tensor>& tensors) {
     const io::FileRows file(one.file, one.layout.size);
@@ -175,7 +175,7 @@ class FileReader {
   const SampleFileOptions options_;
 };
 
-// Numbers from 0 to below a limit, which depend on the key alone.
+// Draws numbers from 0 to below a limit, which depend on the key alone.
 class Draws {
  public:
   explicit Draws(uint64_t key) : key_(key) {}
@@ -218,7 +218,7 @@ at::Tensor shuffled(const std::vector<std::pair<int64_t, int64_t>>& opened, int6
 
 Samples samples_of(const std::vector<fs::path>& files, const SampleFileOptions& options) {
   auto opened = opened_files(files, options);
-  std::vector<std::pair<int64_t, int64_t>> places;  // first and size of each
+  std::vector<std::pair<int64_t, int64_t>> places;  // the first sample's number and the size of each file
   for (const auto& one : opened) places.emplace_back(one.first, one.size);
   const int64_t size = opened.back().first + opened.back().size;
   const std::string version = version_of_files(opened);

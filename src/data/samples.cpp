@@ -19,7 +19,7 @@ namespace {
 
 constexpr uint64_t kWeightedDraws = 0x7765696768;  // sets these draws apart from others of the same seed
 
-// Sums of the weights up to each sample. Throws Error for weights by which nobody can draw.
+// Sums the weights up to each sample. Throws Error for weights by which nobody can draw.
 std::vector<double> sums_of_weights(const at::Tensor& weights, int64_t size) {
   const auto refuse = [](const std::string& why) { throw Error("Samples: weights " + why); };
   if (!weights.defined() || weights.dim() != 1 || weights.size(0) != size) {
@@ -43,7 +43,7 @@ std::vector<double> sums_of_weights(const at::Tensor& weights, int64_t size) {
 
 at::Tensor draws(const std::vector<double>& sums, uint64_t seed, int64_t epoch) {
   const uint64_t key = mix({seed, static_cast<uint64_t>(epoch), kWeightedDraws});
-  // Rounding must not give the last sums' number to a sample whose weight is 0.
+  // Rounding must not let the largest draw fall on a sample whose weight is 0.
   const auto last = std::lower_bound(sums.begin(), sums.end(), sums.back());
   at::Tensor order = at::empty({static_cast<int64_t>(sums.size())}, at::TensorOptions(at::kLong));
   auto* const numbers = order.mutable_data_ptr<int64_t>();
@@ -58,7 +58,7 @@ std::string rows_text(const at::Tensor& tensor) {
   return tensor.defined() ? c10::toString(tensor.scalar_type()) + (" " + sizes_text(tensor)) : "nothing";
 }
 
-// One tensor of each grain, as `name`, one behind the other.
+// Joins one tensor of each grain, the one called `name`, one behind the other.
 at::Tensor joined_grains(const std::vector<Dataset>& grains, const std::string& name,
                          const std::function<at::Tensor(const Dataset&)>& tensor_of) {
   std::vector<at::Tensor> tensors;
@@ -71,7 +71,8 @@ at::Tensor joined_grains(const std::vector<Dataset>& grains, const std::string& 
                 rows_text(first) + " for one and " + rows_text(one) +
                 " for another; give the rows of all samples one type and one shape, such as texts of one length");
   }
-  return at::cat(tensors);  // of one grain too: how it lies in memory depends on no number of grains
+  // This joins even one grain, so that the layout in memory does not depend on the number of grains.
+  return at::cat(tensors);
 }
 
 }  // namespace

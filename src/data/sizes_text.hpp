@@ -1,4 +1,4 @@
-// A tensor's sizes, for errors.
+// Writes a tensor's sizes for errors.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,7 +9,7 @@
 
 namespace lockstep {
 
-// "of sizes [3, 4]", or "undefined".
+// Returns "of sizes [3, 4]", or "undefined".
 inline std::string sizes_text(const at::Tensor& tensor) {
   if (!tensor.defined()) return "undefined";
   Classic<std::ostringstream> text;

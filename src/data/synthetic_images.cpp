@@ -1,4 +1,4 @@
-// Images that stand in for Fashion-MNIST where there is none.
+// Makes images that stand in for Fashion-MNIST where there is none.
 //
 // A class is a blurred random pattern, brighter from class to class. An image is its class's pattern, moved by up to
 // three pixels, faded, mixed with another class's pattern and with noise: easy for some images and hopeless for a few,
@@ -17,7 +17,7 @@ namespace {
 
 constexpr int drawn_classes = 10;
 constexpr int side = 28;
-constexpr int cell = 4;  // a pattern is drawn on a grid of this width and interpolated between
+constexpr int cell = 4;  // the step of the grid on which a pattern is drawn; between its points values are interpolated
 constexpr int max_shift = 3;
 
 using Random = std::mt19937_64;
@@ -47,7 +47,7 @@ Pattern draw_pattern(int label, Random& random) {
   return pattern;
 }
 
-// The pattern's value at (y, x) when it is moved by (dy, dx).
+// A pattern that is moved by (dy, dx): gives its value at (y, x).
 struct Moved {
   const Pattern& pattern;
   int dy, dx;
@@ -65,9 +65,9 @@ Moved move_at_random(const Pattern& pattern, Random& random) {
 }
 
 void draw_image(uint8_t* pixels, const Moved& main, const Moved& other, Random& random) {
-  int strength = draw(random, 100, 256);   // of the whole image, in 256ths
-  int share = draw(random, 0, 130);        // of the other pattern, in 256ths
-  int noise_level = draw(random, 16, 96);  // 256ths of up to +-255
+  int strength = draw(random, 100, 256);   // the strength of the whole image, in 256ths
+  int share = draw(random, 0, 130);        // the share of the other pattern, in 256ths
+  int noise_level = draw(random, 16, 96);  // the level of noise: 256ths of up to +-255
   for (int y = 0; y < side; ++y) {
     uint64_t bits = 0;
     for (int x = 0; x < side; ++x, bits >>= 8) {
@@ -104,7 +104,7 @@ ImageData synthetic_images(int64_t train_size, int64_t test_size, uint64_t seed)
   Random random(seed);
   std::array<Pattern, drawn_classes> patterns;
   for (int label = 0; label < drawn_classes; ++label) patterns[label] = draw_pattern(label, random);
-  Random test_random(random());  // so that the test set does not depend on the training set's size
+  Random test_random(random());  // so the test set does not depend on the training set's size
   return {.train = draw_set(train_size, patterns, random),
           .test = draw_set(test_size, patterns, test_random),
           .source = "synthetic (ten random patterns with noise, seed " + std::to_string(seed) + "; not Fashion-MNIST)",

@@ -19,7 +19,7 @@ constexpr int64_t kPartHeldOut = 10;
 
 std::string bytes_of_text_file(const std::filesystem::path& file) {
   std::error_code ignored;
-  if (std::filesystem::is_other(file, ignored)) {  // which may have no end, or no beginning when it is read again
+  if (std::filesystem::is_other(file, ignored)) {  // such a file may have no end, or no beginning when it is read again
     throw Error("cannot read the text '" + file.string() + "': it is no regular file; copy it into one");
   }
   Classic<std::ostringstream> text;
@@ -33,7 +33,7 @@ std::string bytes_of_text_file(const std::filesystem::path& file) {
               "': " + (errno == 0 ? "it is no file of bytes" : io::reason(errno)));
 }
 
-// Sequences of the bytes from `begin` up to `end`.
+// Makes sequences of the bytes [begin, end).
 Samples sequences(const at::Tensor& bytes, int64_t begin, int64_t end, int64_t context, const std::string& digest) {
   const at::Tensor part = bytes.slice(0, begin, end);
   const auto read = [part, context](const std::vector<int64_t>& numbers) {
@@ -56,13 +56,13 @@ Samples sequences(const at::Tensor& bytes, int64_t begin, int64_t end, int64_t c
               std::to_string(context)};
 }
 
-// The number of bytes of the UTF-8 character that begins at `at`, which is shown; 0: there is none.
+// The number of bytes of the UTF-8 character that begins at `at`. 0: there is none, or it is not shown.
 size_t shown_size(const std::string& bytes, size_t at) {
   const auto byte = [&](size_t i) { return i < bytes.size() ? static_cast<unsigned char>(bytes[i]) : 0; };
   const int first = byte(at), second = byte(at + 1);
   if (first < 0x80) return (first >= ' ' && first != 127) || first == '\n' || first == '\t' ? 1 : 0;
   const size_t size = first < 0xE0 ? 2 : first < 0xF0 ? 3 : 4;
-  // Below are control characters and what fits fewer bytes; above, surrogates and what is no character.
+  // Smaller values are control characters, or characters that fit fewer bytes. Larger ones are surrogates or nothing.
   const int least = first == 0xC2 || first == 0xE0 ? 0xA0 : first == 0xF0 ? 0x90 : 0x80;
   const int most = first == 0xED ? 0x9F : first == 0xF4 ? 0x8F : 0xBF;
   if (first < 0xC2 || first > 0xF4 || second < least || second > most) return 0;

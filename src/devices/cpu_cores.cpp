@@ -46,8 +46,8 @@ void set_mask_of_this_thread(const std::vector<int>& cpus) {
   CPU_FREE(mask);
 }
 
-// Where OpenMP may put its threads. Empty if there is no OpenMP, or it puts them nowhere. Whichever OpenMP LibTorch has
-// brought is asked, so nothing of it is linked.
+// The places where OpenMP may put its threads. Empty if there is no OpenMP, or it binds no threads. LibTorch brings
+// some OpenMP, which is asked by name, so that we link none.
 std::vector<std::vector<int>> places_of_openmp() {
   const auto ask = [](const char* name) { return dlsym(RTLD_DEFAULT, name); };
   const auto places = reinterpret_cast<int (*)()>(ask("omp_get_num_places"));
@@ -120,8 +120,8 @@ double quota_of(const fs::path& group) {
   return quota / period;
 }
 
-// In a container the group's path may be the host's, and not exist here. The folders that do exist, and the root,
-// count.
+// Takes the smallest quota of the folders on the way to the root. In a container the group's path may be the host's;
+// then only the folders that exist here count.
 double smallest_quota(const fs::path& root, const std::string& group) {
   double quota = quota_of(root);
   fs::path folder = root;

@@ -1,7 +1,7 @@
-// The limits of this process's work on the CPU: its affinity mask, and its cgroup's CPU quota.
+// Reads the limits of this process's work on the CPU: its affinity mask, and its cgroup's CPU quota.
 //
-// The folders are parameters, so that a test can show other machines than its own. Linux only. Never throws: if
-// something cannot be read, it is no limit.
+// The folders are parameters, so that a test can show other machines than its own. Linux only. Nothing here throws: a
+// limit that cannot be read counts as none.
 #pragma once
 
 #include <filesystem>
@@ -11,13 +11,13 @@
 namespace lockstep {
 
 // The logical CPUs that this thread may run on. OMP_PROC_BIND, OMP_PLACES or GOMP_CPU_AFFINITY make OpenMP bind the
-// thread that loads it to the first of its places. Then all of the places count, which are what the thread had before.
+// thread that loads it to the first of its places. Then all places count, since together they are the mask before.
 std::vector<int> affinity_cpus();
 
-// Whether OpenMP binds its threads, and so each thread that computes on several.
+// Whether OpenMP binds its threads. Then each thread is bound that computes on several.
 bool openmp_binds_threads();
 
-// As long as it is there, this thread may run on all of affinity_cpus(), and so may what it starts.
+// While it lives, this thread may run on all of affinity_cpus(), and so may the threads and processes it starts.
 class FreeOfOpenMp {
  public:
   FreeOfOpenMp();
@@ -26,7 +26,7 @@ class FreeOfOpenMp {
   FreeOfOpenMp& operator=(const FreeOfOpenMp&) = delete;
 
  private:
-  std::vector<int> before_;  // the thread's CPUs, if it was given others
+  std::vector<int> before_;  // the thread's CPUs before; empty if they were not changed
 };
 
 // Physical cores among the logical CPUs `cpus`: two hyperthreads of one core count once. A CPU whose topology cannot be

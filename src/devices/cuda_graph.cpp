@@ -13,9 +13,9 @@
 namespace lockstep {
 namespace {
 
-// A graph registers with its device's default generator when it is recorded, moves it on with each replay, and
-// unregisters when it is destroyed. LibTorch guards little of that against ranks that share a GPU. Each GPU has a mutex
-// of its own: a full queue can hold up a replay until other GPUs' ranks have queued theirs.
+// This mutex guards a GPU's default generator. A graph registers with the generator when it is recorded, moves it on
+// with each replay, and unregisters when it is destroyed. LibTorch guards little of that against ranks that share a
+// GPU. Each GPU needs its own mutex: a full queue can hold up a replay until other GPUs' ranks have queued theirs.
 std::mutex& generator_of(c10::DeviceIndex device) {
   static std::array<std::mutex, std::numeric_limits<c10::DeviceIndex>::max() + 1> mutexes;
   return mutexes.at(device);
@@ -29,7 +29,7 @@ class CudaGraph : public Graph {
   }
 
   void record(const std::function<void()>& work) override {
-    // Thread-local: calls of other threads (another rank's allocations, NCCL's watchdog) are no fault of this
+    // The mode is thread-local: calls of other threads (another rank's allocations, NCCL's watchdog) do not spoil this
     // recording.
     begin();
     try {
@@ -57,7 +57,7 @@ class CudaGraph : public Graph {
     graph_->capture_end();
   }
 
-  // Takes the stream out of recording, which has failed already: a second complaint adds nothing.
+  // Takes the stream out of recording. The recording has failed already, so a second complaint adds nothing.
   void abandon() noexcept {
     try {
       end();
@@ -66,7 +66,7 @@ class CudaGraph : public Graph {
   }
 
   std::mutex& generator_ = generator_of(c10::impl::VirtualGuardImpl(c10::kCUDA).getDevice().index());
-  // Registers the device's default generator by itself, so that random numbers go on.
+  // The graph registers the device's default generator by itself, so that random numbers go on.
   std::optional<at::cuda::CUDAGraph> graph_{std::in_place};
 };
 

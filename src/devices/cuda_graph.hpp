@@ -1,4 +1,4 @@
-// Graph: work that a program queued on a GPU once. The driver keeps it, and one call queues it again.
+// Graph: keeps work that a program queued on a GPU once. One call queues the work again.
 //
 // CMake takes cuda_graph.cpp or no_cuda_graph.cpp. The interface is abstract for GraphedStep's tests, which have no GPU
 // and use a stand-in.
@@ -14,19 +14,20 @@ class Graph {
   virtual ~Graph() = default;
 
   // Calls work(), and records what it queues instead of running it. work() may queue on the calling thread's current
-  // stream, and on streams that wait for it and that it waits for again. Once per Graph. Tensors that work() makes live
-  // as long as the Graph. If work() throws, or does what cannot be recorded, this throws, and the Graph cannot be used.
+  // stream, and on streams that wait for that stream and are waited for again. Call record() once per Graph. Tensors
+  // that work() makes live as long as the Graph. If work() throws, or does what cannot be recorded, record() throws,
+  // and the Graph cannot be used.
   virtual void record(const std::function<void()>& work) = 0;
 
-  // Queues what was recorded on the current stream. It reads and writes the same memory as when it was recorded.
+  // Queues the recorded work on the current stream. The work reads and writes the same memory as when it was recorded.
   virtual void replay() = 0;
 };
 
-// A CUDA graph of the calling thread's current device. Throws Error if this build has no CUDA parts.
+// Makes a CUDA graph of the calling thread's current device. Throws Error if this build has no CUDA parts.
 std::unique_ptr<Graph> make_cuda_graph();
 
-// Whether the calling thread's current CUDA stream is recording now. Recorded work cannot be asked whether it is done.
-// Call it only where there is a GPU.
+// Whether the calling thread's current CUDA stream is recording now. Do not ask recorded work whether it is done. Call
+// this only where there is a GPU.
 bool is_recording();
 
 }  // namespace lockstep

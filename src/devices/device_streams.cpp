@@ -18,7 +18,7 @@ c10::Stream current_stream(const c10::Device& device) {
 c10::Stream stream_beside(const c10::Device& device, bool high_priority) {
   try {
     return guard_of(device).getStreamFromGlobalPool(device, high_priority);
-  } catch (const c10::Error&) {  // what c10 does for a type without a pool
+  } catch (const c10::Error&) {  // the type has no pool: c10 throws
     return current_stream(device);
   }
 }

@@ -1,4 +1,4 @@
-// Streams of a GPU of any type, by c10's words for them. Not for the CPU, which has none.
+// Finds streams of a GPU of any type, in c10's words. The CPU has none.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,12 +9,13 @@ namespace lockstep {
 // The calling thread's current stream of `device`.
 c10::Stream current_stream(const c10::Device& device);
 
-// A stream of the device's pool, so that what it does runs beside other work. A type without a pool, as Apple's, gives
-// its current stream: then work is done in the order in which it is queued, which is right too.
+// A stream of the device's pool, whose work runs beside other work. A type without a pool, as Apple's, gives its
+// current stream: then work is done in the order in which it is queued, which is right too.
 c10::Stream stream_beside(const c10::Device& device, bool high_priority = false);
 
-// Tells the allocator that `stream` uses `tensor` as well, so that its memory is not given away before that is done. A
-// type whose memory needs no such word does nothing. (The operator record_stream is CUDA's and Intel's alone.)
+// Tells the allocator that `stream` uses `tensor` as well, so that its memory is not given away before the stream is
+// done. Does nothing for a type whose memory does not need this. (The operator record_stream is CUDA's and Intel's
+// alone.)
 void keep_for(const at::Tensor& tensor, const c10::Stream& stream);
 
 }  // namespace lockstep

@@ -1,5 +1,5 @@
-// Waits for a GPU, in which the host looks around. What a GPU does may wait for other ranks, which may have failed or
-// stopped. LibTorch's own wait would not end then.
+// Waits for a GPU while the host watches the run. A GPU's work may wait for other ranks, which may have failed or
+// stopped. LibTorch's own wait would then never end.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -12,15 +12,15 @@
 namespace lockstep {
 
 struct DeviceWait {
-  std::string who;  // waits
+  std::string who;  // the name of who waits
   std::chrono::milliseconds timeout;
-  std::function<void()> look;  // throws if it is in vain; called again and again, and once when all is done
+  std::function<void()> look;  // throws if the wait is in vain; called again and again, and once when all is done
 };
 
-// The end of what the current stream of `device`, a GPU, has been given so far.
+// Marks the end of the work that the current stream of `device`, a GPU, has so far.
 c10::Event end_of_stream(const c10::Device& device);
 
-// Throws Error after the timeout.
+// Waits for `end`. Throws Error after the timeout.
 void wait_for(const c10::Event& end, const DeviceWait& wait);
 
 }  // namespace lockstep

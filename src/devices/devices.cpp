@@ -20,7 +20,7 @@ namespace lockstep {
 
 namespace {
 
-constexpr int max_ranks = 1024;  // beyond any machine: a slip of the keyboard, not a wish
+constexpr int max_ranks = 1024;  // more than any machine needs: a larger number is a typing error
 
 const char* const forms =
     "a number (\"2\": the first two GPUs, or two CPU ranks), cpu, cuda, cuda:0,cuda:1, cpu,cpu, 2xcpu or 2xcuda:0 "
@@ -39,7 +39,7 @@ std::optional<c10::DeviceType> type_named(std::string_view name) {
   return std::nullopt;
 }
 
-// A type for which this LibTorch was not built has no guard.
+// The GPUs of one type. LibTorch has no guard for a type for which it was not built.
 Devices gpus_of(c10::DeviceType type) {
   Devices devices;
   if (!at::isAccelerator(type) || !c10::impl::hasDeviceGuardImpl(type)) return devices;
@@ -75,7 +75,7 @@ std::string_view trim(std::string_view text) {
   return text.substr(begin, text.find_last_not_of(blanks) - begin + 1);
 }
 
-// A text of digits as a number; one that is too large for an int comes as the largest.
+// Reads a text of digits as a number. A number too large for an int becomes the largest.
 std::optional<int> to_number(std::string_view text) {
   int number = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
@@ -85,7 +85,7 @@ std::optional<int> to_number(std::string_view text) {
   return error == std::errc::result_out_of_range ? std::numeric_limits<int>::max() : number;
 }
 
-// One specification being read; keeps the whole text for its errors.
+// Reads one specification, and keeps the whole text for its errors.
 class Parser {
  public:
   Parser(std::string_view spec, const Devices& gpus) : spec_(spec), gpus_(gpus) {}
@@ -122,7 +122,7 @@ class Parser {
     return {some.begin(), some.begin() + count};
   }
 
-  // "cpu", "cuda", "cuda:1", or one of them after "Nx".
+  // Reads "cpu", "cuda", "cuda:1", or one of them after "Nx".
   void append_item(std::string_view item, Devices& devices) const {
     if (item.empty()) throw error("a device between or beside the commas is missing; use " + std::string(forms));
     const size_t x = item.find('x');

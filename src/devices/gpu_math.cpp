@@ -9,12 +9,12 @@ GpuMath::GpuMath(const GpuMathOptions& options)
       convolutions_before_(at::globalContext().allowTF32CuDNN()),
       benchmark_before_(at::globalContext().benchmarkCuDNN()),
       reproducible_before_(at::globalContext().deterministicCuDNN()) {
-  if (options.tf32) {  // else as the user has set it: LibTorch's default lets convolutions use TF32, and products not
+  if (options.tf32) {  // else it stays as the user has set it: by default convolutions use TF32, and products do not
     at::globalContext().setAllowTF32CuBLAS(true);
     at::globalContext().setAllowTF32CuDNN(true);
   }
   if (options.fixed_shapes) at::globalContext().setBenchmarkCuDNN(true);
-  if (options.reproducible) {  // and no trials, which may end otherwise each time
+  if (options.reproducible) {  // no trials either: they may end otherwise each time
     at::globalContext().setDeterministicCuDNN(true);
     at::globalContext().setBenchmarkCuDNN(false);
   }

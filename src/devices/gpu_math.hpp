@@ -1,5 +1,5 @@
-// GpuMath: sets, while it lives, how GPUs compute products and convolutions. LibTorch has one such setting for the
-// whole process. The destructor restores the old one.
+// GpuMath: while it lives, sets how GPUs compute products and convolutions. LibTorch has one such setting for the whole
+// process. The destructor restores the old setting.
 #pragma once
 
 namespace lockstep {

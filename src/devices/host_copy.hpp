@@ -1,4 +1,4 @@
-// HostCopy: a tensor's values for the host, which are on their way while it goes on.
+// HostCopy: copies a tensor's values to the host, which goes on meanwhile.
 //
 //   HostCopy copy(sum);              // queued on the current stream
 //   … a step later …
@@ -18,18 +18,18 @@ namespace lockstep {
 
 class HostCopy {
  public:
-  // Do not change a tensor of the CPU until its values were read.
+  // Do not change a tensor of the CPU before its values are read.
   explicit HostCopy(const at::Tensor& tensor);
 
-  // When they are there; null: they are.
+  // Tells when the values arrive; null: they are there.
   const c10::Event* arrival() const { return arrived_ ? &*arrived_ : nullptr; }
 
-  // On the CPU. Whoever has not waited for their arrival reads whatever lies there.
+  // The values, on the CPU. Wait for their arrival first: until then this memory holds anything.
   const at::Tensor& values() const { return values_; }
 
  private:
   at::Tensor values_;
-  std::optional<c10::Event> arrived_;  // null: they are there
+  std::optional<c10::Event> arrived_;  // tells when the values arrive; null: they are there
 };
 
 }  // namespace lockstep

@@ -2,7 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>  // which defines __GLIBC__
+#include <cstdlib>  // defines __GLIBC__
 #include <limits>
 
 #ifdef __GLIBC__
@@ -44,7 +44,7 @@ class TensorsByMalloc : public c10::Allocator {
  private:
   static constexpr size_t kTooMany = std::numeric_limits<ptrdiff_t>::max() - c10::gAlignment;
 
-  static_assert(c10::gAlignment >= 2 * alignof(std::max_align_t));  // so a pointer has room
+  static_assert(c10::gAlignment >= 2 * alignof(std::max_align_t));  // leaves room for the pointer
   static void* aligned_behind(void* block) {
     char* const end = static_cast<char*>(block) + c10::gAlignment;
     return end - reinterpret_cast<uintptr_t>(end) % c10::gAlignment;
@@ -62,15 +62,15 @@ class TensorsByMalloc : public c10::Allocator {
 
 void keep_freed_memory() {
 #ifdef __GLIBC__
-  mallopt(M_MMAP_THRESHOLD, 32 << 20);  // the most that it takes
+  mallopt(M_MMAP_THRESHOLD, 32 << 20);  // the most that mallopt takes
   mallopt(M_TRIM_THRESHOLD, 1 << 30);
-  // For threads: their memory comes in pieces of at most 64 MB. A piece that is all free is unmapped, unless this much
-  // must stay.
+  // Threads' memory comes in pieces of at most 64 MB. glibc unmaps a piece that is all free, unless this much must
+  // stay.
   mallopt(M_TOP_PAD, 64 << 20);
   static const bool is_set = [] {
-    // With this variable LibTorch takes large tensors in huge pages, which malloc does not.
+    // With this variable LibTorch takes large tensors in huge pages; malloc does not.
     const bool huge_pages = c10::utils::check_env("THP_MEM_ALLOC_ENABLE").value_or(false);
-    if (huge_pages || c10::GetCPUAllocator() != c10::GetDefaultCPUAllocator()) return false;  // or the program's own
+    if (huge_pages || c10::GetCPUAllocator() != c10::GetDefaultCPUAllocator()) return false;  // the program's own
     c10::SetCPUAllocator(new TensorsByMalloc);                                                // outlives all tensors
     return true;
   }();

@@ -20,7 +20,7 @@ c10::MemoryReportingInfoBase* outer() {
 
 }  // namespace
 
-// A pointer that is given out once more was freed where no meter saw it.
+// If a pointer is given out twice, its memory was freed where no meter saw that.
 void MemoryLedger::allocated(const void* pointer, int64_t bytes, const std::shared_ptr<Account>& account) {
   const std::lock_guard lock(mutex_);
   forget(pointer);
@@ -51,7 +51,7 @@ void MemoryLedger::reset_peak(Account& account) const {
   account.peak = account.current;
 }
 
-// Called by the allocators, on several threads.
+// The allocators call the listener on several threads.
 class MemoryMeter::Listener : public c10::MemoryReportingInfoBase {
  public:
   Listener(std::shared_ptr<MemoryLedger> ledger, std::shared_ptr<MemoryLedger::Account> account)

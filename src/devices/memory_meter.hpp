@@ -1,10 +1,10 @@
 // MemoryMeter: measures how many bytes of tensors a piece of code needed at most.
 //
-// While it lives, it counts what LibTorch's allocators, on the CPU and on GPUs, give to its thread and take back. It
-// also counts for autograd's threads that work for its thread. So ranks that are threads of one process are told apart,
-// which the process's memory could not do. Memory from before the meter does not count when it is freed. Memory that
-// another thread frees stays counted, unless a meter of that thread shares the ledger. Meters nest, and a profiler
-// around one goes on. Cost: a lock and an entry in a table per tensor.
+// While a MemoryMeter lives, it counts what LibTorch's allocators, on the CPU and on GPUs, give to its thread and take
+// back. Autograd's threads that work for its thread count, too. So ranks that are threads of one process are told
+// apart; the process's memory would not tell them apart. Memory from before the meter does not count when it is freed.
+// Memory that another thread frees stays counted, unless a meter of that thread shares the ledger. Meters nest, and a
+// profiler around one goes on. Cost: a lock and an entry in a table per tensor.
 #pragma once
 
 #include <c10/util/ThreadLocalDebugInfo.h>
@@ -16,7 +16,8 @@
 
 namespace lockstep {
 
-// Whose memory is where: of one meter, or of several meters on threads that free each other's tensors. Thread-safe.
+// MemoryLedger: notes which memory belongs to which meter. Meters on threads that free each other's tensors share one
+// ledger. Thread-safe.
 class MemoryLedger {
  public:
   struct Account {
@@ -34,21 +35,21 @@ class MemoryLedger {
     std::shared_ptr<Account> account;
     int64_t bytes;
   };
-  void forget(const void* pointer);  // under mutex_
+  void forget(const void* pointer);  // call with mutex_ held
 
-  mutable std::mutex mutex_;  // also guards the accounts
+  mutable std::mutex mutex_;  // guards the accounts too
   std::unordered_map<const void*, Entry> entries_;
 };
 
 class MemoryMeter {
  public:
-  // From here on, until it is destroyed on the same thread.
+  // Measures from here on. Destroy the meter on the thread that made it.
   explicit MemoryMeter(std::shared_ptr<MemoryLedger> ledger = std::make_shared<MemoryLedger>());
   MemoryMeter(const MemoryMeter&) = delete;
   MemoryMeter& operator=(const MemoryMeter&) = delete;
 
-  int64_t current() const;  // bytes that were allocated since and live now, of all devices together
-  int64_t peak() const;     // the most that current() has been since the meter was made or reset_peak() was called
+  int64_t current() const;  // bytes allocated since then that live now, of all devices together
+  int64_t peak() const;     // the most that current() was since the meter was made or reset_peak() was called
   void reset_peak();
 
  private:

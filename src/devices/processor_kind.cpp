@@ -42,7 +42,7 @@ class OneThread {
   const int before_ = at::get_num_threads();
 };
 
-// From -1 to below 1, and exact: every processor makes the same.
+// Makes exact numbers from -1 to below 1: every processor makes the same ones.
 at::Tensor numbers(at::IntArrayRef sizes, uint64_t seed) {
   at::Tensor tensor = at::empty(sizes, at::kFloat);
   auto* const values = tensor.mutable_data_ptr<float>();
@@ -72,7 +72,7 @@ class ResultHash {
   uint64_t hash_ = 0;
 };
 
-// Long sums show in which blocks a library adds, which goes by the caches too.
+// Long sums show the blocks in which a library adds. The blocks depend on the caches too.
 void add_products(ResultHash& hash) {
   const at::Tensor a = numbers({24, 1500}, 1), b = numbers({1500, 24}, 2);
   hash.add(at::mm(a, b));
@@ -102,7 +102,7 @@ void add_sums_and_functions(ResultHash& hash) {
   hash.add(std::get<0>(at::native_layer_norm(x, {1000}, {}, {}, 1e-5)));
   hash.add(at::gelu(x));
   hash.add(at::tanh(x));
-  for (int64_t i = 0; i < 50; ++i) {  // the C library's
+  for (int64_t i = 0; i < 50; ++i) {  // these are the C library's functions
     const double value = x.const_data_ptr<float>()[i];
     hash.add(std::exp(value) + std::cos(value) + std::pow(value + 2, 0.3) + std::log(value + 2));
   }

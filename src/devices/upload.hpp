@@ -1,6 +1,6 @@
-// Tensors go from the host's memory to a GPU while both go on.
+// Sends tensors from the host's memory to a GPU while both go on.
 //
-// From ordinary memory a copy makes the host wait until the GPU has done all that is queued. So the values first go
+// A copy from ordinary memory makes the host wait until the GPU has done all that is queued. So the values first go
 // into pinned memory, from which the GPU takes them when the copy's turn comes. Thread-safe.
 #pragma once
 
@@ -14,26 +14,26 @@
 
 namespace lockstep {
 
-// What tensor.to(device) gives. From the CPU to a GPU of CUDA it is copied on that GPU's current stream.
+// Returns what tensor.to(device) returns. A copy from the CPU to a CUDA GPU goes through that GPU's current stream.
 at::Tensor upload(const at::Tensor& tensor, const c10::Device& device);
 
-// Batches go up on a stream of their own: the copy of one does not wait for the step that is queued before it, and no
-// step waits for the copy of the batch behind its own.
+// Sends batches up on a stream of their own. So a copy does not wait for the step that is queued before it, and no step
+// waits for the copy of the batch behind its own.
 class BatchUpload {
  public:
-  // `order` (int64): the numbers of rows; undefined for 0, 1, 2, ….
+  // `order` (int64): the numbers of rows; undefined stands for 0, 1, 2, ….
   BatchUpload(const c10::Device& gpu, at::Tensor order);
 
-  // The rows whose numbers stand at [begin, begin + size) of the order. `data` is on the CPU and needs no gradient. For
-  // the GPU's current stream, which waits for the copy.
+  // The rows whose numbers stand at [begin, begin + size) of the order, for the GPU's current stream, which waits for
+  // the copy. `data` must be on the CPU and need no gradient.
   at::Tensor rows(const at::Tensor& data, int64_t begin, int64_t size);
 
-  // Sends them on their way, for a rows() to come. Other rows of `data` that were started before it are dropped then.
+  // Sends these rows on their way, for a rows() to come. Drops other rows of `data` that were started before.
   void start(const at::Tensor& data, int64_t begin, int64_t size);
 
  private:
   struct Copy {
-    at::Tensor data;  // whose rows they are
+    at::Tensor data;  // the tensor that the rows are from
     int64_t begin, size;
     at::Tensor there;
     c10::Event arrived;

@@ -12,9 +12,9 @@
 namespace lockstep::io {
 namespace {
 
-constexpr size_t longest_name = 255;  // in bytes, on Linux's file systems
+constexpr size_t longest_name = 255;  // the bytes that Linux's file systems allow
 
-// The beginning of a name, in whole characters of UTF-8.
+// Cuts a name to at most `bytes` bytes, in whole characters of UTF-8.
 std::string shortened(std::string name, size_t bytes) {
   if (name.size() <= bytes) return name;
   while (bytes > 0 && (name[bytes] & 0xC0) == 0x80) --bytes;
@@ -22,7 +22,7 @@ std::string shortened(std::string name, size_t bytes) {
   return name;
 }
 
-// A hidden sibling of `file`, another one with every call.
+// Names a hidden sibling of `file`, another one with every call.
 std::filesystem::path temporary_for(const std::filesystem::path& file) {
   static constexpr char letters[] = "abcdefghijklmnopqrstuvwxyz234567";
   std::random_device random;
@@ -36,7 +36,7 @@ std::filesystem::path temporary_for(const std::filesystem::path& file) {
 
 AtomicFile::AtomicFile(std::filesystem::path file, FileSystem& files)
     : files_(files), file_(std::move(file)), place_(behind_links(file_)) {
-  // Renaming would take a device or a pipe away, and fail for a folder.
+  // Refuses what is no file: renaming would take a device or a pipe away, and fail for a folder.
   std::error_code ignored;
   const auto there = std::filesystem::status(place_, ignored);
   if (std::filesystem::exists(there) && !std::filesystem::is_regular_file(there)) {

@@ -1,10 +1,10 @@
-// AtomicFile: a file that is replaced whole or not at all.
+// AtomicFile: replaces a file whole or not at all.
 //
-// The bytes go into a temporary file beside it; if it is a link, beside what this leads to, so that the link stays.
-// commit() flushes this to the disk and renames it, and then flushes the folder. Whatever ends the process or the
-// machine, the old file or the new one is there, whole. Without commit(), and after any failure before the renaming,
-// the temporary is removed, and the old file stays as it was. (A process that is killed leaves the temporary behind: a
-// hidden file ".NAME.XXXXXXXX.tmp".) One thread at a time.
+// The bytes go into a temporary file beside the file; if that is a link, beside the link's target, so that the link
+// stays. commit() flushes the temporary to the disk and renames it, and then flushes the folder. Whatever ends the
+// process or the machine, the old file or the new one is there, whole. Without commit(), and after any failure before
+// the renaming, the temporary is removed, and the old file stays as it was. A process that is killed leaves the
+// temporary behind, as a hidden file ".NAME.XXXXXXXX.tmp". One thread at a time.
 #pragma once
 
 #include <cstddef>
@@ -24,7 +24,7 @@ class AtomicFile {
   AtomicFile(const AtomicFile&) = delete;
   AtomicFile& operator=(const AtomicFile&) = delete;
 
-  // Each throws Error that names the file, the operation and the system's reason.
+  // These throw Error that names the file, the operation and the system's reason.
   void write(const void* data, size_t bytes);
   void write(std::string_view text) { write(text.data(), text.size()); }
   void commit();
@@ -34,9 +34,9 @@ class AtomicFile {
   void discard();
 
   FileSystem& files_;
-  std::filesystem::path file_;       // as it was named
-  std::filesystem::path place_;      // where its links lead
-  std::filesystem::path temporary_;  // empty once it is renamed or removed
+  std::filesystem::path file_;       // the file as the caller named it
+  std::filesystem::path place_;      // the file that its links lead to
+  std::filesystem::path temporary_;  // empty once the temporary is renamed or removed
   int fd_ = -1;
 };
 

@@ -1,4 +1,4 @@
-// Tensors in a safetensors file whose header has a SHA-256 of everything.
+// Reads and writes tensors in a safetensors file whose header has a SHA-256 of everything.
 #pragma once
 
 #include <lockstep/base/error.hpp>
@@ -11,7 +11,7 @@
 
 namespace lockstep::io {
 
-// Beside `metadata` the header gets PyTorch's {"format": "pt"}. Throws Error as write_safetensors.
+// The header gets `metadata` and PyTorch's {"format": "pt"}. Throws Error as write_safetensors does.
 void write_checked(const std::filesystem::path& file, const NamedTensors& tensors,
                    const std::map<std::string, std::string>& metadata = {});
 
@@ -19,7 +19,7 @@ void write_checked(const std::filesystem::path& file, const NamedTensors& tensor
 // `metadata`, if any, gets the texts of its header.
 NamedTensors read_checked(const std::filesystem::path& file, std::map<std::string, std::string>* metadata = nullptr);
 
-// How the texts of such errors begin.
+// The words with which the texts of these errors begin.
 std::string cannot_load(const std::filesystem::path& file);
 
 // Calls load() with the file's tensors and texts. Its Errors name the file.

@@ -13,7 +13,7 @@ class Digest {
   explicit Digest(const char* algorithm);
   void update(const void* data, size_t bytes);
   void update(const std::string& text) { update(text.data(), text.size()); }
-  std::string hex();  // of all that was given; ends the work
+  std::string hex();  // the digest of all that was given; ends the work
 
  private:
   std::shared_ptr<void> context_;

@@ -17,7 +17,7 @@ std::string what_lacks(const std::filesystem::path& dir) {
   if (type == std::filesystem::file_type::not_found) return "no such folder";
   if (type == std::filesystem::file_type::none) return error.message();
   if (type != std::filesystem::file_type::directory) return "it is not a folder";
-  // Checks that files may be looked for in the folder; otherwise it would seem to lack them.
+  // Checks that this process may search the folder; otherwise the folder would seem to lack the files.
   if (::faccessat(AT_FDCWD, dir.c_str(), X_OK, AT_EACCESS) != 0) return std::generic_category().message(errno);
   std::string missing;
   for (const char* name : fashion_mnist_files) {

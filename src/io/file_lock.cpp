@@ -15,7 +15,7 @@ FileLock::~FileLock() {
 
 FileLock::Outcome FileLock::take(const std::filesystem::path& file) {
   file_ = file;
-  constexpr int kTries = 100;  // each but the last ends with a file that somebody removed at that moment
+  constexpr int kTries = 100;  // each try but the last ends with a file that somebody removed at that moment
   for (int i = 0; i < kTries; ++i) {
     const Outcome outcome = try_once();
     if (outcome != Outcome::held || is_the_file()) return outcome;
@@ -36,7 +36,7 @@ FileLock::Outcome FileLock::try_once() {
   return refused ? Outcome::refused : Outcome::impossible;
 }
 
-// Who held the lock may have removed the file between our open() and our lock. Then the lock is of a file that nobody
+// The holder before may have removed the file between our open() and our lock. Then we have locked a file that nobody
 // finds any more.
 bool FileLock::is_the_file() const {
   struct stat ours = {}, there = {};
@@ -47,7 +47,7 @@ bool FileLock::is_the_file() const {
 void FileLock::remove() {
   if (fd_ < 0) return;
   ::unlink(file_.c_str());
-  close();  // NFS keeps a removed file under another name until then
+  close();  // only now: until then NFS keeps a removed file under another name
 }
 
 void FileLock::close() {

@@ -1,8 +1,9 @@
-// FileLock: at most one FileLock holds a file. The system gives it back in whatever way its process ends.
+// FileLock: lets at most one FileLock hold a file. However its process ends, the system gives the lock back.
 //
-// It is a byte-range lock of the whole file, of the open file's own (F_OFD_SETLK). NFS passes such a lock on to its
-// server, so all machines see it, and so does the server's own machine, which would not see an flock(). Mounted with
-// `nolock` or `local_lock`, NFS keeps it to one machine, and nothing tells. Used by one thread.
+// The lock is a byte-range lock of the whole file that belongs to the open file (F_OFD_SETLK). NFS passes such a lock
+// on to its server, so all machines see the lock. The server's own machine sees it too, but would not see an flock().
+// If NFS is mounted with `nolock` or `local_lock`, only one machine sees the lock, and nothing tells. Used by one
+// thread.
 #pragma once
 
 #include <filesystem>
@@ -18,12 +19,12 @@ class FileLock {
 
   enum class Outcome { held, refused, impossible };
 
-  // Makes the file if it is missing. Refused: another one holds it. Impossible: the file cannot be opened for writing,
-  // or its file system has no locks; error() is the system's reason. To be called once.
+  // Makes the file if it is missing. `refused`: another FileLock holds the file. `impossible`: the file cannot be
+  // opened for writing, or its file system has no locks; error() is the system's reason. Call take() once.
   Outcome take(const std::filesystem::path& file);
   int error() const { return error_; }
 
-  // Removes the file while it is held, and gives it back. Does nothing if it is not held.
+  // Removes the file while it is held, and gives the lock back. Does nothing if the file is not held.
   void remove();
 
  private:

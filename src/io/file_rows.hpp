@@ -1,4 +1,4 @@
-// FileRows: rows of a safetensors file's tensors, each read from its place, without the rest of the file.
+// FileRows: reads rows of a safetensors file's tensors, each from its place, without the rest of the file.
 //
 // Used by one thread. Cost: one call of the system for rows that follow each other.
 #pragma once
@@ -12,14 +12,14 @@ namespace lockstep::io {
 
 class FileRows {
  public:
-  // Opens the file. Throws Error, which names it, if that fails or if it is no longer as long as its layout says.
+  // Opens the file. Throws Error, which names the file, if that fails or if the file no longer has this size.
   FileRows(std::filesystem::path file, uint64_t size);
   ~FileRows();
   FileRows(const FileRows&) = delete;
   FileRows& operator=(const FileRows&) = delete;
 
-  // Rows `row` up to row + count of the tensor at this place, into memory of that size. Throws Error, which names the
-  // file, if they cannot be read.
+  // Reads the rows [row, row + count) of the tensor at this place; `into` must have room for them. Throws Error, which
+  // names the file, if the rows cannot be read.
   void read(const TensorPlace& place, int64_t row, int64_t count, void* into) const;
 
  private:

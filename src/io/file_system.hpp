@@ -1,6 +1,6 @@
-// FileSystem: the system's calls that bring a file to the disk, as an object, so that tests can make each of them fail.
+// FileSystem: makes the system's calls that bring a file to the disk. It is an object so that tests can make each fail.
 //
-// Every function is the system call of its name: it returns what that returns, and sets errno.
+// Every function is the system call of its name: it has the same result, and sets errno.
 #pragma once
 
 #include <sys/types.h>
@@ -13,19 +13,19 @@ namespace lockstep::io {
 class FileSystem {
  public:
   virtual ~FileSystem() = default;
-  virtual int create(const std::filesystem::path& file);  // for writing; fails if it is there
+  virtual int create(const std::filesystem::path& file);  // opens a new file for writing; fails if the file is there
   virtual ssize_t write(int fd, const void* data, size_t bytes);
   virtual int fsync(int fd);
   virtual int close(int fd);
   virtual int rename(const std::filesystem::path& from, const std::filesystem::path& to);
   virtual int unlink(const std::filesystem::path& file);
 
-  // fsync of a folder, after which the names in it are on the disk too. It succeeds without doing so if the system
-  // cannot (some network file systems), or may not read this folder.
+  // Brings the names in a folder to the disk (fsync). Succeeds without doing so if the system cannot (some network file
+  // systems), or may not read this folder.
   virtual int sync_folder(const std::filesystem::path& folder);
 };
 
-// The system's own. Has no state.
+// The system's own calls, without state.
 FileSystem& real_files();
 
 }  // namespace lockstep::io

@@ -28,7 +28,7 @@ bool FolderLock::take(const std::filesystem::path& folder) {
   const auto outcome = file_.take(file);
   if (outcome == FileLock::Outcome::refused) {
     close();
-    if (here)  // so the other one is not on this machine
+    if (here)  // the holder cannot be on this machine: flock() would have seen it
       advice_ +=
           ", on the machine where it runs. If that machine is gone, and its file server keeps the lock, remove " +
           file.string();

@@ -1,9 +1,9 @@
-// FolderLock: one process at a time works in a folder. The system gives the lock back in whatever way a process ends.
+// FolderLock: lets one process at a time work in a folder. However a process ends, the system gives the lock back.
 //
 // It holds the file `.lock` in the folder, which keeps processes of all machines out (see FileLock). It also holds the
-// folder itself (flock), as earlier versions did: these are kept out, and keep out. If the file cannot be
-// locked, other machines are not kept out; if the folder cannot be either, nobody is. doubt() says which. Used by one
-// thread.
+// folder itself (flock). Earlier versions did only that: they are kept out, and keep others out. If the file cannot be
+// locked, other machines are not kept out. If the folder cannot be locked either, nobody is kept out. doubt() says
+// which. Used by one thread.
 //
 // The file stays when the lock is given back.
 #pragma once
@@ -24,16 +24,17 @@ class FolderLock {
   FolderLock(const FolderLock&) = delete;
   FolderLock& operator=(const FolderLock&) = delete;
 
-  // False if another one holds it. If neither can be locked, everybody gets it. To be called once.
+  // Returns false if another FolderLock holds the folder. If neither can be locked, everybody gets it. Call take()
+  // once.
   bool take(const std::filesystem::path& folder);
 
-  // After take() gave false: what the user can do, "wait for it, or stop it…".
+  // After take() gave false: what the user can do ("wait for it, or stop it…").
   const std::string& advice() const { return advice_; }
 
-  // After take(): why it may keep nobody out, "runs/a cannot be locked (No locks available), …"; empty if it does.
+  // After take(): why the lock may keep nobody out ("runs/a cannot be locked (No locks available), …"). Else empty.
   const std::string& doubt() const { return doubt_; }
 
-  // If it is held, removes the file, so that the folder can be removed. Other machines are not kept out from here on.
+  // Removes the file if it is held, so that the folder can be removed. From then on other machines are not kept out.
   void remove_file() { file_.remove(); }
 
  private:

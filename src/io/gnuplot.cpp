@@ -27,7 +27,7 @@ std::string terminal_for(const std::filesystem::path& file) {
 
 }  // namespace
 
-// In single quotes only the quote itself is special.
+// Doubles the quotes: nothing else is special in single quotes.
 std::string gnuplot_string(const std::string& text) {
   std::string result = "'";
   for (char c : text) {

@@ -6,13 +6,13 @@
 
 namespace lockstep::io {
 
-// As a gnuplot string in single quotes: control characters become blanks.
+// Writes a text as a gnuplot string in single quotes; control characters become blanks.
 std::string gnuplot_string(const std::string& text);
 
-// Replaces `file` by what `script` plots: an SVG or a PNG, by its extension. Size, axes and grid are set already; the
-// script says the rest. Throws Error, which names the file, for another extension, and if gnuplot is missing (a nested
-// ProgramNotFound; the text says which package has it), fails, or takes more than 10 s. The old file then stays as it
-// was.
+// Replaces `file` by the plot of `script`: an SVG or a PNG, by its extension. Size, axes and grid are set already.
+// Throws Error, which names the file, for another extension, and if gnuplot fails or takes more than 10 s. If gnuplot
+// is missing, a ProgramNotFound is nested in the Error, which says which package has gnuplot. After an Error the old
+// file is as it was.
 void draw(const std::filesystem::path& file, const std::string& script);
 
 }  // namespace lockstep::io

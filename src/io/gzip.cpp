@@ -28,13 +28,13 @@ struct Zlib {
   decltype(&::zError) zError = library.function<decltype(::zError)>("zError");
 };
 
-// Throws Error if the system has no zlib.
+// Loads zlib. Throws Error if the system has none.
 const Zlib& zlib() {
   static const Zlib loaded;
   return loaded;
 }
 
-// zlib.h has a macro for this.
+// Does what a macro of zlib.h does: a macro cannot call a function of a loaded library.
 bool begin_to_inflate(z_stream& stream) {
   return zlib().inflateInit2_(&stream, gzip_window_bits, ZLIB_VERSION, static_cast<int>(sizeof stream)) == Z_OK;
 }

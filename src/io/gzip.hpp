@@ -1,4 +1,4 @@
-// GzipReader: the bytes of a file, decompressed if the file's content (not its name) is gzip.
+// GzipReader: reads a file's bytes, and decompresses them if the file's content (not its name) is gzip.
 //
 // Strict: a stream that is cut off, damaged (checksum, length) or followed by something else is an Error that names the
 // file. One thread at a time. Memory: two small buffers. zlib is loaded when the first gzipped file is read.
@@ -21,10 +21,10 @@ class GzipReader {
   GzipReader(const GzipReader&) = delete;
   GzipReader& operator=(const GzipReader&) = delete;
 
-  // Reads `bytes` bytes into `into`, fewer only at the end of the data; returns how many.
+  // Reads `bytes` bytes into `into`, fewer only at the end of the data. Returns how many.
   size_t read(void* into, size_t bytes);
 
-  // A bound for what a header may claim: no more than this can come out of a file of this size.
+  // The most bytes that a file of this size can hold. What a header claims must not exceed this.
   uint64_t max_size() const;
 
  private:
@@ -35,9 +35,9 @@ class GzipReader {
   std::ifstream in_;
   uint64_t file_size_ = 0;
   bool compressed_ = false;
-  bool between_members_ = false;  // a gzip member has ended: the file may end here, or another member follow
+  bool between_members_ = false;  // a gzip member has ended: the file may end here, or another member may follow
   std::vector<unsigned char> buffer_;
-  z_stream stream_{};  // its input is buffer_; unused for a plain file
+  z_stream stream_{};  // the stream's input is buffer_; a plain file does not use the stream
 };
 
 }  // namespace lockstep::io

@@ -34,7 +34,7 @@ class IdxFile {
 
   std::vector<int64_t> read_sizes(int dimensions) {
     std::vector<int64_t> sizes;
-    int64_t product = 1;  // of the lengths that are not 0: it must fit for the tensor's strides too
+    int64_t product = 1;  // the product of the lengths that are not 0: it must fit for the tensor's strides too
     bool overflow = false;
     bool empty = false;
     for (int i = 0; i < dimensions; ++i) {

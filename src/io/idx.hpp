@@ -1,4 +1,4 @@
-// IDX, the format of MNIST's files: a magic number, one 32-bit big-endian length per dimension, then uint8 values.
+// Reads IDX, the format of MNIST's files: a magic number, a 32-bit big-endian length per dimension, then uint8 values.
 #pragma once
 
 #include <ATen/core/Tensor.h>

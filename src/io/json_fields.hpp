@@ -1,4 +1,4 @@
-// JsonFields: reads an object of a JSON file key by key, and accepts no key that it was not asked for.
+// JsonFields: reads an object of a JSON file key by key, and refuses keys that nobody asked for.
 //
 // A value is taken as it is, or refused. It is never rounded, cut or converted. Every Error names the key, with the
 // path from the top of the file ("plan: mesh.data").
@@ -22,7 +22,7 @@
 
 namespace lockstep {
 
-// "" if `found` can be a Value as it is; otherwise what it must be. (json itself would make 2 of 2.7.)
+// Returns "" if `found` is a Value as it stands; otherwise what it must be. (json itself would make 2 of 2.7.)
 template <class Value>
 std::string what_lacks(const nlohmann::json& found) {
   if constexpr (std::is_same_v<Value, std::string>) {
@@ -43,7 +43,7 @@ std::string what_lacks(const nlohmann::json& found) {
 
 class JsonFields {
  public:
-  // The file's text; `what` it is ("plan") begins every Error.
+  // Parses the file's text. Every Error begins with `what` ("plan").
   static JsonFields parse(std::string_view text, const std::string& what) {
     try {
       return JsonFields(nlohmann::json::parse(text), what + ": ", "");
@@ -103,7 +103,7 @@ class JsonFields {
     }
   }
 
-  // For a value that has the right type but makes no sense.
+  // Refuses a value that has the right type but makes no sense.
   [[noreturn]] void refuse(const std::string& key, const std::string& rule) {
     throw Error(what_ + "the value of \"" + path_ + key + "\" cannot be " + object_.at(key).dump() + "; it must be " +
                 rule);
@@ -142,7 +142,7 @@ class JsonFields {
   std::set<std::string> asked_;
 };
 
-// Returns parse(text of the file). Errors name the file.
+// Parses the file's text with `parse`. Errors name the file.
 template <class Parse>
 auto read_json(const std::filesystem::path& file, Parse&& parse) {
   const std::string text = io::read_text(file);

@@ -9,7 +9,7 @@
 namespace lockstep::io {
 namespace {
 
-// First the version of the headers that this was compiled with.
+// Tries first the version whose headers this was compiled with.
 std::vector<std::string> files_of_libcrypto() {
 #ifdef OPENSSL_SHLIB_VERSION
   const std::string of_headers = std::to_string(OPENSSL_SHLIB_VERSION);
@@ -28,8 +28,8 @@ Libcrypto load_libcrypto() {
                                .files = files_of_libcrypto(),
                                .needed_for = "the SHA-256 of weights and data, and for the keys of jobs",
                                .packages = "OpenSSL 3 or 1.1 (Debian: libssl3)"});
-  // OpenSSL would clean up at the process's exit, and lose what it holds of threads that still run, as a store's may.
-  // Invariant: this is the first call, because the first one decides.
+  // Keeps OpenSSL from cleaning up at the process's exit: a thread that still runs, as a store's may, would lose its
+  // state. Invariant: this is the first call, because the first one decides.
   library.function<decltype(OPENSSL_init_crypto)>("OPENSSL_init_crypto")(OPENSSL_INIT_NO_ATEXIT, nullptr);
   return {library};
 }

@@ -28,7 +28,7 @@ struct Libcrypto {
   decltype(&::CRYPTO_memcmp) CRYPTO_memcmp = library.function<decltype(::CRYPTO_memcmp)>("CRYPTO_memcmp");
 };
 
-// Throws Error if the system has no libcrypto. The next call looks again.
+// Loads the library at the first call. Throws Error if the system has no libcrypto. The next call looks again.
 const Libcrypto& libcrypto();
 
 }  // namespace lockstep::io

@@ -7,11 +7,11 @@ namespace lockstep::io {
 namespace fs = std::filesystem;
 
 fs::path behind_links(fs::path path) {
-  constexpr int most_links = 40;  // as the system follows
+  constexpr int most_links = 40;  // the system follows as many
   std::error_code error;
   for (int links = 0; fs::is_symlink(path, error); ++links) {
     if (links == most_links) throw Error("'" + path.string() + "' is a link that leads back to itself");
-    path = path.parent_path() / fs::read_symlink(path, error);  // which may be absolute
+    path = path.parent_path() / fs::read_symlink(path, error);  // the link's text may be an absolute path
   }
   return path;
 }

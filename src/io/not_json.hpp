@@ -9,7 +9,7 @@
 
 namespace lockstep::io {
 
-// "it goes wrong at line 2, column 7". `error` is what nlohmann::json::parse(text) threw.
+// Says "it goes wrong at line 2, column 7". Give as `error` what nlohmann::json::parse(text) threw.
 inline std::string where_not_json(std::string_view text, const nlohmann::json::exception& error) {
   const auto* const wrong = dynamic_cast<const nlohmann::json::parse_error*>(&error);
   if (wrong == nullptr) return "a number in it is too large";

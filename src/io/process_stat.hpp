@@ -1,4 +1,4 @@
-// What Linux says about a process, or a thread, in the file "stat" of its folder under /proc.
+// Reads what Linux says about a process, or a thread, in the file "stat" of its folder under /proc.
 #pragma once
 
 #include <filesystem>
@@ -7,8 +7,8 @@
 
 namespace lockstep::io {
 
-// The part after the name, which may hold anything: "S 4711 4712 ...". It has the state, the parent, the process group,
-// and more. Empty if the process is gone.
+// The rest after the name, as "S 4711 4712 ...": the state, the parent, the process group, and more. (The name may hold
+// anything.) Empty if the process is gone.
 inline std::string stat_after_name(const std::filesystem::path& folder) {
   std::ifstream file(folder / "stat");
   std::string line;

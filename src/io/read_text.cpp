@@ -14,7 +14,7 @@ std::string read_text(const std::filesystem::path& file) {
   Classic<std::ostringstream> text;
   errno = 0;
   std::ifstream stream(file);
-  // A folder opens, but cannot be read. An empty file gives no text, and no error either.
+  // A folder can be opened, but not read. An empty file gives no text, and no error either.
   if (!stream || (!(text << stream.rdbuf()) && errno != 0)) {
     throw Error("cannot read " + file.string() + ": " + reason(errno));
   }

@@ -6,7 +6,7 @@
 
 namespace lockstep::io {
 
-// Throws Error that names the file and the system's reason: a file that is not there, a folder.
+// Throws Error that names the file and the system's reason: the file is not there, or is a folder.
 std::string read_text(const std::filesystem::path& file);
 
 }  // namespace lockstep::io

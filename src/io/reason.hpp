@@ -1,4 +1,4 @@
-// The system's words for an error number: "No such file or directory".
+// Gives the system's words for an error number: "No such file or directory".
 #pragma once
 
 #include <string>

@@ -17,7 +17,7 @@
 namespace lockstep::io {
 namespace {
 
-// A file in memory: unlike a pipe it never fills up, so nobody has to read and write at the same time.
+// MemoryFile: a file in memory. Unlike a pipe it never fills up, so nobody has to read and write at the same time.
 class MemoryFile {
  public:
   explicit MemoryFile(const char* name) : fd_(memfd_create(name, MFD_CLOEXEC)) {
@@ -83,7 +83,7 @@ pid_t start(const std::vector<std::string>& arguments, int in, int out, int err)
   return child;
 }
 
-// The child's status as waitpid gives it; kills it and its whole group when the time is over.
+// Waits for the child, and returns its status as waitpid does. Kills the child and its whole group when time is over.
 int wait_for(pid_t child, const std::string& program, std::chrono::milliseconds limit) {
   auto deadline = std::chrono::steady_clock::now() + limit;
   auto pause = std::chrono::milliseconds(1);
@@ -102,7 +102,7 @@ int wait_for(pid_t child, const std::string& program, std::chrono::milliseconds 
   throw Error("'" + program + "' did not finish within " + std::to_string(limit.count()) + " ms and was killed");
 }
 
-// Where SIGCHLD is ignored, the system forgets how a child ended. So its default holds as long as this is there.
+// Restores SIGCHLD's default while it lives. If SIGCHLD is ignored, the system forgets how a child ended.
 class DefaultSigchld {
  public:
   DefaultSigchld() {

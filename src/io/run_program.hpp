@@ -1,4 +1,4 @@
-// Runs another program: text in, bytes out, and never longer than it may.
+// Runs another program that takes text and gives bytes, and stops it when its time is over.
 #pragma once
 
 #include <lockstep/base/error.hpp>
@@ -9,16 +9,16 @@
 
 namespace lockstep::io {
 
-// Thrown by run_program if a program is not installed: trying again would not help.
+// run_program throws this if a program is not installed: trying again would not help.
 class ProgramNotFound : public Error {
  public:
   using Error::Error;
 };
 
-// Starts `arguments`[0], found through PATH and without a shell. Gives it `input` as standard input, and returns what
-// it wrote to standard output. It runs in a process group of its own, so that Ctrl-C on the terminal does not reach it.
-// Throws Error, which names the program, if it is not there (ProgramNotFound), if it failed (with its standard error),
-// if a signal ended it, or if it took longer than `limit` and was killed.
+// Starts `arguments`[0], found through PATH and without a shell, with `input` as its standard input. Returns the bytes
+// of its standard output. The program runs in a process group of its own, so that Ctrl-C on the terminal does not reach
+// it. Throws Error, which names the program: ProgramNotFound if it is missing; Error with its standard error if it
+// failed; Error if a signal ended it, or if it took longer than `limit` and was killed.
 std::string run_program(const std::vector<std::string>& arguments, const std::string& input,
                         std::chrono::milliseconds limit);
 

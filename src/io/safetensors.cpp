@@ -30,8 +30,8 @@ struct TypeName {
   const char* name;
   at::ScalarType type;
 };
-// In the order in which a file holds them: the widest first, so that every tensor begins at a multiple of its elements'
-// size. Within a width the order is the Python package's: equal tensors give equal files.
+// The order is that of the data in a file: the widest type first, so that every tensor begins at a multiple of its
+// elements' size. Types of one width stand in the Python package's order: so both write equal files of equal tensors.
 constexpr std::array type_names = {
     TypeName{"U64", at::kUInt64},
     TypeName{"I64", at::kLong},
@@ -54,9 +54,9 @@ constexpr std::array type_names = {
     TypeName{"BOOL", at::kBool},
 };
 
-constexpr uint64_t largest_header = 100'000'000;  // as other readers of the format have it
-constexpr size_t most_tensors = 1 << 17;          // each takes some 2 kB while the header is read
-constexpr int deepest = 8;                        // header, tensor, shape: three are in use
+constexpr uint64_t largest_header = 100'000'000;  // other readers of the format have the same limit
+constexpr size_t most_tensors = 1 << 17;          // each takes some 2 kB of memory while the header is read
+constexpr int deepest = 8;                        // three levels are in use: header, tensor, shape
 constexpr const char* metadata_key = "__metadata__";
 
 // ---- writing
@@ -67,7 +67,7 @@ size_t type_index(const at::Tensor& tensor) {
   return static_cast<size_t>(type - type_names.begin());
 }
 
-// By type, then by name. Throws Error if the format cannot hold them.
+// Sorts by type, then by name. Throws Error if the format cannot hold them.
 NamedTensors in_file_order(NamedTensors tensors) {
   if (const std::string why = what_a_file_lacks(tensors); !why.empty()) throw Error(why);
   auto key = [](const auto& entry) { return std::pair(type_index(entry.second), entry.first); };
@@ -79,7 +79,7 @@ std::string header_of(const NamedTensors& tensors, const std::map<std::string, s
   nlohmann::ordered_json header = {{metadata_key, {{"format", "pt"}}}};
   for (const auto& [key, value] : metadata) header[metadata_key][key] = value;
   uint64_t offset = 0;
-  auto& entries = header.get_ref<nlohmann::ordered_json::object_t&>();  // a list, whose [] goes through all of it
+  auto& entries = header.get_ref<nlohmann::ordered_json::object_t&>();  // a list: operator[] would go through all of it
   std::unordered_set<std::string> names{metadata_key};
   for (const auto& [name, tensor] : tensors) {
     if (!names.insert(name).second) throw Error("two tensors are named '" + name + "'");
@@ -101,8 +101,8 @@ std::string header_of(const NamedTensors& tensors, const std::map<std::string, s
 
 // ---- reading
 
-// Reads along and refuses two things: a key that an object holds twice, of which parse would take the last; and text
-// that would take memory out of proportion.
+// Reads along and refuses two things: a key that an object holds twice (parse would take the last), and text that would
+// take memory out of proportion.
 class HeaderCheck : public nlohmann::json_sax<Json> {
  public:
   bool null() override { return true; }
@@ -142,10 +142,10 @@ class HeaderCheck : public nlohmann::json_sax<Json> {
   }
 
   int depth_ = 0;
-  std::vector<std::unordered_set<std::string>> keys_;  // of the objects that are open
+  std::vector<std::unordered_set<std::string>> keys_;  // the keys of the objects that are open
 };
 
-// Like parse, but with HeaderCheck's errors. Two passes, since parse with a callback walks an object
+// Parses like parse(), but with HeaderCheck's errors. Makes two passes, since parse() with a callback walks an object
 // anew at each of its members: 40,000 tensors took a minute.
 Json parse_checked(const std::string& text) {
   HeaderCheck check;
@@ -165,7 +165,7 @@ std::vector<uint64_t> unsigned_numbers(const Json& entry, const char* key) {
   return numbers;
 }
 
-// Its bytes are counted from where the data begin.
+// The entry counts its bytes from the beginning of the data.
 TensorPlace parse_entry(const std::string& name, const Json& json, uint64_t data_size) {
   if (!json.is_object()) throw Error("it is not described by an object");
   if (!json.contains("dtype") || !json["dtype"].is_string()) throw Error("it has no 'dtype'");
@@ -196,7 +196,7 @@ TensorPlace parse_entry(const std::string& name, const Json& json, uint64_t data
 std::vector<TensorPlace> parse_header(const std::string& text, uint64_t data_size,
                                       std::map<std::string, std::string>& metadata) {
   if (text.empty() || text[0] != '{') throw Error("its header is not a JSON object");
-  // The parser would take it for the header's end, and leave out what follows.
+  // The parser would take a zero byte for the header's end, and leave out what follows.
   if (text.find('\0') != text.npos) throw Error("its header is damaged: a byte of it is 0");
   Json header;
   try {
@@ -272,7 +272,7 @@ NamedTensors read_tensors(std::ifstream& in, const std::vector<TensorPlace>& ent
   return tensors;
 }
 
-// What `read(in, size)` gives of a file.
+// Opens the file and returns read(in, size). Errors name the file.
 template <class Read>
 auto read_file(const std::filesystem::path& file, const Read& read) {
   try {

@@ -1,4 +1,4 @@
-// Safetensors: named tensors in a file that Python's package safetensors reads and writes.
+// Reads and writes safetensors files: named tensors, as Python's package safetensors reads and writes them.
 //
 //   8 bytes      length of the header, little-endian
 //   header       JSON: {"name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, …, "__metadata__": {…}},
@@ -22,11 +22,12 @@ namespace lockstep::io {
 
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
-// Names the first tensor that no file can hold, and says why: a type that the format lacks (ComplexDouble, quantized
-// ones), or a sparse one. Empty if there is none.
+// Names the first tensor that no file can hold, and says why: the format lacks its type (ComplexDouble, quantized
+// types), or it is sparse. Empty if a file can hold all of them.
 std::string what_a_file_lacks(const NamedTensors& tensors);
 
-// A tensor with the bytes that a file has of it: on the CPU, in the order of its sizes. The same one where it can be.
+// A tensor with the bytes that a file holds: on the CPU, in the order of its sizes. The same tensor if it is so
+// already.
 at::Tensor as_in_a_file(const at::Tensor& tensor);
 
 // Writes the tensors, from whatever device, and replaces `file` whole. `metadata` joins {"format": "pt"} in the header.
@@ -35,41 +36,41 @@ at::Tensor as_in_a_file(const at::Tensor& tensor);
 void write_safetensors(const std::filesystem::path& file, const NamedTensors& tensors,
                        const std::map<std::string, std::string>& metadata = {}, FileSystem& files = real_files());
 
-// The file's tensors on the CPU, in the order of their data. Strict: nothing that the header says is believed before it
-// is checked against the file's size. `metadata`, if any, gets the texts of the header's. Throws Error that names the
-// file and what is wrong.
+// Reads the file's tensors to the CPU, in the order of their data. Strict: nothing that the header says is believed
+// before it is checked against the file's size. `metadata`, if not null, gets the header's texts. Throws Error that
+// names the file and what is wrong.
 NamedTensors read_safetensors(const std::filesystem::path& file,
                               std::map<std::string, std::string>* metadata = nullptr);
 
-// What a file's header says, checked against the file's size.
+// A tensor's entry in a file's header, checked against the file's size.
 struct TensorPlace {
   std::string name;
   at::ScalarType type;
   std::vector<int64_t> shape;
-  uint64_t begin;  // of its bytes, in the file
+  uint64_t begin;  // where its bytes begin and end, in the file
   uint64_t end;
 };
 struct FileLayout {
-  std::vector<TensorPlace> tensors;  // in the order of their data
+  std::vector<TensorPlace> tensors;  // the tensors' places in the order of their data
   std::map<std::string, std::string> metadata;
-  uint64_t size;  // of the file, in bytes
+  uint64_t size;  // the file's size in bytes
 };
-// Throws Error as read_safetensors.
+// Reads the header alone. Throws Error as read_safetensors does.
 FileLayout read_layout(const std::filesystem::path& file);
 
-// Throws Error for a tensor of bools that holds other bytes than 0 and 1: whoever read it would do anything.
+// Throws Error for a tensor of bools that holds other bytes than 0 and 1: reading these as bools is undefined.
 void check_bool(const at::Tensor& tensor, const std::string& name);
 
-// The texts of the header alone: the tensors are neither read nor looked at. Throws Error as read_safetensors.
+// Reads the texts of the header alone; the tensors are neither read nor checked. Throws Error as read_safetensors does.
 std::map<std::string, std::string> read_metadata(const std::filesystem::path& file);
 
-// A file may have digest_of() of its tensors and of the rest of its metadata under this key of the metadata.
+// A file's metadata may have under this key digest_of() of its tensors and of the rest of its metadata.
 inline constexpr const char* kDigestKey = "sha256";
 
 // SHA-256 of the texts and of the tensors by name, in hexadecimal digits. {"format": "pt"} is one of the texts.
 std::string digest_of(const std::map<std::string, std::string>& metadata, const NamedTensors& tensors);
 
-// Throws Error if the metadata have a digest, and it is not that of the rest of them and of the tensors.
+// Throws Error if the metadata have a digest that is not digest_of() of the tensors and of the rest of the metadata.
 void check_digest(std::map<std::string, std::string> metadata, const NamedTensors& tensors);
 
 }  // namespace lockstep::io

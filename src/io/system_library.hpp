@@ -1,7 +1,7 @@
-// SystemLibrary: a library of the system that is loaded when it is first needed. So programs link LibTorch alone, and
-// one that never needs the library runs where it is not installed. It stays loaded until the process ends.
+// SystemLibrary: loads a library of the system when it is first needed. So programs link LibTorch alone, and a program
+// that never needs the library runs where it is not installed. The library stays loaded until the process ends.
 //
-// Thread-safe. Loading takes milliseconds, and function() a look-up, so keep what they give.
+// Thread-safe. Loading takes milliseconds, and function() a look-up, so keep the results.
 #pragma once
 
 #include <string>
@@ -11,19 +11,19 @@
 namespace lockstep::io {
 
 struct SystemLibraryNames {
-  std::string library;             // as an error calls it
-  std::vector<std::string> files;  // the first one that can be loaded is taken
+  std::string library;             // the library's name in errors
+  std::vector<std::string> files;  // the files to try; the first one that can be loaded is taken
   std::string needed_for;
-  std::string packages;  // what to install
+  std::string packages;  // the packages to install
 };
 
 class SystemLibrary {
  public:
-  // Throws Error that says which files were tried, what the library is needed for, and what to install.
+  // Loads the library. Throws Error that says which files were tried, what needs the library, and what to install.
   explicit SystemLibrary(const SystemLibraryNames& names);
 
-  // A function of the library, of the type that its header declares: function<decltype(::zError)>("zError"). Throws
-  // Error if the library has none of this name.
+  // Finds a function of the library; give the type that its header declares: function<decltype(::zError)>("zError").
+  // Throws Error if the library has no function of this name.
   template <class Function>
   Function* function(const char* name) const {
     return reinterpret_cast<Function*>(address_of(name));
@@ -35,7 +35,7 @@ class SystemLibrary {
   void* handle_ = nullptr;
 };
 
-// Invariant: a static one serves the threads that still run while the process exits.
+// Invariant: a static SystemLibrary serves the threads that still run while the process exits.
 static_assert(std::is_trivially_destructible_v<SystemLibrary>);
 
 }  // namespace lockstep::io

@@ -26,13 +26,14 @@ constexpr std::array<uint32_t, 256> crc_table() {
   std::array<uint32_t, 256> table{};
   for (uint32_t byte = 0; byte < 256; ++byte) {
     uint32_t rest = byte;
-    for (int bit = 0; bit < 8; ++bit) rest = (rest >> 1) ^ ((rest & 1) != 0 ? 0x82F63B78u : 0);  // mirrored
+    // The constant is the polynomial, with its bits mirrored.
+    for (int bit = 0; bit < 8; ++bit) rest = (rest >> 1) ^ ((rest & 1) != 0 ? 0x82F63B78u : 0);
     table[byte] = rest;
   }
   return table;
 }
 
-// TensorFlow's, so that a checksum of bytes that hold checksums is not special.
+// Masks a checksum as TensorFlow does, so that a checksum of bytes that hold checksums is not special.
 uint32_t masked(uint32_t crc) {
   return ((crc >> 15) | (crc << 17)) + 0xA282EAD8u;
 }

@@ -11,7 +11,7 @@ namespace {
 using Kind = PipelineStep::Kind;
 using Steps = std::vector<PipelineStep>;
 
-constexpr std::string_view kNames[] = {"gpipe", "1f1b", "interleaved"};  // in the order of the enumeration
+constexpr std::string_view kNames[] = {"gpipe", "1f1b", "interleaved"};  // the order is that of the enumeration
 
 void check(PipelineSchedule schedule, int ranks, int stages_per_rank, int microbatches) {
   const auto need_one = [](int count, const char* what) {
@@ -26,7 +26,7 @@ void check(PipelineSchedule schedule, int ranks, int stages_per_rank, int microb
   }
 }
 
-// `forwards` and `backwards` merged: first `ahead` forwards, then a forward and a backward in turns.
+// Merges `forwards` and `backwards`: first `ahead` forwards, then a forward and a backward in turns.
 Steps merge(const Steps& forwards, const Steps& backwards, size_t ahead) {
   ahead = std::min(ahead, forwards.size());
   Steps steps(forwards.begin(), forwards.begin() + static_cast<ptrdiff_t>(ahead));
@@ -37,7 +37,7 @@ Steps merge(const Steps& forwards, const Steps& backwards, size_t ahead) {
   return steps;
 }
 
-// As many microbatches as there are ranks make a round. A round goes through a rank's first stage, then through its
+// A round has as many microbatches as there are ranks. Forwards go through a rank's first stage, then through its
 // second, and so on. Backwards go through the last stage first.
 Steps in_rounds(Kind kind, int rank, int ranks, int stages_per_rank, int rounds) {
   Steps steps;
@@ -83,8 +83,8 @@ std::vector<PipelineStep> steps_of(PipelineSchedule schedule, int rank, int rank
   if (rank < 0 || rank >= ranks) {
     throw Error("pipeline: there is no rank " + std::to_string(rank) + " of " + std::to_string(ranks));
   }
-  // One stage per rank has the order of rounds too. Megatron's order needs whole rounds. A microbatch's steps need no
-  // other microbatch's. So the order still completes if the steps of microbatches that do not exist are left out.
+  // With one stage per rank the order is that of rounds too. Megatron's order needs whole rounds. A microbatch's steps
+  // need no other microbatch. So the order still completes without the steps of microbatches that do not exist.
   const int rounds = (microbatches + ranks - 1) / ranks;
   Steps steps = merge(in_rounds(Kind::forward, rank, ranks, stages_per_rank, rounds),
                       in_rounds(Kind::backward, rank, ranks, stages_per_rank, rounds),

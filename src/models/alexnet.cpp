@@ -12,7 +12,7 @@
 namespace lockstep {
 namespace {
 
-constexpr int64_t smallest_alexnet_image = 65;  // of which the last pooling makes one pixel
+constexpr int64_t smallest_alexnet_image = 65;  // the last pooling makes one pixel of it
 
 int64_t convolved(int64_t size, int64_t kernel, int64_t stride, int64_t padding) {
   return (size + 2 * padding - kernel) / stride + 1;
@@ -22,7 +22,7 @@ int64_t pooled(int64_t size) {
   return convolved(size, /*kernel=*/3, /*stride=*/2, /*padding=*/0);
 }
 
-// conv2 to conv5 keep the size.
+// Only conv1 and the poolings change the size: conv2 to conv5 keep it.
 int64_t last_size(int64_t image_size) {
   return pooled(pooled(pooled(convolved(image_size, /*kernel=*/11, /*stride=*/4, /*padding=*/1))));
 }

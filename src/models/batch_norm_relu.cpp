@@ -43,7 +43,7 @@ bool suits_pixel_kernels(const torch::nn::BatchNorm2dImpl& norm) {
 
 // ---- The kernels over all pixels -----------------------------------------------------------------------------------
 
-// The pixels of an image in pieces, which depend on its shape alone.
+// Cuts the pixels of an image into pieces, which depend on the image's shape alone.
 class PixelPieces {
  public:
   explicit PixelPieces(const Tensor& image)
@@ -56,10 +56,10 @@ class PixelPieces {
   const int64_t channels, pixels;
 
  private:
-  const int64_t in_each_;  // 16 kB of them, so that three images' fit into the first-level cache
+  const int64_t in_each_;  // 16 kB of values, so that three images' pieces fit into the first-level cache
 };
 
-// The second pass over an image begins where the first has ended, and so with what is still in the cache.
+// The second pass over an image begins where the first has ended, since the cache still holds these pixels.
 template <class Body>
 void for_pieces_from_the_last(const PixelPieces& pieces, const Body& body) {
   in_parallel(pieces.count(), [&](int64_t begin, int64_t end) {
@@ -67,7 +67,7 @@ void for_pieces_from_the_last(const PixelPieces& pieces, const Body& body) {
   });
 }
 
-// Two values per piece and channel, [piece][2][channel]: body(piece, the first ones, the second ones) sets them.
+// Makes two rows per piece, [piece][2][channel], which body(piece, first row, second row) sets.
 template <class Body>
 Tensor of_each_piece(const PixelPieces& pieces, const Body& body) {
   const Tensor values = at::empty({pieces.count(), 2, pieces.channels}, at::kFloat);
@@ -86,7 +86,7 @@ struct ImageStatistics {
   std::vector<double> squares;  // the sums of (x - mean)^2
 };
 
-// Merges the pieces' statistics as Chan et al. do (1979), in their order and in float64.
+// Merges the pieces' statistics as Chan et al. do (1979), in the order of the pieces and in float64.
 ImageStatistics image_statistics(const Tensor& x, const PixelPieces& pieces) {
   const auto* const from = x.const_data_ptr<float>();
   const Tensor parts = of_each_piece(pieces, [&](int64_t piece, float* mean, float* squares) {
@@ -111,7 +111,7 @@ ImageStatistics image_statistics(const Tensor& x, const PixelPieces& pieces) {
   return all;
 }
 
-// As LibTorch's BatchNorm does, which also leaves the versions of the running statistics as they are.
+// Moves the running statistics as LibTorch's BatchNorm does, which leaves the versions of these tensors alone, too.
 void follow(torch::nn::BatchNorm2dImpl& norm, const ImageStatistics& batch, const PixelPieces& pieces) {
   norm.num_batches_tracked += 1;
   const double momentum = *norm.options.momentum();
@@ -124,7 +124,7 @@ void follow(torch::nn::BatchNorm2dImpl& norm, const ImageStatistics& batch, cons
   }
 }
 
-// What the kernels need of each channel: [4][channels].
+// The values that the kernels need of each channel: [4][channels].
 struct ChannelTable {
   Tensor rows;  // scale, shift, mean, 1 / sqrt(variance + eps)
 
@@ -172,7 +172,7 @@ struct NormGradients {
   Tensor x, weight, bias, shortcut;
 };
 
-// y: with a short cut only. Without needs_x, that gradient is left out.
+// `y` is defined with a short cut only. Without needs_x, the gradient of x is left out.
 NormGradients backward_with(const ChannelTable& table, const Tensor& grad, const Tensor& x, const Tensor& y,
                             bool needs_x) {
   const PixelPieces pieces(x);
@@ -191,7 +191,7 @@ NormGradients backward_with(const ChannelTable& table, const Tensor& grad, const
   });
 
   const auto channels = static_cast<size_t>(pieces.channels);
-  std::vector<double> sums(2 * channels);  // of the gradient, and of its products
+  std::vector<double> sums(2 * channels);  // the sums of the gradient, and of its products
   const auto* part = parts.const_data_ptr<float>();
   for (int64_t piece = 0; piece < pieces.count(); ++piece, part += 2 * channels) {
     for (size_t i = 0; i < 2 * channels; ++i) sums[i] += part[i];
@@ -223,7 +223,7 @@ NormGradients backward_with(const ChannelTable& table, const Tensor& grad, const
 
 // ---- As a differentiable function ----------------------------------------------------------------------------------
 
-// For create_graph: gradients that can be differentiated again.
+// Computes gradients that can be differentiated again, for create_graph.
 NormGradients differentiable_norm_gradients(const Tensor& grad, const Tensor& x, const Tensor& weight,
                                             const Tensor& bias, const Tensor& y, double eps) {
   const Tensor normalised = at::batch_norm(x, weight, bias, {}, {}, /*training=*/true, /*momentum=*/0, eps,
@@ -239,7 +239,7 @@ struct NormInBatch {
 };
 
 struct BatchNormReluFunction : torch::autograd::Function<BatchNormReluFunction> {
-  // Autograd takes optional inputs, but no undefined ones.
+  // `shortcut` is optional, since autograd takes no undefined inputs.
   static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& weight, const Tensor& bias,
                         const std::optional<Tensor>& shortcut, const NormInBatch& how) {
     const Tensor y = forward_with(how.table, x, shortcut.value_or(Tensor()));
@@ -263,7 +263,7 @@ struct BatchNormReluFunction : torch::autograd::Function<BatchNormReluFunction> 
   }
 };
 
-// The kernels read parameters by their addresses. Who must know of it before looks at these.
+// The kernels read parameters by their addresses. MemoryOnDemand learns them before, from the inputs of a scope.
 std::vector<c10::IValue> parameters_of(const torch::nn::BatchNorm2dImpl& norm) {
   return {norm.weight, norm.bias};
 }
@@ -276,7 +276,7 @@ Tensor add_and_relu(const Tensor& y, const Tensor& shortcut) {
 
 Tensor batch_norm_relu(torch::nn::BatchNorm2dImpl& norm, const Tensor& x, const Tensor& shortcut) {
   const bool suits = suits_pixel_kernels(x) && x.size(1) == norm.options.num_features() &&
-                     x.numel() > x.size(1) &&  // of one value per channel LibTorch says what is wrong
+                     x.numel() > x.size(1) &&  // LibTorch says what is wrong with one value per channel
                      (!shortcut.defined() || (suits_pixel_kernels(shortcut) && shortcut.sizes() == x.sizes())) &&
                      suits_pixel_kernels(norm);
   if (!suits) return add_and_relu(norm.forward(x), shortcut);

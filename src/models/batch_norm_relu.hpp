@@ -1,10 +1,10 @@
-// batch_norm_relu: a BatchNorm2d, the addition of a short cut, and ReLU, in as few passes over memory as there can be.
+// batch_norm_relu: computes a BatchNorm2d, the addition of a short cut, and ReLU in few passes over memory.
 //
 // LibTorch's operators read or write 17 times as many values as x has, forward and backward; this takes 11. Without a
-// short cut it is 8 instead of 14. In training, float32 in the CPU's memory in channels-last takes lockstep's kernels;
-// anything else takes the operators.
-// Deterministic: the bits depend on the values and shapes, and not on the number of intra-op threads. Used by one
-// thread at a time per module, whose running statistics it moves. Memory until backward: x, and y with a short cut.
+// short cut it is 8 instead of 14. In training, lockstep's kernels compute float32 in the CPU's memory in
+// channels-last; the operators compute all else. Deterministic: the bits depend on the values and shapes, and not on
+// the number of intra-op threads. One thread at a time may use a module, since its running statistics move. Memory
+// until backward: x, and y with a short cut.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,14 +12,14 @@
 
 namespace lockstep {
 
-// relu(norm(x) + shortcut), which can be differentiated, also twice (Ioffe and Szegedy 2015, algorithm 1).
+// Computes relu(norm(x) + shortcut). Can be differentiated, also twice (Ioffe and Szegedy 2015, algorithm 1).
 //   x         [n, channels, height, width]
-//   shortcut  of x's shape, or undefined: nothing is added
-// Moves the running statistics as norm(x) does. Throws what LibTorch's operators throw.
+//   shortcut  x's shape, or undefined: nothing is added
+// Moves the running statistics as norm(x) does. Throws as LibTorch's operators do.
 at::Tensor batch_norm_relu(torch::nn::BatchNorm2dImpl& norm, const at::Tensor& x, const at::Tensor& shortcut = {});
 
-// The same after a norm of any kind, by LibTorch's operators: relu(y + shortcut). May change y, whose values no
-// backward may need, as with a norm's result.
+// Does the same after a norm of any kind, by LibTorch's operators: relu(y + shortcut). May change y, so give a y whose
+// values no backward needs, as a norm's result.
 at::Tensor add_and_relu(const at::Tensor& y, const at::Tensor& shortcut);
 
 }  // namespace lockstep

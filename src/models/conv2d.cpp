@@ -48,7 +48,7 @@ WinogradShape shape_of(const Tensor& x, int64_t out_channels) {
           .out_channels = out_channels};
 }
 
-// Fewer do not pay for the transformed weight where channels are many.
+// With fewer tiles, transforming the weight costs more than it saves if there are many channels.
 constexpr int64_t kLeastTiles = 8;
 
 bool suits_winograd(const torch::nn::Conv2dImpl& conv, const Tensor& x) {
@@ -57,7 +57,7 @@ bool suits_winograd(const torch::nn::Conv2dImpl& conv, const Tensor& x) {
          x.is_contiguous(MemoryFormat::ChannelsLast) && x.size(1) == conv.weight.size(1) &&
          conv.weight.size(0) % kernels->channels == 0 && conv.weight.size(1) % kernels->channels == 0 &&
          kernels->count_tiles(shape_of(x, conv.weight.size(0))) >= kLeastTiles &&
-         !at::autocast::is_autocast_enabled(at::kCPU);  // mixed precision would have it in bfloat16
+         !at::autocast::is_autocast_enabled(at::kCPU);  // mixed precision would compute it in bfloat16
 }
 
 Tensor channels_last(at::IntArrayRef sizes) {
@@ -78,7 +78,7 @@ Tensor transformed_weight(const Tensor& weight, bool for_gradient) {
   return transformed;
 }
 
-// With for_gradient: x is the gradient of what the convolution with this weight returned, and this of what it took.
+// Convolves x. With for_gradient, x is the gradient of a convolution's result, and the result is that of its input.
 Tensor convolve(const Tensor& x, const Tensor& weight, bool for_gradient) {
   const WinogradKernels& kernels = *kernels::winograd_kernels();
   const WinogradShape shape = shape_of(x, weight.size(for_gradient ? 1 : 0));
@@ -99,7 +99,7 @@ Tensor convolve(const Tensor& x, const Tensor& weight, bool for_gradient) {
   return y;
 }
 
-// The tiles of all images in a few parts, which depend on the shape alone. Each has sums of its own.
+// Computes sums of its own for each of a few parts of all images' tiles. The parts depend on the shape alone.
 Tensor gradient_of_weight(const Tensor& x, const Tensor& grad) {
   const WinogradKernels& kernels = *kernels::winograd_kernels();
   const WinogradShape shape = shape_of(x, grad.size(1));
@@ -143,7 +143,7 @@ struct WinogradConvolution : torch::autograd::Function<WinogradConvolution> {
       const Tensor y = at::conv2d(x, weight, {}, /*stride=*/1, /*padding=*/1);
       return differentiable_gradients(y, grads[0], {x, weight});
     }
-    // The kernels read the weight by its address. Who must know of it before looks at this.
+    // The kernels read the weight by its address. MemoryOnDemand learns it before, from the inputs of this scope.
     RECORD_USER_SCOPE_WITH_INPUTS("lockstep::conv2d_backward", std::vector<c10::IValue>({weight}));
     const Tensor grad = grads[0].resolve_neg().contiguous(MemoryFormat::ChannelsLast);
     variable_list result(2);

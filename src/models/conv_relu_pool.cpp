@@ -53,12 +53,12 @@ bool suits_kernels(const at::Tensor& tensor) {
   return tensor.is_cpu() && tensor.scalar_type() == at::kFloat && tensor.layout() == at::kStrided && !tensor.is_neg();
 }
 
-// One sample costs as much as a block of them, so LibTorch is faster with few: up to 5 of 16 lanes, as measured.
+// LibTorch is faster with few samples, up to 5 of 16 lanes as measured: one sample costs as much as a block.
 bool enough_samples(const at::Tensor& x) {
   return x.size(0) > kernels::conv_relu_pool_kernels().lanes / 3;
 }
 
-// ---- With the kernels: what surrounds them -------------------------------------------------------------------------
+// ---- Around the kernels --------------------------------------------------------------------------------------------
 
 ConvReluPoolShape shape_of(const at::Tensor& x, const at::Tensor& weight) {
   return {.channels = x.size(1),
@@ -71,13 +71,13 @@ ConvReluPoolShape shape_of(const at::Tensor& x, const at::Tensor& weight) {
           .pooled_width = (x.size(3) - weight.size(3) + 1) / 2};
 }
 
-// Samples in the blocks of the kernels' layout.
+// Divides samples into the blocks of the kernels' layout.
 struct Blocks {
   Blocks(const at::Tensor& tensor, int64_t lanes)
       : samples(tensor.size(0)), lanes(lanes), count((samples + lanes - 1) / lanes), size(tensor.numel() / samples) {}
 
   int64_t samples_in(int64_t block) const { return std::min(lanes, samples - block * lanes); }
-  int64_t first_value(int64_t block) const { return block * lanes * size; }  // in both layouts
+  int64_t first_value(int64_t block) const { return block * lanes * size; }  // the same in both layouts
 
   const int64_t samples, lanes, count;
   const int64_t size;  // values per sample
@@ -101,7 +101,7 @@ std::vector<int64_t> tap_offsets(const ConvReluPoolShape& shape, int64_t lanes) 
 
 struct Result {
   at::Tensor out;
-  at::Tensor x_blocks, passed;  // what backward needs
+  at::Tensor x_blocks, passed;  // kept for backward
 };
 
 Result run_forward(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
@@ -190,7 +190,7 @@ ParameterGradients gradients_of_parameters(const at::Tensor& x, const at::Tensor
   return grads;
 }
 
-// The kernels read parameters by their addresses. Who must know of it before looks at these.
+// The kernels read parameters by their addresses. MemoryOnDemand learns them before, from the inputs of a scope.
 std::vector<c10::IValue> inputs_of(std::initializer_list<at::Tensor> tensors) {
   return std::vector<c10::IValue>(tensors.begin(), tensors.end());
 }
@@ -230,7 +230,7 @@ class ConvReluPoolFunction : public torch::autograd::Function<ConvReluPoolFuncti
 at::Tensor conv_relu_pool(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
   RECORD_USER_SCOPE_WITH_INPUTS("lockstep::conv_relu_pool", inputs_of({weight, bias}));
   check_shapes(x, weight, bias);
-  const bool suits =  // mixed precision would have the convolution in bfloat16
+  const bool suits =  // mixed precision would compute the convolution in bfloat16
       !at::autocast::is_autocast_enabled(at::kCPU) && enough_samples(x) && suits_kernels(x) && suits_kernels(weight) &&
       (!bias.defined() || suits_kernels(bias));
   if (!suits) return by_libtorch(x, weight, bias);
@@ -254,7 +254,7 @@ at::Tensor ConvReluPoolImpl::forward(const at::Tensor& x) {
 void ConvReluPoolImpl::reset() {
   weight = register_parameter("weight", at::empty({out_channels_, in_channels_, kernel_, kernel_}));
   bias = register_parameter("bias", at::empty({out_channels_}));
-  torch::nn::init::kaiming_uniform_(weight, std::sqrt(5));  // as torch::nn::Conv2d does
+  torch::nn::init::kaiming_uniform_(weight, std::sqrt(5));  // so does torch::nn::Conv2d
   const double bound = 1 / std::sqrt(static_cast<double>(in_channels_ * kernel_ * kernel_));
   torch::nn::init::uniform_(bias, -bound, bound);
 }

@@ -1,4 +1,4 @@
-// For kernels with a gradient of their own: the gradients that can be differentiated again, for create_graph.
+// Computes gradients that can be differentiated again, for kernels with a gradient of their own (create_graph).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,7 +8,7 @@
 
 namespace lockstep {
 
-// The gradients of `inputs`, of which LibTorch's operators have computed y. Undefined for those that need none.
+// The gradients of `inputs`, if LibTorch's operators have computed y of them. An input that needs none gets undefined.
 inline torch::autograd::variable_list differentiable_gradients(const at::Tensor& y, const at::Tensor& grad,
                                                                const torch::autograd::variable_list& inputs) {
   torch::autograd::variable_list needed, gradients(inputs.size());

@@ -29,7 +29,7 @@ int64_t as_signed(uint64_t bits) {
   return static_cast<int64_t>(bits);
 }
 
-// scramble() of every value. LibTorch has no unsigned numbers of this size, and shifts signed ones with their sign.
+// Computes scramble() of every value. LibTorch has no unsigned 64-bit numbers, and shifts signed ones with their sign.
 at::Tensor scrambled(at::Tensor z) {
   const auto shifted = [&z](int64_t by) {
     return at::bitwise_right_shift(z, by).bitwise_and_((int64_t{1} << (64 - by)) - 1);
@@ -39,7 +39,7 @@ at::Tensor scrambled(at::Tensor z) {
   return z.bitwise_xor_(shifted(31));
 }
 
-// FNV-1a: the same on every machine.
+// FNV-1a, which is the same on every machine.
 uint64_t hash_of(const std::string& name) {
   uint64_t hash = 0xcbf29ce484222325;
   for (const unsigned char letter : name) hash = (hash ^ letter) * 0x100000001b3;
@@ -96,7 +96,7 @@ at::Tensor DropoutImpl::mask(const at::Tensor& x) const {
   uint64_t key = mix({place.seed, layer, static_cast<uint64_t>(draw.call), static_cast<uint64_t>(place.step)});
   if (place.batch > 0) key = mix({key, static_cast<uint64_t>(place.batch)});
 
-  // The places of a sample's values in the whole sample.
+  // These are the places of a sample's values in the whole sample.
   std::vector<int64_t> sizes(x.sizes().begin() + 1, x.sizes().end());
   if (options.whole_channels) std::fill(sizes.begin() + std::min<ptrdiff_t>(1, x.dim() - 1), sizes.end(), 1);
   std::vector<int64_t> whole = sizes;

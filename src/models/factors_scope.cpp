@@ -17,7 +17,7 @@ FactorsScope*& innermost_factors_scope() {
 }
 
 bool is_seen_by_others(const at::Tensor& parameter) {
-  const auto* wanted = torch::autograd::get_current_graph_task_exec_info();  // of torch::autograd::grad()
+  const auto* wanted = torch::autograd::get_current_graph_task_exec_info();  // not empty within torch::autograd::grad()
   return (wanted && !wanted->empty()) || !torch::autograd::impl::hooks(parameter).empty() ||
          torch::autograd::impl::post_acc_grad_hooks(parameter);
 }

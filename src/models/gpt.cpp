@@ -18,14 +18,14 @@
 namespace lockstep {
 namespace {
 
-// Above these the products of sizes would come near the largest whole number, and the parameters beyond any memory.
+// Above these limits products of sizes would come near the largest integer, and parameters would fit no memory.
 constexpr int64_t kMostLayers = 1024, kMostSize = int64_t{1} << 20;
 
 torch::nn::LayerNorm norm_of(const GptOptions& options) {
   return torch::nn::LayerNorm(torch::nn::LayerNormOptions({options.embedding}));
 }
 
-// As GPT-2: N(0, 0.02^2); what is added to the residual stream is smaller with more layers.
+// Draws N(0, 0.02^2) as GPT-2 does. Weights whose results go to the residual stream are smaller with more layers.
 void draw_gpt_weights(torch::nn::Module& net, const GptOptions& options) {
   const torch::NoGradGuard no_grad;
   const at::Generator generator = at::detail::createCPUGenerator(options.seed);

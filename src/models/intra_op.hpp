@@ -1,7 +1,7 @@
-// in_parallel: a loop over LibTorch's intra-op threads.
+// in_parallel: runs a loop over LibTorch's intra-op threads.
 //
-// at::parallel_for is a template. Compiled without OpenMP, as lockstep is, it has one thread. This loop is one that
-// LibTorch has compiled, so it takes LibTorch's threads, whatever these are. Costs some microseconds.
+// at::parallel_for is a template: compiled without OpenMP, as lockstep is, it has one thread. This loop was compiled in
+// LibTorch, so it takes LibTorch's threads, whatever these are. Costs some microseconds.
 #pragma once
 
 #include <ATen/TensorIterator.h>
@@ -20,8 +20,8 @@ inline constexpr bool kHasIntraOpThreads = !__has_feature(thread_sanitizer);
 inline constexpr bool kHasIntraOpThreads = true;
 #endif
 
-// body(begin, end) for parts of [0, count), which at::get_num_threads() threads at most take at the same time. Throws
-// what body throws.
+// Calls body(begin, end) for ranges that make up [0, count), on at::get_num_threads() threads at most. Throws what body
+// throws.
 template <class Body>
 void in_parallel(int64_t count, const Body& body) {
   if (count == 0) return;

@@ -52,7 +52,7 @@ void check_images(const torch::Tensor& x) {
   }
 }
 
-// torch::nn::Linear keeps [out, in], the section's matrices are [in, out].
+// Transposes the matrices: torch::nn::Linear keeps [out, in], the section's are [in, out].
 void copy_params(LeNetImpl& net, const std::vector<torch::Tensor>& params) {
   const torch::NoGradGuard no_grad;
   net.conv1->weight.copy_(params[0]);

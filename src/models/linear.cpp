@@ -23,7 +23,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// What PyTorch's compiler calls for a linear layer on CPUs. It has no gradient of its own.
+// The operator that PyTorch's compiler calls for a linear layer on CPUs. It has no gradient of its own.
 using Pointwise = at::Tensor(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&, std::string_view,
                              c10::List<std::optional<at::Scalar>>, std::optional<std::string_view>);
 
@@ -35,7 +35,7 @@ bool is_amd() {
 #endif
 }
 
-// None: LibTorch's own is as fast here, or this LibTorch does not have it.
+// None: LibTorch's own operator is as fast here, or this LibTorch does not have oneDNN's.
 const std::optional<c10::TypedOperatorHandle<Pointwise>>& onednn() {
   static const auto found = []() -> std::optional<c10::TypedOperatorHandle<Pointwise>> {
     if (!is_amd() || at::get_cpu_capability() != "AVX512") return std::nullopt;
@@ -43,7 +43,7 @@ const std::optional<c10::TypedOperatorHandle<Pointwise>>& onednn() {
     if (!handle || !handle->hasKernelForDispatchKey(c10::DispatchKey::CPU)) return std::nullopt;
     try {
       return handle->typed<Pointwise>();
-    } catch (const c10::Error&) {  // its arguments are others
+    } catch (const c10::Error&) {  // this LibTorch's operator has other arguments
       return std::nullopt;
     }
   }();
@@ -67,7 +67,7 @@ int64_t number_of_rows(const at::Tensor& x) {
   return x.numel() / x.size(-1);
 }
 
-// x [..., in] -> [..., out], though a small product is of rows.
+// Makes y [..., out] of x [..., in] by a product that takes and gives rows.
 at::Tensor with_rows(const at::Tensor& x, const auto& product) {
   if (x.dim() == 2) return product(x);
   auto sizes = x.sizes().vec();
@@ -76,7 +76,7 @@ at::Tensor with_rows(const at::Tensor& x, const auto& product) {
   return y.view(sizes);
 }
 
-// Small products read the weight by its address. Who must know of it before looks at these scopes.
+// Small products read the weight by its address. MemoryOnDemand learns it before, from the inputs of these scopes.
 at::Tensor forward_product(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
   if (!is_small_forward(number_of_rows(x)) || !is_small(weight)) return onednn_product(x, weight, bias);
   RECORD_USER_SCOPE_WITH_INPUTS("lockstep::linear", std::vector<c10::IValue>({weight, bias}));
@@ -89,7 +89,7 @@ at::Tensor product_for_x(const at::Tensor& grad, const at::Tensor& weight) {
   return with_rows(grad, [&](const at::Tensor& rows) { return small_product_for_x(rows, weight); });
 }
 
-// Undefined: a FactorsScope has taken the factors.
+// Returns undefined if a FactorsScope has taken the factors.
 at::Tensor product_for_weight(const at::Tensor& grad, const at::Tensor& x, const at::Tensor& weight) {
   if (!is_small_for_weight(x.size(0), weight) || !is_small(weight)) {
     return onednn_product(grad.t(), x.contiguous().t());
@@ -133,8 +133,8 @@ bool suits_onednn(const at::Tensor& tensor) {
          !tensor.is_neg() && tensor.numel() > 0;
 }
 
-// LibTorch has better words for what does not fit than oneDNN. The operator makes x dense. Of a weight that is not,
-// oneDNN takes a slow loop, and it reads a bias as if it were.
+// Leaves to LibTorch what does not fit, since its errors say more than oneDNN's. The operator makes x dense. For a
+// weight that is not dense oneDNN takes a slow loop, and it reads any bias as if it were dense.
 bool fit(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
   return x.dim() >= 2 && weight.dim() == 2 && x.size(-1) == weight.size(1) &&
          (weight.is_contiguous() || weight.t().is_contiguous()) &&

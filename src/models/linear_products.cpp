@@ -17,15 +17,15 @@ namespace {
 // A tile of a weight's gradient stays in the caches while all products are added to it.
 constexpr int64_t kTileRows = 64, kTileColumns = 128;
 
-constexpr int64_t kMostRows = 128;  // of x, in a weight's gradient
+constexpr int64_t kMostRows = 128;  // rows of x, for a weight's gradient
 
-// c = a * b, or c += a * b, where each value of the product is summed up before it is added.
+// Sets c = a * b, or adds: c += a * b, where each value of the product is summed up before it is added.
 void multiply(int64_t rows, int64_t columns, int64_t depth, const float* a, int64_t row_of_a, const float* b,
               int64_t row_of_b, float* c, int64_t row_of_c, bool adds) {
   at::native::cpublas::brgemm(rows, columns, depth, row_of_a, row_of_b, row_of_c, adds, a, b, c, /*is_vnni=*/false);
 }
 
-// oneDNN promises no order of additions, so we look: what it adds to must be rounded like a sum of two numbers.
+// oneDNN promises no order of additions, so we look: adding must round like the sum of two numbers.
 bool adds_whole_products(int64_t rows, int64_t columns, int64_t depth) {
   const auto values = [](int64_t count, int64_t step) {
     std::vector<float> made;
@@ -45,7 +45,7 @@ bool has_microkernel() {
     try {
       return adds_whole_products(48, 48, 48) && adds_whole_products(kTileRows, kTileColumns, kMostRows) &&
              adds_whole_products(6, 44, kMostRows - 1);
-    } catch (const std::exception&) {  // not in this LibTorch, or not on this CPU
+    } catch (const std::exception&) {  // this LibTorch, or this CPU, has none
       return false;
     }
   }();
@@ -61,13 +61,13 @@ at::Tensor transposed(const at::Tensor& matrix) {
   return result;
 }
 
-// One tile of sum_products(). The first sum of the tree's levels is the tile itself, the others lie in `scratch`.
+// One tile of sum_products(). The tree keeps a sum per level: the first in the tile itself, others in `scratch`.
 class TileSum {
  public:
   TileSum(float* tile, int64_t stride, float* scratch, int64_t rows, int64_t columns)
       : tile_(tile), stride_(stride), scratch_(scratch), rows_(rows), columns_(columns) {}
 
-  // The products come in their order; this is number `number`. A right half is added to the left one at once.
+  // Adds product `number`; give the products in their order. A right half is added to the left one at once.
   void add(size_t number, const float* a, int64_t depth, const float* b, int64_t row_of_b) {
     const bool is_right_half = number % 2 == 1;
     if (!is_right_half) ++sums_;
@@ -110,8 +110,8 @@ bool is_small_for_weight(int64_t rows, const at::Tensor& weight) {
   return rows <= kMostRows && weight.numel() <= 1 << 20;
 }
 
-// The transposed product reads the weight along its rows. So x is transposed in its place, and the result, of which a
-// tile stays in the caches until then.
+// The transposed product reads the weight along its rows. So x is transposed instead of the weight. The result is
+// transposed back tile by tile, while a tile is in the caches.
 at::Tensor small_forward(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
   const int64_t rows = x.size(0), in = weight.size(1), out = weight.size(0);
   const at::Tensor columns = transposed(x);

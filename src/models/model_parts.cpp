@@ -13,7 +13,7 @@
 namespace lockstep {
 namespace {
 
-// Above these the products of sizes would come near the largest whole number, and the parameters beyond any memory.
+// Above these limits products of sizes would come near the largest integer, and parameters would fit no memory.
 constexpr double largest_width = 64;
 constexpr int64_t largest_image = 4096;
 

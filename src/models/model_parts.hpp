@@ -10,7 +10,7 @@
 
 namespace lockstep {
 
-// Throw Error that names the model.
+// These throw Error that names the model.
 void check_width(const std::string& model, double width);
 void check_image_size(const std::string& model, int64_t size, int64_t least);
 void check_at_least_one(const std::string& model, const std::string& what, int64_t size);
@@ -24,7 +24,7 @@ int64_t scaled(int64_t count, double width);
 // A layer that resizes images to size x size, bilinearly.
 torch::nn::Upsample resize(int64_t size);
 
-// Xavier's uniform distribution for all parameters with two dimensions or more, zero for biases; BatchNorm's stay.
+// Draws Xavier's uniform distribution for parameters with two dimensions or more. Biases become zero; BatchNorm's stay.
 void draw_weights(torch::nn::Module& net, uint64_t seed);
 
 }  // namespace lockstep

@@ -95,7 +95,7 @@ void check_model(const ModelOptions& options) {
 
 torch::nn::Sequential make_model(const ModelOptions& options, uint64_t seed) {
   check_model(options);
-  // A Sequential is made of the pointer to its base class; of any other it would make its only layer.
+  // The pointer must be to the base class: a Sequential takes any other module for its only layer.
   std::shared_ptr<torch::nn::SequentialImpl> net;
   if (options.name == "lenet") net = std::make_shared<LeNetImpl>(seed);
   if (options.name == "mlp") net = std::make_shared<MlpImpl>(mlp_options(options, seed));

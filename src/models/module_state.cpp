@@ -46,7 +46,7 @@ UnmatchedNames load_state(const NamedTensors& from, torch::nn::Module& module, c
   auto fail = [&](const std::string& why) { throw Error(what + ": " + why); };
 
   NamedTensors state = every_name_of(module);
-  std::vector<std::pair<at::Tensor, at::Tensor>> copies;  // to, from
+  std::vector<std::pair<at::Tensor, at::Tensor>> copies;  // pairs of to and from
   for (const auto& [name, tensor] : state) {
     auto value = values.find(name);
     if (value == values.end()) continue;

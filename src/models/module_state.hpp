@@ -1,4 +1,4 @@
-// A module's parameters and buffers as named tensors, and back.
+// Reads and sets a module's parameters and buffers as named tensors.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -11,12 +11,12 @@
 namespace lockstep {
 
 // Parameters, then buffers, as PyTorch's state_dict names them. A tensor that the module holds under two names comes
-// once, under the first. They share the module's memory.
+// once, under the first. The tensors share the module's memory.
 io::NamedTensors state_of(const torch::nn::Module& module);
 
 // Copies `values` into `module`. A shared tensor may have any of its names. Throws Error, which begins with `what`,
-// before anything is changed, if a name has another shape or type; and unless the options say otherwise, if one is
-// missing or unknown. Gives the names that were left out.
+// before anything is changed, if a name has another shape or type. Throws also if a name is missing or unknown, unless
+// the options allow that. Returns the names that were left out.
 UnmatchedNames load_state(const io::NamedTensors& values, torch::nn::Module& module, const std::string& what,
                           const LoadOptions& options = {});
 

@@ -16,13 +16,13 @@ torch::nn::Conv2d convolution(int64_t in, int64_t out, int64_t kernel, int64_t s
       torch::nn::Conv2dOptions(in, out, kernel).stride(stride).padding(kernel / 2).bias(/*new_bias=*/false));
 }
 
-// A clone's norms are of the kind that it was cloned from.
+// A fresh norm for a clone, of the same kind as the one it is cloned from.
 torch::nn::AnyModule fresh(const torch::nn::AnyModule& norm, int64_t channels) {
   const bool other = !norm.is_empty() && dynamic_cast<torch::nn::BatchNorm2dImpl*>(norm.ptr().get()) == nullptr;
   return other ? norm.clone() : torch::nn::AnyModule(torch::nn::BatchNorm2d(channels));
 }
 
-// relu(norm(x) + shortcut), with no short cut if that is undefined. Changes norm(x) in place: no backward needs it.
+// Computes relu(norm(x) + shortcut), or relu(norm(x)). Changes norm(x) in place: no backward needs it.
 torch::Tensor norm_and_relu(torch::nn::AnyModule& norm, const torch::Tensor& x, const torch::Tensor& shortcut = {}) {
   torch::nn::Module& module = *norm.ptr();
   if (typeid(module) == typeid(torch::nn::BatchNorm2dImpl)) {

@@ -13,7 +13,7 @@
 namespace lockstep {
 namespace {
 
-// Three of the blocks halve the size. They leave 2 of 9 pixels. So even a batch of one sample has more than one value
+// Three of the blocks halve the size, which leaves 2 of 9 pixels. So even a batch of one sample has more than one value
 // per channel, as normalisation needs.
 constexpr int64_t smallest_resnet_image = 9;
 

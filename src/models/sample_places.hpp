@@ -1,5 +1,5 @@
-// SamplePlaces: knows where the samples stand that a replica computes: in which step, and in which batch of the step if
-// several whole ones add up. Layers that draw need these places. Used by one thread.
+// SamplePlaces: knows the places of the samples that a replica computes: the step, and the batch in the step if several
+// whole ones add up. Layers that draw need these places. Used by one thread.
 #pragma once
 
 #include <lockstep/data/data.hpp>
@@ -11,14 +11,14 @@ namespace lockstep {
 
 class SamplePlaces {
  public:
-  // For replica `index` of `count`, in a run with this seed.
+  // Keeps the places of replica `index` of `count`, in a run with this seed.
   SamplePlaces(uint64_t seed, int index, int count) : seed_(seed), index_(index), count_(count) {}
 
-  // The place of the part that this replica computes next. If the batch does not say, it is where batches() would cut
-  // it.
+  // The place of the part that this replica computes next. If the batch does not say it, the place is taken from the
+  // cut of batches().
   SamplePlace of(const Batch& batch);
 
-  void computed() { computed_ = true; }  // a backward was computed, to whose gradients the step's others are added
+  void computed() { computed_ = true; }  // call it after a backward to whose gradients the step's others are added
   int64_t steps_done() const { return steps_done_; }
   void set_steps_done(int64_t steps);
 
@@ -28,10 +28,10 @@ class SamplePlaces {
   const uint64_t seed_;
   const int index_, count_;
   int64_t steps_done_ = 0;
-  // In the present step:
-  int64_t batches_ = 0;  // how many whole ones were before the last part
+  // These four are about the present step.
+  int64_t batches_ = 0;  // the number of whole batches before the last part
   bool any_ = false;     // there was a part
-  int32_t mark_ = 0;     // of the last part
+  int32_t mark_ = 0;     // the mark of the last part
   int64_t end_ = 0;      // where the last part's samples end
   bool computed_ = false;
 };

@@ -21,7 +21,8 @@ void TiedLinearImpl::pretty_print(std::ostream& out) const {
 }
 
 void tie_layers(torch::nn::Module& net) {
-  for (const auto& module : net.modules(/*include_self=*/false)) {  // a constructor may call this
+  // The loop leaves out `net` itself, since a constructor may call this.
+  for (const auto& module : net.modules(/*include_self=*/false)) {
     auto* const layer = dynamic_cast<Tied*>(module.get());
     if (layer == nullptr) continue;
     const auto parameters = net.named_parameters();

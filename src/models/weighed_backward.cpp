@@ -40,7 +40,7 @@ WeighedBackward::WeighedBackward(const at::Tensor& loss, double weight, const to
   if (!holds(loss.scalar_type(), weight)) rest_ = weight;
   seed_ = at::full_like(loss, rest_ ? 1 : weight);
   if (!rest_) return;
-  // What backward computes again, as activation checkpointing does it, is not in the graph.
+  // Takes the module's parameters too: the graph lacks what backward computes again (activation checkpointing).
   std::set<Accumulator> leaves;
   for (const auto& parameter : module.parameters()) {
     if (parameter.requires_grad()) leaves.insert(torch::autograd::impl::grad_accumulator(parameter));
@@ -53,7 +53,7 @@ WeighedBackward::WeighedBackward(const at::Tensor& loss, double weight, const to
   for (const auto& leaf : leaves) weigh(leaf);
 }
 
-// Before the node, and not of the tensor: those run for torch::autograd::grad() within backward as well.
+// Hooks the node, not the tensor: a tensor's hooks run for torch::autograd::grad() within backward as well.
 void WeighedBackward::weigh(const Accumulator& leaf) {
   auto hook = std::make_unique<Weigh>(*rest_);
   hooks_.emplace_back(leaf, hook.get());

@@ -1,9 +1,9 @@
 // WeighedBackward: multiplies the gradients of a loss's backward by `weight`, whatever the loss's type is.
 //
 // Backward begins with the weight, which autograd rounds to the loss's type: bfloat16 makes 1.3359375 of 4/3, and
-// float16 infinity of 70000. If it would be rounded so, backward begins with 1, and each gradient is weighed in its own
-// type, when it is whole and before it is added to .grad. A loss of 32 bits or more is weighed by where backward begins
-// in any case.
+// float16 infinity of 70000. If this would change the weight, backward begins with 1. Then each gradient is weighed in
+// its own type, when it is whole and before it is added to .grad. For a loss of 32 bits or more, backward always begins
+// with the weight.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,16 +19,16 @@ namespace lockstep {
 
 class WeighedBackward {
  public:
-  // While it lives, a backward that begins at `loss` with seed() gives the gradients of the module's parameters, and of
-  // all other leaves of the loss's graph, `weight` times.
+  // While it lives, a backward that begins at `loss` with seed() multiplies gradients by `weight`: those of the
+  // module's parameters, and of all other leaves of the loss's graph.
   WeighedBackward(const at::Tensor& loss, double weight, const torch::nn::Module& module);
   ~WeighedBackward();
   WeighedBackward(const WeighedBackward&) = delete;
   WeighedBackward& operator=(const WeighedBackward&) = delete;
 
   const at::Tensor& seed() const { return seed_; }
-  bool weighs_gradients() const { return rest_.has_value(); }  // false: the seed does it
-  // For a gradient that torch::autograd::grad() gives, which it leaves as it is.
+  bool weighs_gradients() const { return rest_.has_value(); }  // false: the seed weighs them
+  // Weighs a gradient that torch::autograd::grad() gives: the hooks do not weigh those.
   at::Tensor weighed(const at::Tensor& gradient) const { return rest_ ? gradient * *rest_ : gradient; }
 
  private:
@@ -36,7 +36,7 @@ class WeighedBackward {
   void weigh(const Accumulator& leaf);
 
   at::Tensor seed_;
-  std::optional<double> rest_;  // what the seed leaves to the gradients
+  std::optional<double> rest_;  // the weight that the seed leaves to the gradients
   std::vector<std::pair<Accumulator, const torch::autograd::FunctionPreHook*>> hooks_;
 };
 

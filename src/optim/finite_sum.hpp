@@ -7,8 +7,8 @@
 
 namespace lockstep {
 
-// A sum over all defined tensors, as float64 on `device`: of their numbers, or on a GPU of these without signs. It is
-// finite if all their numbers are. Waits for no GPU.
+// The sum over all defined tensors, as float64 on `device`; on a GPU it is a sum of magnitudes. It is finite if all
+// numbers are finite. Waits for no GPU.
 at::Tensor finite_sum(const std::vector<at::Tensor>& tensors, const c10::Device& device);
 
 std::vector<at::Tensor> gradients_of(const std::vector<at::Tensor>& parameters);

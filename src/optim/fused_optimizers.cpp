@@ -24,15 +24,15 @@ namespace {
 using torch::optim::OptimizerParamGroup;
 using States = ska::flat_hash_map<void*, std::unique_ptr<torch::optim::OptimizerParamState>>;
 
-// A kernel goes through the memory of all its tensors in step.
+// Whether the tensors lie in memory alike: a kernel goes through the memory of all its tensors in step.
 bool lie_alike(const at::Tensor& parameter, const at::Tensor& other) {
   return other.defined() && other.layout() == at::kStrided && other.scalar_type() == parameter.scalar_type() &&
          other.device() == parameter.device() && other.sizes() == parameter.sizes() &&
          other.strides() == parameter.strides();
 }
 
-// Whether kernels take those of the group's parameters that have a gradient, with what their states hold. One kernel is
-// of one type, and each type has its own: whether a rank keeps parameters of others too changes no bit of these.
+// Whether kernels can take the group's parameters that have a gradient, with the members of their states. A kernel
+// takes one type, and each type has its own kernel. So parameters of another type on the same rank change no bit.
 template <class Members>
 bool fits_kernel(const OptimizerParamGroup& group, const States& states, const Members& members_of) {
   const at::Tensor* first = nullptr;
@@ -52,7 +52,7 @@ bool fits_kernel(const OptimizerParamGroup& group, const States& states, const M
   return true;
 }
 
-// ---- SGD.
+// ---- SGD
 
 struct SgdTensors {
   std::vector<at::Tensor> parameters, gradients, buffers;
@@ -63,7 +63,7 @@ void step_sgd(const SgdTensors& tensors, const torch::optim::SGDOptions& options
                   options.lr(), options.dampening(), options.nesterov(), /*maximize=*/false, is_first_step);
 }
 
-// A parameter's first step, which may come late, makes its buffer.
+// A parameter's first step makes its buffer. That step may come late.
 void step_group(const OptimizerParamGroup& group, States& states) {
   const auto& options = static_cast<const torch::optim::SGDOptions&>(group.options());
   std::map<at::ScalarType, SgdTensors> begun, fresh;
@@ -90,9 +90,9 @@ void step_group(const OptimizerParamGroup& group, States& states) {
   for (const auto& [type, tensors] : fresh) step_sgd(tensors, options, /*is_first_step=*/true);
 }
 
-// ---- Adam and AdamW, which differ in their kernels.
+// ---- Adam and AdamW, which differ in their kernels
 
-// Counts of steps as tensors on a device, as the kernels read them. Parameters share the tensor of a count.
+// Keeps counts of steps as tensors on a device, as the kernels read them. Parameters share the tensor of a count.
 class StepCounts {
  public:
   const at::Tensor& tensor(int64_t count, const c10::Device& device) {

@@ -1,11 +1,10 @@
-// SGD, Adam and AdamW whose step is one call of LibTorch's fused kernel for all parameters of a group.
+// Makes SGD, Adam and AdamW whose step is one call of LibTorch's fused kernel for all parameters of a group.
 //
 // torch::optim's C++ optimizers call up to 14 operators for each parameter; on a GPU each is a kernel. These classes
-// are theirs in all else: groups, options, states, save() and load(). So states and checkpoints of one fit the other.
-// Results are equal but for rounding: a fused kernel rounds once where operators round one after the other. What the
-// kernels do not take is left to LibTorch's own step, for that step: sparse gradients, amsgrad, several types or
-// devices in one group, and tensors that lie in memory otherwise than their gradients. Used by one thread; waits for no
-// GPU.
+// have the same groups, options, states, save() and load(). So states and checkpoints of one fit the other. Results are
+// equal but for rounding: a fused kernel rounds once where operators round one after the other. A step that the kernels
+// cannot take is LibTorch's own: sparse gradients, amsgrad, several types or devices in one group, and tensors that lie
+// in memory otherwise than their gradients. Used by one thread; waits for no GPU.
 #pragma once
 
 #include <torch/optim/adam.h>
@@ -16,7 +15,7 @@
 
 namespace lockstep {
 
-// Sets gradients to zero in one call, and in place: a CUDA graph and DataParallel's buckets find them there again.
+// Sets gradients to zero in one call, and in place: a CUDA graph and DataParallel's buckets rely on their memory.
 void zero_gradients(const std::vector<at::Tensor>& parameters);
 
 class FusedSgd : public torch::optim::SGD {

@@ -30,7 +30,7 @@ LambParamState& state_of(std::unique_ptr<torch::optim::OptimizerParamState>& kep
   return static_cast<LambParamState&>(*kept);
 }
 
-// Adam's step for the gradient `g`, decayed weights included; a new tensor.
+// Adam's step for the gradient `g`, with weight decay added; a new tensor.
 torch::Tensor adam_step(const torch::Tensor& x, const torch::Tensor& g, LambParamState& state,
                         const LambOptions& options) {
   const auto [beta1, beta2] = options.betas();

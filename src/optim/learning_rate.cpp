@@ -41,7 +41,7 @@ double full_rate(const LearningRate& rate) {
   throw Error("no LrScaling has the number " + std::to_string(static_cast<int>(rate.scaling)));
 }
 
-// Where the warm-up begins.
+// The learning rate with which the warm-up begins.
 double first_rate(const LearningRate& rate) {
   const double k = times_the_batch(rate);
   return full_rate(rate) / (k > 1 ? k : 1000);

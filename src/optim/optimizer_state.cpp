@@ -20,7 +20,7 @@ namespace {
 using torch::serialize::InputArchive;
 using torch::serialize::OutputArchive;
 
-// LibTorch knows parameters by their addresses.
+// The name of a parameter in an archive: LibTorch knows parameters by their addresses.
 std::string archive_key(const at::Tensor& parameter) {
   return std::to_string(reinterpret_cast<size_t>(parameter.unsafeGetTensorImpl()));
 }
@@ -58,7 +58,7 @@ void copy_entries(InputArchive& from, OutputArchive& to, const std::string& but 
   }
 }
 
-// By parameter, then by member.
+// Tensors by parameter, then by member.
 using ByParameter = std::map<std::string, std::map<std::string, at::Tensor>>;
 
 ByParameter by_parameter(const io::NamedTensors& state) {
@@ -71,7 +71,7 @@ ByParameter by_parameter(const io::NamedTensors& state) {
   return members;
 }
 
-// What the optimizer would save, with `members` in the place of its state.
+// The archive that the optimizer would save if `members` were its state.
 InputArchive archive_with(const ByParameter& members, const io::NamedTensors& parameters,
                           const torch::optim::Optimizer& optimizer) {
   OutputArchive saved;
@@ -94,7 +94,8 @@ InputArchive archive_with(const ByParameter& members, const io::NamedTensors& pa
   return reread(whole);
 }
 
-// A member that keeps rows or columns of a matrix has other dimensions. With as many, the state is of another network.
+// Refuses a state of another network, by a member that has as many dimensions as its parameter, but another shape.
+// Members with fewer or more dimensions may be right: they keep rows or columns of a matrix.
 void check_shapes(const ByParameter& members, const io::NamedTensors& parameters) {
   for (const auto& [name, parameter] : parameters) {
     const auto found = members.find(name);
@@ -121,7 +122,7 @@ void replace_state(torch::optim::Optimizer& optimizer, const io::NamedTensors& p
   try {
     InputArchive archive = archive_with(members, parameters, optimizer);
     optimizer.load(archive);
-  } catch (const c10::Error&) {  // whose text speaks of LibTorch's own source
+  } catch (const c10::Error&) {  // its text speaks of LibTorch's own source
     throw Error("the state is of another kind of optimizer: it has " + names_of_members(members));
   }
 }

@@ -1,5 +1,4 @@
-// The state that a torch::optim optimizer has for its parameters (momentum, Adam's averages, step counts), as named
-// tensors.
+// Reads and sets the state of a torch::optim optimizer (momentum, Adam's averages, step counts), as named tensors.
 //
 // It works for every optimizer that has LibTorch's save() and load(), through the members that its states serialise.
 // The name "momentum_buffer.conv1.weight" means the member momentum_buffer of the state of the parameter conv1.weight.
@@ -17,9 +16,9 @@ namespace lockstep {
 // whose state cannot be saved, or for a member of another type.
 io::NamedTensors optimizer_state(const torch::optim::Optimizer& optimizer, const io::NamedTensors& parameters);
 
-// Replaces the optimizer's state. Tensors go to the parameters' device. Those of a parameter's shape get its strides.
-// Throws Error, and leaves the optimizer as it was, for the state of a parameter that is not there, another shape, or
-// the state of another kind of optimizer.
+// Replaces the optimizer's state. Tensors go to the parameters' device. A tensor of its parameter's shape gets the
+// parameter's strides. Throws Error, and leaves the optimizer as it was, for the state of a parameter that is not
+// there, another shape, or the state of another kind of optimizer.
 void load_optimizer_state(torch::optim::Optimizer& optimizer, const io::NamedTensors& parameters,
                           const io::NamedTensors& state);
 

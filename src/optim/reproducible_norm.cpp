@@ -24,9 +24,10 @@ namespace {
 
 using at::Tensor;
 
-// How the numbers below come about. Scaled values are below 4, so their squares are below 16 = 2^4. A row has 2^13
-// values. So a row's sum is at most 2^17, and exact in float64 if all squares are multiples of 2^17 * 2^-53 = 2^-36.
-// Then at most half of that is cut off of each square: the second sum is at most 2^-24, exact for multiples of 2^-77.
+// This is where the numbers below come from. Scaled values are below 4, so their squares are below 16 = 2^4. A row has
+// 2^13 values. So a row's sum is at most 2^17, and exact in float64 if all squares are multiples of 2^17 * 2^-53 =
+// 2^-36. Then at most half of that is cut off of each square: the second sum is at most 2^-24, exact for multiples of
+// 2^-77.
 //
 // The sums of many rows would not be exact any more. So each is split again, into multiples of 2^26 times the unit and
 // the rest. Of either, 2^26 rows add exactly.
@@ -38,27 +39,27 @@ struct RoundingBy {
 };
 constexpr RoundingBy kCoarse{0x1.8p16, 0x1.8p42}, kFine{0x1.8p-25, 0x1.8p1};
 
-// The largest power of two in `largest`, as far as its inverse is a normal number: the exponent's bits alone.
+// The largest power of two in `largest`, so far as its inverse is a normal number. Takes the exponent's bits alone.
 Tensor power_of_two_in(const Tensor& largest) {
   return largest[0].view(at::kLong).bitwise_and(0x7ff0000000000000).view(at::kDouble).clamp(0x1p-1000, 0x1p1022);
 }
 
-// A piece's values in the order of its memory, where that saves a copy.
+// A piece's values, in the order of its memory if that saves a copy.
 Tensor flat_in_any_order(const Tensor& given) {
   const Tensor piece = real_values(given);
   return piece.is_non_overlapping_and_dense() ? piece.as_strided({piece.numel()}, {1}) : piece.contiguous().view(-1);
 }
 
-// The rounded sum and what rounding took away: both depend on the exact sum alone (Knuth's TwoSum).
+// The rounded sum, and the rounding error: both depend on the exact sum alone (Knuth's TwoSum).
 std::pair<Tensor, Tensor> sum_and_error(const Tensor& a, const Tensor& b) {
   const Tensor sum = a + b, of_b = sum - a;
   return {sum, (a - (sum - of_b)) + (b - of_b)};
 }
 
-// ---- By a loop over float32 or float64 in the CPU's memory.
+// ---- By a loop over float32 or float64 in the CPU's memory
 
 using Sums = std::array<double, 4>;
-constexpr int64_t kSquareLanes = 8;  // sums side by side, of which the compiler makes vectors
+constexpr int64_t kSquareLanes = 8;  // sums side by side, which the compiler makes into vectors
 
 double rounded(double value, double rounding) {
   return (value + rounding) - rounding;
@@ -70,7 +71,7 @@ void add_row(double row, double rounding, double* sums) {
   sums[1] += row - high;
 }
 
-// A product and a sum in one expression could become one operation, here and not there.
+// Two statements: some compilers would make one operation of a product and a sum in one expression, others two.
 template <class Real>
 void add_squares(const Real* values, double scale, double* coarse, double* fine) {
   for (int64_t lane = 0; lane < kSquareLanes; ++lane) {
@@ -82,7 +83,7 @@ void add_squares(const Real* values, double scale, double* coarse, double* fine)
   }
 }
 
-// At most kRow values.
+// Adds at most kRow values.
 template <class Real>
 void add_squares(const Real* values, int64_t count, double scale, Sums& sums) {
   double coarse[kSquareLanes] = {}, fine[kSquareLanes] = {};
@@ -109,7 +110,7 @@ Sums sums_of(const Tensor& values, double scale) {
       });
 }
 
-// ---- By operators.
+// ---- By operators
 
 constexpr int64_t kRowsAtATime = 512;  // 32 MiB, so that an operation is worth its call
 
@@ -161,7 +162,7 @@ class SquareSum {
 
   const Tensor scale_, sums_;
   Tensor gathered_;
-  int64_t count_ = 0;  // of values in gathered_
+  int64_t count_ = 0;  // the number of values in gathered_
 };
 
 }  // namespace
@@ -176,7 +177,7 @@ Tensor largest_magnitude(const std::vector<Tensor>& pieces, const c10::Device& d
   }
   const auto type = at::TensorOptions(device).dtype(at::kDouble);
   if (extremes.empty()) return at::zeros({2}, type);
-  const Tensor all = at::stack(extremes).to(at::kDouble).abs().amax();  // NaN if one is
+  const Tensor all = at::stack(extremes).to(at::kDouble).abs().amax();  // NaN if one is NaN
   const Tensor beyond = all.isinf().to(at::kDouble) + all.isnan().to(at::kDouble) * 2;
   return at::stack({at::where(beyond == 0, all, 0), beyond});
 }

@@ -40,13 +40,13 @@ using torch::nn::Sequential;
 using Clock = std::chrono::steady_clock;
 using Kind = PipelineStep::Kind;
 
-// A grain's samples get memory of their own: where they lie must not change how they are computed.
+// A grain's samples get memory of their own, since their place in memory must not change how they are computed.
 at::Tensor samples_of(const at::Tensor& batch, const Range& part, bool is_grain) {
   const at::Tensor samples = batch.slice(0, part.begin, part.end);
   return is_grain ? samples.clone() : samples;
 }
 
-// What a criterion gets: the batch without x, which only the first layer needs.
+// The batch without x, for the criterion; only the first layer needs x.
 Batch targets_of(const Batch& batch, const Range& part, bool is_grain) {
   Batch targets = batch;
   targets.x = at::Tensor();
@@ -76,7 +76,7 @@ class Pipeline::State {
  private:
   using Shapes = std::vector<SampleShape>;
 
-  // This rank's part of a schedule.
+  // This rank's steps of a schedule, and their messages.
   struct Work {
     std::vector<PipelineStep> steps;
     PipelineMessages messages;
@@ -87,7 +87,7 @@ class Pipeline::State {
 
   at::Tensor run(const Batch& batch, const Criterion& criterion, const std::shared_ptr<Replica>& replica,
                  const Shapes& shapes);
-  // The batch's samples of each microbatch.
+  // The range of the batch's samples of each microbatch.
   static std::vector<Range> microbatches_of(int64_t samples, int64_t count);
   static std::vector<Range> grains_of(int64_t samples, int64_t grain);
   PipelineMail mail(const Work& work, const Shapes& shapes, const std::vector<Range>& microbatches);
@@ -102,18 +102,18 @@ class Pipeline::State {
 
   Rank rank_;
   const PipelineOptions options_;
-  const int count_;                    // of stages, over all ranks
-  std::vector<PipelineStage> stages_;  // this rank's, ascending
+  const int count_;                    // the number of stages, over all ranks
+  std::vector<PipelineStage> stages_;  // this rank's stages, ascending
   Sequential module_;
   std::optional<PipelineTies> ties_;
   std::set<std::pair<std::string, int64_t>> compared_;  // shapes and sizes of batches that all ranks had
   std::map<std::string, Shapes> shapes_;                // by the shape of a sample that goes in
   std::map<std::pair<int, bool>, Work> work_;
-  SamplePlace place_;       // of the batch
-  int64_t steps_done_ = 0;  // without a replica, which counts its own
-  int64_t inputs_ = 0;      // batches that were trained
-  int64_t outputs_ = 0;     // calls of forward
-  int checked_ = 0;         // batches whose marks were compared
+  SamplePlace place_;
+  int64_t steps_done_ = 0;  // counted here only without a replica, which counts its own steps
+  int64_t inputs_ = 0;      // how many batches were trained
+  int64_t outputs_ = 0;     // how many calls of forward there were
+  int checked_ = 0;         // how many batches' marks were compared
   PipelineStats stats_;
 };
 
@@ -153,7 +153,7 @@ const Pipeline::State::Shapes& Pipeline::State::shapes_for(const at::Tensor& x) 
   std::string key = input.text();
   if (input.format == at::MemoryFormat::ChannelsLast) key += " in channels-last";
   const auto device = rank_.device().type();
-  if (at::autocast::is_autocast_enabled(device)) {  // other types cross then
+  if (at::autocast::is_autocast_enabled(device)) {  // then other types go between stages
     key += std::string(" in ") + c10::toString(at::autocast::get_autocast_dtype(device));
   }
   if (compared_.count({key, x.size(0)}) == 0) {
@@ -261,7 +261,7 @@ at::Tensor Pipeline::State::run(const Batch& batch, const Criterion& criterion, 
   const at::Tensor loss_and_mark = at::zeros({2}, at::TensorOptions(rank_.device()).dtype(at::kDouble));
   const at::Tensor loss = loss_and_mark[0];
   loss_and_mark[1].fill_(batch.mark);
-  std::map<int, int> backwards;  // done, by stage
+  std::map<int, int> backwards;  // how many backwards are done, by stage
   const int64_t first_grain = by_grains ? place_.first / batch.grain : 0;
 
   for (size_t i = 0; i < work.steps.size(); ++i) {
@@ -269,13 +269,13 @@ at::Tensor Pipeline::State::run(const Batch& batch, const Criterion& criterion, 
     PipelineStage& stage = this->stage(step.stage);
     const Range part = microbatches[static_cast<size_t>(step.microbatch)];
     const double share = static_cast<double>(part.size()) / static_cast<double>(samples);
-    const SampleScope scope(place_of_part(part));  // backward may compute forward again
+    const SampleScope scope(place_of_part(part));  // it holds for backward too, which may compute forward again
     const at::Tensor received = mail.take(static_cast<int>(i));
     at::Tensor made;
-    std::vector<std::pair<int, at::Tensor>> ties;  // their gradients
+    std::vector<std::pair<int, at::Tensor>> ties;  // gradients of ties
 
     if (step.kind == Kind::forward) {
-      // A backward that follows at once saves no memory by computing forward again.
+      // A backward that follows at once saves no memory by computing forward again, so the graph is kept.
       const bool backward_next =
           i + 1 < work.steps.size() && work.steps[i + 1] == PipelineStep{Kind::backward, step.microbatch, step.stage};
       PipelineStage::Head loss_of;
@@ -286,7 +286,7 @@ at::Tensor Pipeline::State::run(const Batch& batch, const Criterion& criterion, 
         loss_of = [this, &criterion, targets = std::move(targets), looks,
                    size = part.size()](const at::Tensor& output) {
           at::Tensor mean = criterion(output, targets_on(targets, rank_.device()));
-          if (looks) check_counted_targets(mean, size, rank_.name() + ": Pipeline");  // by its graph
+          if (looks) check_counted_targets(mean, size, rank_.name() + ": Pipeline");  // it looks at the graph of `mean`
           return mean;
         };
       }
@@ -323,7 +323,7 @@ at::Tensor Pipeline::State::run(const Batch& batch, const Criterion& criterion, 
       ties = ties_->take_gradients(step.stage);
       if (step.stage == 0) continue;
     }
-    // What crosses lies in memory as it does where nothing is cut, so that the next stage takes the same kernels.
+    // Tensors between stages lie in memory as they do without a cut, so that the next stage takes the same kernels.
     const auto& shape = shapes[static_cast<size_t>(step.stage) + (step.kind == Kind::forward ? 1 : 0)];
     mail.give(static_cast<int>(i), made.contiguous(shape.format));
     for (const auto& [tie, gradient] : ties) mail.give_tie(static_cast<int>(i), tie, gradient);
@@ -343,9 +343,9 @@ void Pipeline::State::check_output(const PipelineStage& stage, const at::Tensor&
               expected.text() + " for zeros in eval mode; a stage's output must have one shape");
 }
 
-// Behind the cut it would have memory of its own, and some kernels round by where their input begins and how it lies.
+// After a cut the output would have memory of its own, and some kernels round by where and how their input lies.
 void Pipeline::State::check_memory(const PipelineStage& stage, const at::Tensor& y, const SampleShape& expected) const {
-  constexpr std::uintptr_t kLine = 64;  // bytes, at which LibTorch's memory begins
+  constexpr std::uintptr_t kLine = 64;  // the bytes to which LibTorch aligns its memory
   const bool is_aligned = reinterpret_cast<std::uintptr_t>(y.const_data_ptr()) % kLine == 0;
   if (y.numel() == 0 || (is_aligned && y.is_contiguous(expected.format))) return;
   throw Error(

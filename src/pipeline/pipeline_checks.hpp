@@ -1,4 +1,4 @@
-// What a Pipeline refuses, nearly all of it before it computes anything.
+// Checks of what a Pipeline refuses, nearly all of it before it computes anything.
 #pragma once
 
 #include <lockstep/pipeline/pipeline.hpp>
@@ -13,16 +13,16 @@ namespace lockstep {
 // schedule, microbatches < 1, a stage of this rank without layers, or random layers that would be computed twice.
 void check_stages(const std::vector<torch::nn::Sequential>& stages, const Rank& rank, const PipelineOptions& options);
 
-// All ranks must call them. Throw Error on every rank if two ranks differ. compare_options gives the first of all
-// stages that has parameters; `first_here` is the first of this rank's. `stages` if there is none.
+// All ranks must call these. They throw Error on every rank if two ranks differ. `first_here` is the first of this
+// rank's stages that has parameters, and `stages` if none has. compare_options gives the same for the stages of all
+// ranks.
 int compare_options(Rank& rank, int stages, const PipelineOptions& options, int first_here);
 void compare_batches(Rank& rank, const std::string& shape, int64_t size);
 
-// Throws Error on every rank if the ranks' samples differ, where it is the turn of this input: see
-// rank_with_another_input.
+// Throws Error on every rank if the ranks' samples differ. Not every input is compared: see rank_with_another_input.
 void compare_inputs(Rank& rank, const at::Tensor& x, int64_t inputs);
 
-// Throws Error if this rank's Batch::mark is not the last rank's; 0: not known.
+// Throws Error if this rank's Batch::mark is not the last rank's; 0: the mark is not known.
 void check_mark(const Rank& rank, int32_t mark, int32_t of_last);
 
 }  // namespace lockstep

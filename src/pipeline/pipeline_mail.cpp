@@ -9,7 +9,7 @@ namespace lockstep {
 
 namespace {
 
-// The same memory with its values in a row, as NCCL needs it.
+// The same memory with its values in a row, since NCCL needs that.
 at::Tensor in_a_row(const at::Tensor& tensor) {
   const bool pixel_by_pixel = !tensor.is_contiguous() && tensor.is_contiguous(at::MemoryFormat::ChannelsLast);
   return pixel_by_pixel ? tensor.permute({0, 2, 3, 1}) : tensor;
@@ -89,7 +89,7 @@ void PipelineMail::finish() {
 
 void PipelineMail::post(int index) {
   const auto& message = messages_.messages[index];
-  if (message.peer == rank_.index()) return;  // given straight
+  if (message.peer == rank_.index()) return;  // give_message() has given it directly
   Open& open = open_[index];
   const int tag = message.tie >= 0                              ? kTieTag
                   : message.kind == PipelineStep::Kind::forward ? kActivationTag

@@ -19,7 +19,7 @@ Key key_of(const PipelineStep& step) {
 
 struct StepPlace {
   int rank;
-  int step;  // of the rank's
+  int step;
   int end = 0;
 };
 
@@ -66,7 +66,7 @@ PipelineMessages messages_of(int rank, const std::vector<std::vector<PipelineSte
   const auto places = simulate(steps, stages);
 
   struct Timed {
-    std::tuple<int, int, int> order;  // when it arises; at the same time, by the rank that makes it, and by the tie
+    std::tuple<int, int, int> order;  // when it arises; at the same time the maker's rank, then the tie
     PipelineMessage message;
   };
   std::vector<Timed> timed;

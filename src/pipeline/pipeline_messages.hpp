@@ -1,10 +1,10 @@
-// Which messages a rank sends and receives while it computes its steps of a schedule, and in which order.
+// Plans the messages that a rank sends and receives while it computes its steps of a schedule, and their order.
 //
-// Pure: no tensors and no backend. Each output of a stage goes to the rank of the next stage, and each gradient back.
-// If a stage computes with a parameter of an earlier one, that parameter's gradient goes there too. All messages of all
-// ranks have one order: that in which they arise if every step takes one unit of time. It agrees with every rank's
-// order of steps. So a rank that posts its messages in this order never waits for itself. This holds even if a posted
-// message holds up all that are posted behind it, as on a stream of NCCL's.
+// Pure functions: no tensors and no backend. Each output of a stage goes to the rank of the next stage, and each
+// gradient back. If a stage computes with a parameter of an earlier one, that parameter's gradient goes there too. All
+// messages of all ranks have one order: the order in which they arise if every step takes one unit of time. It agrees
+// with every rank's order of steps. So a rank that posts its messages in this order never waits for itself. This holds
+// even if a posted message holds up all that are posted after it, as on a stream of NCCL's.
 #pragma once
 
 #include <lockstep/layout/pipeline_schedule.hpp>
@@ -13,32 +13,33 @@
 
 namespace lockstep {
 
-// Two stages that compute with the same parameter: the one that has it, and a later one that borrows it.
+// Two stages that compute with the same parameter: its owner, and a later stage that borrows it.
 struct PipelineTie {
   int owner, borrower;
 };
 
 struct PipelineMessage {
   bool sent;                // true: this rank sends it; false: it receives it
-  PipelineStep::Kind kind;  // of both steps: forward for an activation, backward for a gradient
+  PipelineStep::Kind kind;  // the kind of both steps: forward for an activation, backward for a gradient
   int peer;                 // the other side; this rank itself if it holds both stages
   int step;                 // this rank's step that makes it or needs it
   int their_step;           // the peer's step that needs it or makes it
-  int tie = -1;             // which tie's gradient it is; -1: none's
+  int tie = -1;             // the tie whose gradient it is; -1: it is no tie's gradient
 };
 
 struct PipelineMessages {
-  std::vector<PipelineMessage> messages;  // this rank's, in the order of all
-  // By step of this rank: the index of the message that it needs, and of the one that it makes; -1 if there is none.
+  std::vector<PipelineMessage> messages;  // this rank's messages, in the one order of all
+  // By step of this rank: the indices of the message that the step needs and of the message that it makes; -1: none.
   std::vector<int> needed, made;
-  std::vector<std::vector<int>> ties_needed, ties_made;  // by step: those of ties
-  // By step: the indices of sent messages that have certainly arrived once the step has what it needs. For that comes
-  // from the peer's step that needed them, or from a later one. So their memory can be freed without asking.
+  std::vector<std::vector<int>> ties_needed, ties_made;  // by step: the indices of ties' messages
+  // By step: the indices of sent messages that have certainly arrived once the step has what it needs. The step's
+  // message comes from the peer's step that needed them, or from a later one. So their memory can be freed without
+  // asking.
   std::vector<std::vector<int>> arrived;
 };
 
-// `steps` are those of all ranks, each in its order: forwards alone, or forwards and backwards. All of them must be
-// able to complete, as steps_of's do.
+// `steps` are the steps of all ranks, each rank's in its order: forwards alone, or forwards and backwards. All of them
+// must be able to complete, as those of steps_of are.
 PipelineMessages messages_of(int rank, const std::vector<std::vector<PipelineStep>>& steps, int stages,
                              const std::vector<PipelineTie>& ties = {});
 

@@ -17,7 +17,7 @@ using comm::describe;
 
 namespace {
 
-// Two samples, so that a mean over the samples is told from an output with one value per sample.
+// Two samples tell a mean over the samples from an output with one value per sample.
 constexpr int64_t kTriedSamples = 2;
 constexpr int64_t kMostDimensions = 16;
 
@@ -29,7 +29,7 @@ class EvalMode {
     layers->eval();
   }
   ~EvalMode() {
-    for (const auto& [module, training] : before_) module->train(training);  // outer ones first: they set their parts
+    for (const auto& [module, training] : before_) module->train(training);  // outer ones first: they set inner ones
   }
   EvalMode(const EvalMode&) = delete;
   EvalMode& operator=(const EvalMode&) = delete;
@@ -111,7 +111,7 @@ std::vector<SampleShape> dry_run_shapes(Rank& rank, std::vector<PipelineStage>& 
     }
   }
   for (const auto& send : sends) send->wait();
-  // Every rank must know what comes out, and none may go on before all stages were tried.
+  // Every rank must know the network's output, and none may go on before all stages were tried.
   const at::Tensor message = packed(shapes.back(), rank.device());
   rank.broadcast(message, ranks - 1);
   shapes.back() = unpacked(message);

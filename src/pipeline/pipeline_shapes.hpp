@@ -1,4 +1,4 @@
-// The shapes and types that cross between the stages of a pipeline. Sending zeros through all stages finds them.
+// The shapes and types of tensors between the stages of a pipeline. Sending zeros through all stages finds them.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,7 +14,7 @@ namespace lockstep {
 
 struct SampleShape {
   at::ScalarType type = at::ScalarType::Undefined;
-  std::vector<int64_t> sizes = {};  // of one sample
+  std::vector<int64_t> sizes = {};  // the sizes of one sample
   at::MemoryFormat format = at::MemoryFormat::Contiguous;
 
   bool operator==(const SampleShape&) const = default;
@@ -25,10 +25,11 @@ struct SampleShape {
 // `x` holds samples along its first dimension.
 SampleShape sample_shape(const at::Tensor& x);
 
-// Element s is the input shape of stage s; the last element is the network's output shape. A rank fills in what its own
-// stages take and give, and the last element; the others are empty. All ranks must call it with the same `input`.
-// `stages` are this rank's, of `count` in all. It runs in eval mode and without gradients. Throws Error for a layer
-// that cannot take its input, and for a stage whose output is no floating point tensor with the samples first.
+// Element s is the input shape of stage s; the last element is the network's output shape. A rank fills in the shapes
+// that its own stages take and give, and the last element; the others are empty. All ranks must call it with the same
+// `input`. `stages` are this rank's stages, `count` is the number of all. It runs in eval mode and without gradients.
+// Throws Error for a layer that cannot take its input, and for a stage whose output is no floating-point tensor with
+// the samples first.
 std::vector<SampleShape> dry_run_shapes(Rank& rank, std::vector<PipelineStage>& stages, int count,
                                         const SampleShape& input);
 

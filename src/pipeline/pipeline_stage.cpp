@@ -91,7 +91,7 @@ at::Tensor PipelineStage::forward(int microbatch, const at::Tensor& x, const Hea
     result = kept.output = result_of(head, enter(kept.input));
   } else {
     const c10::NoGradGuard no_grad;
-    result = result_of(head, kept.input.clone());  // a layer may work in place, and the input is needed once more
+    result = result_of(head, kept.input.clone());  // a layer may work in place, and the input is needed again
   }
   kept_[microbatch] = std::move(kept);
   return result.detach();
@@ -107,7 +107,7 @@ at::Tensor PipelineStage::backward(int microbatch, const at::Tensor& gradient, d
     kept.output = result_of(kept.head, enter(kept.input));
   }
   if (kept.output.requires_grad()) {
-    if (!needs_input_gradient_ && layers_->parameters().empty()) {  // the stage behind gives zeros
+    if (!needs_input_gradient_ && layers_->parameters().empty()) {  // the stage after it gives zeros
       throw Error("Pipeline: stage " + std::to_string(index_) +
                   " has no parameters, but computes with a tensor that wants a gradient. Register that as a parameter");
     }
@@ -130,7 +130,7 @@ at::Tensor PipelineStage::backward(int microbatch, const at::Tensor& gradient, d
   return of_input.defined() ? of_input : at::zeros_like(kept.input);
 }
 
-// Where nothing is to be trained, no loss has a graph.
+// A loss may lack a graph if there is nothing to train.
 void PipelineStage::refuse_loss_without_graph() const {
   const auto parameters = layers_->parameters();
   const bool trains =

@@ -1,6 +1,6 @@
-// PipelineStage: consecutive layers, and what their backward needs of each microbatch that is under way.
+// PipelineStage: consecutive layers, and what their backward needs for each microbatch that is under way.
 //
-// Used by its rank's thread. It knows of other stages only whether it is the first one.
+// Used by its rank's thread. It knows nothing of other stages, except whether it is the first.
 #pragma once
 
 #include <torch/nn/modules/container/sequential.h>
@@ -14,19 +14,20 @@ namespace lockstep {
 
 class PipelineStage {
  public:
-  // What becomes of the layers' output before it leaves the stage: of the last stage's the loss. Empty: nothing.
+  // Computes something from the layers' output before it leaves the stage: the last stage's head gives the loss. Empty:
+  // there is none.
   using Head = std::function<at::Tensor(const at::Tensor& output)>;
 
-  // `index`: 0 for the first stage of all, which needs no gradient of its input.
+  // `index` is 0 for the first of all stages, which needs no gradient of its input.
   PipelineStage(int index, torch::nn::Sequential layers);
 
-  // Without, backward gives zeros for it: no stage before has parameters.
+  // false: backward gives zeros for the input's gradient, since no stage before has parameters.
   void set_needs_input_gradient(bool needs) { needs_input_gradient_ = needs; }
 
   int index() const { return index_; }
   const torch::nn::Sequential& layers() const { return layers_; }
 
-  // Runs the layers one after the other. Throws Error, which names the layer that fails, its input and what it says.
+  // Runs the layers one after the other. Throws Error, which names the layer that fails, its input and its error.
   at::Tensor through(at::Tensor x);
 
   // Returns head(through(x)), detached. Keeps what backward(microbatch) needs: the graph, or without `keep_graph` the
@@ -38,10 +39,10 @@ class PipelineStage {
     at::Tensor tensor, gradient;
   };
 
-  // Adds to the parameters' gradients what `gradient`, of forward's result, makes of them, and returns the gradient of
-  // its input; undefined for the first stage. The last stage takes the `weight` of its loss in place of `gradient`.
-  // Without the graph computes forward again; buffers (running statistics) have moved before and keep their values.
-  // Throws Error: a loss without a graph. A parameter of `lent` gets its gradient there in one sum with its own.
+  // Takes the gradient of forward's result, adds the parameters' gradients to their .grad, and returns the input's
+  // gradient; undefined for the first stage. The last stage takes the `weight` of its loss in place of `gradient`.
+  // Without the graph it computes forward again; buffers (running statistics) have moved before and keep their values.
+  // A parameter of `lent` gets the gradient there in one sum with its own. Throws Error for a loss without a graph.
   at::Tensor backward(int microbatch, const at::Tensor& gradient, double weight, const std::vector<Root>& lent = {});
 
  private:
@@ -51,14 +52,14 @@ class PipelineStage {
   struct Kept {
     at::Tensor input;   // a leaf
     at::Tensor output;  // with its graph; undefined if only the input is kept
-    Head head;          // for computing forward again
+    Head head;          // the head, for computing forward again
   };
 
   const int index_;
   bool needs_input_gradient_;
   torch::nn::Sequential layers_;
-  std::vector<std::string> names_;  // of the layers
-  std::map<int, Kept> kept_;        // by microbatch
+  std::vector<std::string> names_;
+  std::map<int, Kept> kept_;  // by microbatch
 };
 
 // Throws Error, which begins with `of`, if a module of LibTorch's in `layers` draws random numbers when it trains.

@@ -20,7 +20,8 @@ namespace {
 
 using nlohmann::json;
 
-// A stage's layers that are tied to a parameter of another stage, by the parameter's name. The others are tied here.
+// A stage's layers that are tied to a parameter of another stage, by the parameter's name. It ties the other tied
+// layers.
 std::map<std::string, std::vector<Tied*>> borrowing_layers(const PipelineStage& stage) {
   std::map<std::string, std::vector<Tied*>> layers;
   const auto parameters = stage.layers()->named_parameters();
@@ -36,7 +37,7 @@ std::map<std::string, std::vector<Tied*>> borrowing_layers(const PipelineStage& 
   return layers;
 }
 
-// The lists of all ranks, one behind the other.
+// The lists of all ranks, one after the other.
 json joined_lists(const json& mine, Rank& rank) {
   json all = json::array();
   for (const auto& text : texts_of_all_ranks(mine.dump(), rank)) {
@@ -56,10 +57,10 @@ PipelineTies::PipelineTies(std::vector<PipelineStage>& stages, Rank& rank) : ran
   }
   if (!rank_.any(!wanted.empty())) return;
   wanted = joined_lists(wanted, rank_);
-  // Where several stages borrow one parameter, a device alone adds the last one's gradient first.
+  // If several stages borrow one parameter, a single device adds the last stage's gradient first.
   std::sort(wanted.begin(), wanted.end(), [](const json& a, const json& b) { return a.at("stage") > b.at("stage"); });
 
-  std::map<std::string, at::Tensor> parameters;  // of this rank, as far as they are lent
+  std::map<std::string, at::Tensor> parameters;  // this rank's parameters that are lent
   json offered = json::array();
   for (const auto& stage : stages) {
     for (const auto& item : stage.layers()->named_parameters()) {

@@ -1,10 +1,9 @@
-// PipelineTies: parameters that a stage borrows from an earlier one, such as a head the weight of its embedding.
+// PipelineTies: parameters that a stage borrows from an earlier one, as a head borrows the weight of its embedding.
 //
 // A parameter stays in its own stage alone, for optimizers, averages and checkpoints. A stage that borrows it computes
 // with a copy. Before each batch the copy gets the owner's values. After each microbatch's backward the copy's gradient
-// goes to the owner, whose backward adds it to its own before anybody sees it. So gradients have the bits that they
-// have where nothing is cut. Used by the rank's thread. Cost: the parameter once per batch, its gradient per
-// microbatch.
+// goes to the owner, whose backward adds it to its own gradient before anybody sees that. So gradients have the same
+// bits as without a cut. Used by the rank's thread. Cost: the parameter once per batch, its gradient per microbatch.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -21,29 +20,29 @@ namespace lockstep {
 class PipelineTies {
  public:
   // Ties the layers of this rank's stages. All ranks must call it. Throws Error on all of them for a layer that is tied
-  // to a parameter which no stage has, or one that is not before its own.
+  // to a parameter which no stage has, or which only a later stage has.
   PipelineTies(std::vector<PipelineStage>& stages, Rank& rank);
 
-  // Those of all ranks, in one order.
+  // The ties of all ranks, in one order.
   const std::vector<PipelineTie>& ties() const { return ties_; }
 
   // Gives the copies their owners' values. All ranks must call it.
   void refresh();
 
-  // What a gradient of this tie fits into.
+  // A tensor into which a gradient of this tie fits.
   at::Tensor empty_gradient(int tie) const;
 
   // The gradients of the stage's copies since the last call, each with its tie's number.
   std::vector<std::pair<int, at::Tensor>> take_gradients(int stage);
 
-  // The owner's parameters to which these gradients belong, with the sum for each.
+  // The owner's parameters to which these gradients belong, each with the sum of its gradients.
   std::vector<PipelineStage::Root> roots(const std::vector<std::pair<int, at::Tensor>>& gradients) const;
 
  private:
   Rank rank_;
   std::vector<PipelineTie> ties_;
-  std::vector<at::Tensor> parameters_;  // by tie: the owner's, if it is here
-  std::vector<at::Tensor> copies_;      // by tie: the borrower's, if it is here
+  std::vector<at::Tensor> parameters_;  // by tie: the owner's parameter, if it is here
+  std::vector<at::Tensor> copies_;      // by tie: the borrower's copy, if it is here
 };
 
 }  // namespace lockstep

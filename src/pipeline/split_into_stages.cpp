@@ -9,7 +9,7 @@ namespace {
 
 using torch::nn::Sequential;
 
-// A parameter shared by two stages would get part of its gradient on each rank, and two values after the first step.
+// A parameter shared by two stages would get some of its gradient on each rank, and two values after the first step.
 void check_that_none_is_shared(const std::vector<Sequential>& stages) {
   std::map<const c10::TensorImpl*, std::pair<size_t, std::string>> owners;
   for (size_t stage = 0; stage < stages.size(); ++stage) {
@@ -56,7 +56,7 @@ std::vector<Sequential> split_into_stages(const Sequential& net, const std::vect
   return stages;
 }
 
-// Without this overload {2} would be two stages.
+// Without this overload {2} would mean two stages.
 std::vector<Sequential> split_into_stages(const Sequential& net, std::initializer_list<int64_t> cuts) {
   return split_into_stages(net, std::vector<int64_t>(cuts));
 }

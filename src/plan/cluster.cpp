@@ -36,7 +36,7 @@ Link link_from(JsonFields fields) {
   return link;
 }
 
-// Reads one link for everything, and other links for collectives where they differ.
+// Reads one link for everything, and other links for collectives if they differ.
 Links links_from(JsonFields fields) {
   Links links;
   links.send = {fields.required<double>("latency"), fields.required<double>("bytes_per_second")};
@@ -128,7 +128,7 @@ Cluster cluster_from_json(std::string_view text) {
   cluster.devices_per_node =
       fields.optional<int>("devices_per_node", std::max(1, static_cast<int>(cluster.devices.size())));
   cluster.within = links_from(fields.object("within"));
-  // Between nodes there must be links if there are several.
+  // Several nodes need links between them.
   const bool one_node = cluster.devices.size() <= static_cast<size_t>(std::max(cluster.devices_per_node, 1));
   cluster.between = one_node && !fields.has("between") ? cluster.within : links_from(fields.object("between"));
   if (fields.has("contention")) cluster.contention = fields.list<double>("contention");

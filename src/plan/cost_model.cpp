@@ -11,14 +11,14 @@
 namespace lockstep {
 namespace {
 
-// The size of DataParallel's buckets: so many bytes of gradients are summed at once.
+// The size of DataParallel's buckets: one collective sums so many bytes of gradients.
 constexpr double bucket_bytes = 4 << 20;
 
 int64_t divided_up(int64_t number, int64_t by) {
   return (number + by - 1) / by;
 }
 
-// For each stage of rank `p`, the largest number of microbatches whose activations it holds at once.
+// Counts, for each stage of rank `p`, the most microbatches whose activations it holds at once.
 std::map<int, int> most_live(const ModelSplit& split, int p, int ranks) {
   std::map<int, int> live, most;
   for (const auto& step : steps_of(split.schedule, p, ranks, split.stages_per_rank, split.microbatches)) {
@@ -66,7 +66,7 @@ CostModel::CostModel(const ModelProfile& profile, const Cluster& cluster, const 
   copies_ = std::max(1, static_cast<int>(std::min<int64_t>(ranks, cluster.devices_per_node) / of_first));
 }
 
-// Is there a device whose neighbour is in another node?
+// Whether any device has its neighbour in another node.
 bool CostModel::crosses_nodes(const std::function<int(int, int, int)>& neighbour) const {
   for (int d = 0; d < mesh_.data; ++d) {
     for (int p = 0; p < mesh_.pipeline; ++p) {
@@ -90,7 +90,7 @@ double CostModel::seconds(const std::vector<LayerMessage>& messages, double samp
   return sum;
 }
 
-// Bytes that one rank sends; collectives run in rings.
+// The bytes that one rank sends; collectives run in rings.
 double CostModel::sent_bytes(const std::vector<LayerMessage>& messages, double samples) const {
   double sum = 0;
   for (const auto& message : messages) {
@@ -118,7 +118,7 @@ std::vector<CostModel::Stage> CostModel::stages(const std::vector<int64_t>& cuts
   return stages;
 }
 
-// A microbatch of `samples` through a stage that lives on rank p.
+// The times of a microbatch of `samples` in a stage that lives on rank p.
 PipelineRun::Stage CostModel::run_of(const Stage& stage, int p, double samples, bool recompute) const {
   const bool is_last = stage.end == static_cast<int64_t>(layers_.size());
   PipelineRun::Stage run;
@@ -159,12 +159,12 @@ Partition CostModel::partition(const ModelSplit& split) const {
         .name = layer.name,
         .seconds = (split.recompute ? 2 : 1) * forward + backward,
         .cut_seconds = crossing,
-        // Recomputed activations are there for one microbatch only.
+        // With recompute only one microbatch's activations are there.
         .fixed_bytes = layer.parameter_bytes * (2 + training_.state_bytes_per_parameter_byte) + layer.buffer_bytes +
                        (split.recompute ? saved : 0),
         .live_bytes = split.recompute ? 0 : saved,
         .cut_bytes = output,
-        // Whatever layers stand behind it; workspace_bytes() knows them.
+        // This assumes that all later layers keep their bytes. workspace_bytes() knows the layers, and needs less.
         .workspace_bytes = layer.fixed_workspace_bytes + layer.workspace_bytes * samples,
     });
   }
@@ -190,8 +190,8 @@ Partition CostModel::partition(const ModelSplit& split) const {
   return partition;
 }
 
-// The most that a layer of the stage needs beyond what all of the stage's layers keep. While a layer runs, forward or
-// backward, what the layers behind it keep is not there.
+// The most that a layer of the stage needs beyond what all layers of the stage keep. While a layer runs, forward or
+// backward, the layers behind it keep nothing.
 double CostModel::workspace_bytes(const Stage& stage, double samples) const {
   double most = 0, absent = 0;
   const auto add = [&](const LayerProfile& layer) {
@@ -203,7 +203,7 @@ double CostModel::workspace_bytes(const Stage& stage, double samples) const {
   return most;
 }
 
-// The bytes of activations at their peak.
+// The most bytes of activations at once.
 double CostModel::live_bytes(const Candidate& candidate, int p) const {
   double live = 0, peak = 0;
   for (const auto& step : steps_of(candidate.split.schedule, p, mesh_.pipeline, candidate.split.stages_per_rank,
@@ -228,7 +228,7 @@ double CostModel::memory_bytes(const Candidate& candidate, int p) const {
   return fixed + live_bytes(candidate, p) + workspace;
 }
 
-// Bytes that rank p sends in a step.
+// The bytes that rank p sends in a step.
 double CostModel::bytes_sent(const Candidate& candidate, int p) const {
   double sent = 0;
   for (size_t s = static_cast<size_t>(p); s < candidate.stages.size(); s += static_cast<size_t>(mesh_.pipeline)) {
@@ -284,7 +284,7 @@ Prediction CostModel::predict(const ModelSplit& split) const {
   for (int p = 0; p < mesh_.pipeline; ++p) {
     const auto index = static_cast<size_t>(p);
     Prediction::RankCost share;
-    double backward = 0;  // of the last microbatch, which gradients are summed beside
+    double backward = 0;  // seconds of the last microbatch's backward, beside which gradients are summed
     for (size_t s = index; s < stages.size(); s += columns_.size()) {
       share.parameter_bytes += stages[s].parameter_bytes;
       backward += run.stages[s].backward;

@@ -1,6 +1,6 @@
-// CostModel: computes from a profile what a net split over a mesh costs, by the formulas of docs/plan.md.
+// CostModel: computes the cost of a net split over a mesh from a profile, by the formulas of docs/plan.md.
 //
-// No LibTorch, no state beyond its arguments, which must outlive it.
+// No LibTorch, and no state beyond its arguments, which must outlive it.
 #pragma once
 
 #include <lockstep/layout/model_split.hpp>
@@ -21,14 +21,14 @@ class CostModel {
   CostModel(const ModelProfile& profile, const Cluster& cluster, const TrainingCost& training, const MeshShape& mesh,
             int64_t batch_size);
 
-  // Samples of the largest part of a batch that one pipeline gets.
+  // The number of samples of the largest part of a batch that one pipeline gets.
   int64_t part() const { return part_; }
 
-  // The input of balanced_stages(); the split's own cuts do not matter. With several stages per rank each stage has its
-  // share of the device's memory. Here and below, the split's mesh must be the one for which this model was made.
+  // The input of balanced_stages(); the split's own cuts do not matter. Several stages of a rank share the device's
+  // memory equally. Here and below, give a split with the mesh for which this CostModel was made.
   Partition partition(const ModelSplit& split) const;
 
-  // The split's cuts must be those of its stages.
+  // Predicts the cost. Give a split whose cuts make its stages.
   Prediction predict(const ModelSplit& split) const;
 
   // The memory of the smallest of the devices that hold rank `p` of the pipeline axis; 0: no limit.
@@ -37,23 +37,23 @@ class CostModel {
  private:
   // The devices beside each other on the data and tensor axes. They do the same, and count as one.
   struct Column {
-    double speed = 0;         // of the slowest
-    double memory_bytes = 0;  // of the smallest; 0: no limit
-    int node = 0;             // of the first
+    double speed = 0;         // the speed of the slowest device
+    double memory_bytes = 0;  // the bytes of the smallest device; 0: no limit
+    int node = 0;             // the node of the first device
   };
-  // Stage s: its layers, and what they add up to.
+  // Stage s: its layers, and their sums.
   struct Stage {
     int64_t first, end;
     double parameter_bytes = 0, buffer_bytes = 0;
-    double saved_bytes = 0;  // per sample
-    double input_bytes = 0;  // per sample; 0 for the first stage, since the batch itself is counted elsewhere
+    double saved_bytes = 0;  // bytes per sample
+    double input_bytes = 0;  // bytes per sample; 0 for the first stage, since the batch itself is counted elsewhere
   };
 
   // A split whose costs are counted.
   struct Candidate {
     const ModelSplit& split;
     std::vector<Stage> stages;
-    double samples;  // of a microbatch
+    double samples;  // the number of samples of a microbatch
   };
 
   int device(int data, int pipeline, int tensor) const {
@@ -66,7 +66,7 @@ class CostModel {
   std::vector<Stage> stages(const std::vector<int64_t>& cuts) const;
   PipelineRun::Stage run_of(const Stage& stage, int p, double samples, bool recompute) const;
   double workspace_bytes(const Stage& stage, double samples) const;
-  // For rank p of the pipeline axis:
+  // These four are about rank p of the pipeline axis, or its stages.
   double live_bytes(const Candidate& candidate, int p) const;
   double memory_bytes(const Candidate& candidate, int p) const;
   double bytes_sent(const Candidate& candidate, int p) const;
@@ -76,11 +76,11 @@ class CostModel {
   const Cluster& cluster_;
   const TrainingCost training_;
   const MeshShape mesh_;
-  const std::vector<LayerProfile>& layers_;  // of the slice, if there is a tensor axis
+  const std::vector<LayerProfile>& layers_;  // the slice's layers, if there is a tensor axis
   const int64_t part_;
   std::vector<Column> columns_;     // one per rank of the pipeline axis
-  Links data_, pipeline_, tensor_;  // of each axis
-  int copies_ = 1;                  // how many pipelines share a node
+  Links data_, pipeline_, tensor_;  // the links of each axis
+  int copies_ = 1;                  // the number of pipelines that share a node
 };
 
 }  // namespace lockstep

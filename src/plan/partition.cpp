@@ -18,7 +18,7 @@ struct StageCost {
   double bytes = 0;
 };
 
-// The cost of a stage of the layers first … end - 1, in constant time, from tables over all such ranges.
+// Gives the cost of a stage of the layers first … end - 1 in constant time, from tables over all such ranges.
 class Costs {
  public:
   explicit Costs(const Partition& partition)
@@ -75,7 +75,7 @@ struct Best {
   std::vector<int64_t> cuts;
 };
 
-// Bellman's recursion. best[s][j] is the lowest cost of making s stages of the first j layers. It is the least over i
+// Bellman's recursion: best[s][j] is the lowest cost of making s stages of the first j layers. It is the least over i
 // of combine(best[s - 1][i], cost of layers i … j - 1 as stage s - 1). This is exact, because both combinations used
 // here, maximum and sum, never fall when an argument grows.
 Best best_partition(int64_t layers, int stages, const CostOfStage& cost, const Combine& combine) {
@@ -112,7 +112,7 @@ std::string range(const Partition& partition, int64_t first, int64_t end) {
   return end - first == 1 ? "layer " + name(first) : "layers " + name(first) + " to " + name(end - 1);
 }
 
-// The share of its memory that a device uses; empty without a limit.
+// The share of its memory that a device uses; 0 without a limit.
 double filling(const Partition& partition, const Costs& costs, int stage, int64_t first, int64_t end) {
   const double limit = partition.stages[static_cast<size_t>(stage)].memory_bytes;
   return limit > 0 ? costs.of(stage, first, end).bytes / limit : 0;
@@ -126,7 +126,7 @@ std::vector<int64_t> leanest_stages(const Partition& partition, const Costs& cos
       .cuts;
 }
 
-// Throws if no partition fits: says which one comes closest, and what it lacks.
+// Throws Error that says which partition comes closest to fitting, and what it lacks.
 [[noreturn]] void refuse(const Partition& partition) {
   const Costs costs(partition);
   const auto layers = static_cast<int64_t>(partition.layers.size());

@@ -1,6 +1,6 @@
-// The best cuts of a chain of layers into stages, one per device: exact, by dynamic programming.
+// Finds the best cuts of a chain of layers into stages, one per device: exactly, by dynamic programming.
 //
-// No LibTorch, no state.
+// No LibTorch, and no state.
 #pragma once
 
 #include <cstdint>
@@ -12,13 +12,13 @@ namespace lockstep {
 
 struct Partition {
   struct Layer {
-    std::string name;            // for errors
-    double seconds = 0;          // of a microbatch's forward and backward, on a device of speed 1
-    double cut_seconds = 0;      // what a cut behind this layer costs the stages on both sides: its messages
-    double fixed_bytes = 0;      // held whatever is computed: parameters, gradients, optimizer state
-    double live_bytes = 0;       // held for each microbatch between its forward and its backward
-    double cut_bytes = 0;        // the same for the next stage, if there is a cut behind this layer: its input
-    double workspace_bytes = 0;  // held while the layer computes; the largest of a stage counts
+    std::string name;            // the layer's name in errors
+    double seconds = 0;          // seconds of a microbatch's forward and backward, on a device of speed 1
+    double cut_seconds = 0;      // seconds that the messages of a cut behind this layer cost the stages on both sides
+    double fixed_bytes = 0;      // bytes held whatever is computed: parameters, gradients, optimizer state
+    double live_bytes = 0;       // bytes held for each microbatch between its forward and its backward
+    double cut_bytes = 0;        // such bytes of the next stage, for its input, if there is a cut behind this layer
+    double workspace_bytes = 0;  // bytes held while the layer computes; the largest of a stage counts
   };
   struct Device {
     double speed = 1;
@@ -27,7 +27,7 @@ struct Partition {
   };
 
   std::vector<Layer> layers;
-  std::vector<Device> stages;  // by stage: the device on which it lives
+  std::vector<Device> stages;  // for each stage the device on which it lives
 };
 
 // A stage's seconds are those of its layers on its device, and those of its cuts on both sides. Its bytes are its
@@ -36,13 +36,12 @@ struct Partition {
 // Cuts the layers into contiguous stages of at least one layer, so that the slowest stage is as fast as possible. Among
 // such partitions it takes one whose cuts cost least in sum. Returns the first layers of stages 1, 2, …. Stages get the
 // devices in the given order, and no stage exceeds its device's memory. Takes stages * layers² steps. Throws Error for
-// more stages than layers, and if no partition fits the memory; the text says what would.
+// more stages than layers, and if no partition fits the memory; the text says what would fit.
 std::vector<int64_t> balanced_stages(const Partition& partition);
-// The same, but returns nothing if no partition fits the memory.
+// Does the same, but returns nothing if no partition fits the memory.
 std::optional<std::vector<int64_t>> fitting_stages(const Partition& partition);
 
-// The partition whose fullest device, as a share of its memory, is least full. (Devices without a limit count as
-// empty.)
+// The partition whose fullest device uses the least share of its memory. (Devices without a limit count as empty.)
 std::vector<int64_t> leanest_stages(const Partition& partition);
 
 }  // namespace lockstep

@@ -23,8 +23,8 @@ bool allowed(const MeshShape& mesh, const PlanOptions& options) {
          (mesh.tensor == 1 || options.tensor);
 }
 
-// 1, 2, 4, 8, …: parts of a batch that is a power of two then have sizes that were measured. Kernels choose their way
-// by the size, so 10 samples may take longer than 16.
+// The numbers 1, 2, 4, 8, …: so the parts of a batch that is a power of two have sizes that were measured. Kernels
+// choose their way by the size, so 10 samples may take longer than 16.
 std::vector<int> microbatch_counts(int64_t part, int ranks) {
   const int64_t most = ranks == 1 ? part : std::min<int64_t>(part, int64_t{microbatches_per_rank} * ranks);
   std::vector<int> counts;
@@ -57,7 +57,7 @@ std::string describe(const Plan& plan) {
          (plan.split.recompute ? ", recomputing" : "");
 }
 
-// Tries plans. Among those that do not fit, it remembers the one that lacks least.
+// Tries plans. If none fits, it knows the one that lacks least.
 class Search {
  public:
   Search(const ModelProfile& profile, const Cluster& cluster, const PlanOptions& options)
@@ -116,7 +116,8 @@ class Search {
       if (fits(costs, plan)) return plan;
     }
     all_fit_ = false;
-    // If a rank has several stages, the partition gives each a share of the memory. Together they may fit all the same.
+    // The partition gives each stage of a rank the same share of the memory. The stages may fit together even if one
+    // exceeds its share.
     Plan plan = plan_of(leanest_stages(partition));
     if (fits(costs, plan)) return plan;
     if (!least_ || plan.prediction.memory_bytes() < least_->prediction.memory_bytes()) least_ = plan;
@@ -180,7 +181,7 @@ Prediction predict(const ModelProfile& profile, const Cluster& cluster, const Pl
                    const TrainingCost& training) {
   check_plan_shape(plan, static_cast<int64_t>(profile.layers.size()));
   const CostModel costs(profile, cluster, training, plan.split.mesh, plan.batch_size);
-  // A part with fewer samples than the count of microbatches makes fewer of them.
+  // A part with fewer samples than microbatches makes fewer microbatches.
   ModelSplit split = plan.split;
   split.microbatches = static_cast<int>(std::min<int64_t>(split.microbatches, costs.part()));
   return costs.predict(split);

@@ -7,8 +7,9 @@
 
 namespace lockstep {
 
-// Throws Error, which says what would fit: a number below 1, several stages per rank without the interleaved schedule,
-// more stages than `layers`, cuts that are not as many as the stages need, not ascending, or not within the layers.
+// Throws Error, which says what would fit: a number is below 1; there are several stages per rank without the
+// interleaved schedule, or more stages than `layers`; cuts are fewer or more than the stages need, do not ascend, or do
+// not lie within the layers.
 void check_plan_shape(const Plan& plan, int64_t layers);
 
 }  // namespace lockstep

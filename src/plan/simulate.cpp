@@ -10,15 +10,15 @@ namespace {
 
 constexpr double never = std::numeric_limits<double>::infinity();
 
-// What a rank is doing now. Each of its steps passes through these in turn.
+// The present activity of a rank. Each of its steps passes through these in turn.
 enum class Doing { waiting, computing, exchanging, done };
 
 struct SimulatedRank {
   std::vector<PipelineStep> steps;
   size_t next = 0;  // the step at hand
   Doing doing = Doing::waiting;
-  double work = 0;   // computing: seconds that are left at full speed
-  double until = 0;  // exchanging: when it ends
+  double work = 0;   // computing: the seconds left at full speed
+  double until = 0;  // exchanging: the time when it ends
 };
 
 class Simulation {
@@ -36,8 +36,8 @@ class Simulation {
           steps_of(run.schedule, r, run.ranks, run.stages_per_rank, run.microbatches);
     }
     for (int m = 0; m < run.microbatches; ++m) {
-      input(forward_input_, 0, m) = 0;             // the batch is there
-      input(backward_input_, stages_ - 1, m) = 0;  // the loss too, behind the stage's own forward
+      input(forward_input_, 0, m) = 0;             // the input of microbatch m is there from the start
+      input(backward_input_, stages_ - 1, m) = 0;  // so is the loss's gradient: the last stage makes it
     }
     times_.finish.resize(ranks_.size());
     times_.busy.resize(ranks_.size());
@@ -58,7 +58,7 @@ class Simulation {
   }
 
  private:
-  using Inputs = std::vector<double>;  // when a stage has what it needs for a microbatch
+  using Inputs = std::vector<double>;  // the times when a stage has its input for a microbatch
 
   Inputs inputs() const { return Inputs(static_cast<size_t>(stages_) * static_cast<size_t>(run_.microbatches), never); }
   double& input(Inputs& inputs, int stage, int microbatch) const {
@@ -87,7 +87,7 @@ class Simulation {
     }
   }
 
-  // How many times longer rank `r` computes than alone.
+  // The factor by which rank `r` computes longer than alone.
   double slowdown_of(size_t r) const {
     if (!run_.slowdown) return 1;
     double computing = 0;
@@ -109,9 +109,9 @@ class Simulation {
     return event;
   }
 
-  // Moves the clock to `event` and ends what ends there.
+  // Moves the clock to `event`, and ends what ends there.
   void advance(double event) {
-    std::vector<double> slowdown(ranks_.size(), 1);  // before anybody stops
+    std::vector<double> slowdown(ranks_.size(), 1);  // the slowdown before any rank stops
     for (size_t r = 0; r < ranks_.size(); ++r) {
       if (ranks_[r].doing == Doing::computing) slowdown[r] = slowdown_of(r);
     }
@@ -151,7 +151,7 @@ class Simulation {
   const int stages_;
   std::vector<SimulatedRank> ranks_;
   Inputs forward_input_, backward_input_;
-  std::vector<double> forward_link_, backward_link_;  // when what stage s sends next can set out
+  std::vector<double> forward_link_, backward_link_;  // the times when the next message of stage s can set out
   PipelineTimes times_;
   double now_ = 0;
 };

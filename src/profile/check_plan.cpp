@@ -32,11 +32,11 @@ std::vector<std::string> model_signature(const torch::nn::Sequential& net) {
       line += separator + parameter.key() + " " + classic_text(parameter.value().sizes());
       separator = ", ";
     }
-    // A resizing layer has no parameters, but the times and the memory of all layers behind it depend on its size.
+    // A resizing layer has no parameters. But all layers behind it depend on its size, in their times and memory.
     if (const auto* const resize = layer.value()->as<torch::nn::UpsampleImpl>(); resize && resize->options.size()) {
       line += " to " + classic_text(at::IntArrayRef(*resize->options.size()));
     }
-    // Nor do parameters show the heads, of which slices must be a part.
+    // Parameters do not show the heads either, and slices must take whole heads.
     if (const auto* const block = layer.value()->as<GptBlockImpl>()) {
       line += ", " + std::to_string(block->options.heads) + " heads";
     }

@@ -58,7 +58,7 @@ EchoBackend::Work EchoBackend::reduce_scatter(std::vector<at::Tensor>& outputs,
   return done();
 }
 
-// None of these belongs to a layer's work. By the first, ranks compare their inputs in a few calls; the others happen
+// The next three belong to no layer's work. Ranks compare their inputs of a few calls by the first; the others happen
 // when a slice is made.
 EchoBackend::Work EchoBackend::_allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions&) {
   seconds_ += seconds_of([&] {

@@ -1,8 +1,8 @@
-// EchoBackend: the collectives of a group in which only this rank exists. It serves to measure one rank's share of
-// split work.
+// EchoBackend: the collectives of a group in which only this rank exists. With it one rank's part of split work can be
+// measured.
 //
-// It counts what the rank would exchange, and answers with the rank's own values. A sum is what the rank put in; the
-// others' parts are copies of its own. Used by its rank's thread.
+// It counts the rank's exchanges, and answers with the rank's own values. A sum is the rank's own input; the others'
+// parts are copies of the rank's. Used by its rank's thread.
 #pragma once
 
 #include <lockstep/plan/model_profile.hpp>
@@ -22,10 +22,10 @@ class EchoBackend : public c10d::Backend {
   // one.
   struct Message {
     LayerMessage::Kind kind;
-    double bytes;  // of the whole tensor
+    double bytes;  // the bytes of the whole tensor
   };
   std::vector<Message> take_messages() { return std::exchange(messages_, {}); }
-  double seconds() const { return seconds_; }  // spent in answering, since it was made
+  double seconds() const { return seconds_; }  // seconds spent in answering, since the EchoBackend was made
 
   using Work = c10::intrusive_ptr<c10d::Work>;
 

@@ -24,7 +24,7 @@ constexpr int64_t samples_for_bytes = 32;  // so many that bytes which do not de
 constexpr double seconds_per_size = 0.25;
 constexpr int fewest_rounds = 3, most_rounds = 25;
 
-// Where one layer's graph ends and the next one's begins.
+// Ends one layer's graph, and begins the next one's.
 Tensor boundary(const Tensor& output) {
   return output.detach().requires_grad_(output.requires_grad());
 }
@@ -33,7 +33,7 @@ void keep_better(double& best, double seconds) {
   if (best == 0 || seconds < best) best = seconds;
 }
 
-// The line through the bytes of two numbers of samples.
+// Draws the line through the bytes of two numbers of samples.
 std::vector<LayerMessage> messages_of(const std::vector<EchoBackend::Message>& few,
                                       const std::vector<EchoBackend::Message>& many, int64_t few_samples,
                                       int64_t many_samples) {
@@ -62,7 +62,7 @@ LayerMeter::LayerMeter(torch::nn::Sequential net, std::vector<std::string> names
   net_->train();
 }
 
-// Layer `layer`, or behind the last one the criterion.
+// Calls layer `layer`, or the criterion behind the last one.
 Tensor LayerMeter::call(size_t layer, const Tensor& x, int64_t samples) {
   const SampleScope scope({.size = samples});
   try {
@@ -74,14 +74,14 @@ Tensor LayerMeter::call(size_t layer, const Tensor& x, int64_t samples) {
   }
 }
 
-// This rank's clock. If its thread alone computes, it is that thread's computing time.
+// Reads this rank's clock. If its thread alone computes, this is the thread's computing time.
 double LayerMeter::now() const {
   if (on_one_thread_) return thread_seconds();
   synchronize(sample_.x.device());
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// Seconds of action(), without the time in which the EchoBackend answered.
+// Measures the seconds of action(), without the time in which the EchoBackend answered.
 template <class Action>
 double LayerMeter::seconds_of(const Action& action) {
   const double echo = echo_ ? echo_->seconds() : 0;
@@ -102,7 +102,7 @@ LayerMeter::StepTimes LayerMeter::step(int64_t samples) {
 }
 
 // Runs a step in which each layer has a graph of its own. Puts better times into `times`. Fills in exchanges and
-// workspaces if they are wanted.
+// workspaces if they are not null.
 void LayerMeter::step_by_layers(int64_t samples, std::vector<StepTimes>& times, Exchanges* exchanges,
                                 std::vector<double>* workspaces) {
   const size_t count = names_.size() + 1;
@@ -128,7 +128,7 @@ void LayerMeter::step_by_layers(int64_t samples, std::vector<StepTimes>& times, 
       meter->reset_peak();
       const int64_t before = meter->current();
       backward();
-      // The gradient of the output is there too.
+      // The gradient of the output takes memory too.
       const double bytes = static_cast<double>(meter->peak() - before) +
                            (gradient.defined() ? static_cast<double>(gradient.nbytes()) : 0);
       (*workspaces)[i] = std::max((*workspaces)[i], bytes);
@@ -140,7 +140,7 @@ void LayerMeter::step_by_layers(int64_t samples, std::vector<StepTimes>& times, 
   }
 }
 
-// Measures a number of samples in about `seconds`. Returns how long two steps of it take.
+// Measures a number of samples in about `seconds`. Returns the seconds of two steps.
 double LayerMeter::add_point(int64_t samples, double seconds, std::vector<LayerProfile>& profiles) {
   Times best{std::vector<StepTimes>(names_.size() + 1), {}};
   const auto round = [&] {
@@ -151,7 +151,7 @@ double LayerMeter::add_point(int64_t samples, double seconds, std::vector<LayerP
     keep_better(best.whole.backward, whole.backward);
     return seconds_since(start);
   };
-  round();  // memory is allocated, caches are filled
+  round();  // the first round allocates memory and fills caches
   best = {std::vector<StepTimes>(names_.size() + 1), {}};
   const double one = round();
   const int rounds = std::clamp(static_cast<int>(seconds / one), fewest_rounds, most_rounds);
@@ -170,7 +170,7 @@ double LayerMeter::add_point(int64_t samples, double seconds, std::vector<LayerP
   return one;
 }
 
-// What each layer needs only while its forward or backward runs. The gradients must exist already.
+// Measures the bytes that each layer needs only while its forward or backward runs. The gradients must exist already.
 std::vector<double> LayerMeter::workspaces(int64_t samples) {
   std::vector<double> bytes(names_.size() + 1);
   std::vector<StepTimes> ignored(names_.size() + 1);
@@ -190,7 +190,7 @@ void LayerMeter::count_bytes(std::vector<LayerProfile>& profiles) {
   const int64_t samples = std::max(smallest_, std::min(sample_.size(), samples_for_bytes));
   const int64_t few = std::max(smallest_, samples / 2);
   std::vector<StepTimes> ignored(names_.size() + 1);
-  step_by_layers(samples, ignored);  // so that gradients are there
+  step_by_layers(samples, ignored);  // so the gradients exist
   const auto some = workspaces(few), more = workspaces(samples);
 
   MemoryMeter meter;
@@ -247,9 +247,9 @@ std::vector<LayerProfile> LayerMeter::measure(double seconds) {
   if (echo_) count_messages(profiles);
 
   int64_t measured = 0;
-  double took = 0;  // the last size's round
+  double took = 0;  // seconds of the last size's round
   for (int64_t samples = smallest_; measured < sample_.size(); samples = std::min(2 * samples, sample_.size())) {
-    // A line needs two sizes. A third size must leave time for itself: one round to warm up, and the fewest that count.
+    // A line needs two sizes. A third size needs time for itself: one round to warm up, and the fewest that count.
     const double expected = took * 2 * (1 + fewest_rounds);
     if (profiles[0].forward.points.size() >= 2 && expected > left()) break;
     took = add_point(samples, std::min(seconds_per_size, std::max(0.0, left())), profiles);

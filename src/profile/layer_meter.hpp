@@ -1,4 +1,4 @@
-// LayerMeter: what each layer of a net needs on this rank's device: seconds, bytes, messages.
+// LayerMeter: measures the needs of each layer of a net on this rank's device: seconds, bytes, messages.
 //
 // It changes the net: gradients add up and running statistics move. Used by one thread.
 #pragma once
@@ -18,7 +18,7 @@ namespace lockstep {
 
 class LayerMeter {
  public:
-  // `names` are the layers' names. With `echo` the net is a slice, and `echo` answers its exchanges. The sample lies on
+  // `names` are the layers' names. With `echo` the net is a slice, and `echo` answers its exchanges. Put the sample on
   // the net's device.
   LayerMeter(torch::nn::Sequential net, std::vector<std::string> names, Batch sample, Criterion criterion,
              c10::intrusive_ptr<EchoBackend> echo = {});
@@ -36,12 +36,12 @@ class LayerMeter {
 
  private:
   struct Times {
-    std::vector<StepTimes> layers;  // the best so far, of each layer and the criterion
+    std::vector<StepTimes> layers;  // the best times so far, of each layer and the criterion
     StepTimes whole;
   };
   using Messages = std::vector<EchoBackend::Message>;
   struct Exchanges {
-    std::vector<Messages> forward, backward;  // of each layer
+    std::vector<Messages> forward, backward;  // the exchanges of each layer
   };
 
   at::Tensor call(size_t layer, const at::Tensor& x, int64_t samples);
@@ -60,8 +60,8 @@ class LayerMeter {
   const Batch sample_;
   const Criterion criterion_;
   const c10::intrusive_ptr<EchoBackend> echo_;
-  const bool on_one_thread_;  // on the CPU
-  int64_t smallest_ = 1;      // number of samples that the net takes
+  const bool on_one_thread_;  // the device is the CPU, and the rank has one intra-op thread
+  int64_t smallest_ = 1;      // the smallest number of samples that the net takes
 };
 
 }  // namespace lockstep

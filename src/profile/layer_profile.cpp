@@ -25,8 +25,8 @@ namespace {
 
 using torch::nn::Sequential;
 
-constexpr double seconds_of_load = 0.1;  // that ranks compute at a time to compare their speeds
-constexpr double longest_step = 0.05;    // seconds of the step that they compare with, where it can be so short
+constexpr double seconds_of_load = 0.1;  // seconds that ranks compute at a time to compare their speeds
+constexpr double longest_step = 0.05;    // the most seconds of the step by which they compare, if it can be so short
 constexpr int64_t fewest_steps = 3;
 constexpr double same_speed = 0.1;  // a smaller difference is the machine's noise
 constexpr int rounds_of_load = 10;
@@ -59,7 +59,7 @@ void check(const Sequential& net, const Batch& sample, const ProfileOptions& opt
   }
 }
 
-// The slices of the group's first rank. No other rank's part is larger.
+// Measures the slices of the group's first rank. No other rank's slice is larger.
 std::vector<SlicedLayers> slices_of(const Sequential& net, const Batch& sample, const Criterion& criterion,
                                     const Rank& rank, const ProfileOptions& options) {
   std::vector<SlicedLayers> sliced;
@@ -72,7 +72,7 @@ std::vector<SlicedLayers> slices_of(const Sequential& net, const Batch& sample, 
     try {
       slice = options.slice ? options.slice(net, first) : shard(net, first);
     } catch (const Error&) {
-      continue;  // its channels do not split into so many
+      continue;  // the net's channels do not split into so many slices
     }
     auto layers = LayerMeter(slice, names_of(net), sample, criterion, echo).measure(options.seconds);
     layers.pop_back();  // the criterion
@@ -152,15 +152,15 @@ class Load {
     return speeds;
   }
 
-  // Cluster::contention.
+  // Computes Cluster::contention.
   std::vector<double> contention() const {
     const auto speed = speeds();
     std::vector<double> slowdown{1};
     for (const auto& one : cases_) {
       if (one.end - one.begin == 1) continue;
-      // If they did not slow each other down.
+      // This would be the slowest rank's time if the ranks did not slow each other down.
       const double longest = alone(0) / *std::min_element(speed.begin() + one.begin, speed.begin() + one.end);
-      // Between the counts that were measured it is a straight line.
+      // Between measured numbers of ranks the slowdown is a straight line.
       const double before = slowdown.back(), here = std::max(before, one.seconds / longest);
       const auto known = static_cast<int>(slowdown.size());
       for (int n = known + 1; n <= one.end; ++n) {
@@ -171,16 +171,16 @@ class Load {
   }
 
  private:
-  // Ranks begin … end - 1 compute, the others wait.
+  // A case in which ranks begin … end - 1 compute, and the others wait.
   struct Case {
     int begin, end;
-    double seconds = std::numeric_limits<double>::infinity();  // of a step, in the best round
+    double seconds = std::numeric_limits<double>::infinity();  // seconds of a step, in the best round
   };
 
   double alone(int r) const { return cases_[static_cast<size_t>(r)].seconds; }
 
-  // One round. A step ends when the slowest rank has done its own, as in training, and the median counts. Each rank's
-  // own times would hide that ranks wait for each other, because ranks that share cores take turns at being quick.
+  // Measures one round. A step ends when the slowest rank has done its own, as in training, and the median counts. A
+  // rank's own times would hide that ranks wait for each other: ranks that share cores take turns at being quick.
   void measure(Case& one) {
     const bool computes = one.begin <= rank_.index() && rank_.index() < one.end;
     std::vector<double> seconds(static_cast<size_t>(steps_));
@@ -199,7 +199,7 @@ class Load {
   Rank rank_;
   int64_t samples_ = 0;
   int64_t steps_ = 0;
-  std::vector<Case> cases_;  // first each rank alone
+  std::vector<Case> cases_;  // first come the cases of one rank alone
 };
 
 }  // namespace

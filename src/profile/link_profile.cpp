@@ -20,13 +20,13 @@ namespace {
 constexpr int64_t small_bytes = 1 << 10, large_bytes = 4 << 20;
 constexpr int rounds = 5;
 constexpr double seconds_per_round = 0.02;
-constexpr double seconds_before_message =
-    1e-3;  // on the CPU: in a pipeline who waits for one has slept, and wakes slowly
+// On the CPU a rank that waits in a pipeline for a message has slept, and wakes slowly.
+constexpr double seconds_before_message = 1e-3;
 constexpr int tag = 0;
 
-// Seconds of the fastest call. All ranks call equally often, and rank 0's clock counts.
+// Measures the seconds of the fastest call. All ranks call equally often, and rank 0's clock counts.
 double seconds_of(Rank& rank, const std::function<void()>& call) {
-  call();  // connections are made, memory is touched
+  call();  // the first call makes connections and touches memory
   synchronize(rank.device());
   rank.barrier();
   auto start = std::chrono::steady_clock::now();
@@ -48,7 +48,7 @@ double seconds_of(Rank& rank, const std::function<void()>& call) {
   return best;
 }
 
-// Keeps this thread's core busy for so long.
+// Keeps this thread's core busy for `seconds`.
 void compute(double seconds) {
   const double start = thread_seconds();
   while (thread_seconds() - start < seconds) {
@@ -59,8 +59,8 @@ at::Tensor floats(int64_t bytes, const Rank& rank) {
   return at::zeros({bytes / 4}, at::TensorOptions(rank.device()).dtype(at::kFloat));
 }
 
-// Gives the link on which `steps` messages of `share` of the bytes take as long as was measured. Noise can hide what
-// the bytes take. Then all of the time counts as theirs, since a link without a limit would be taken for a fast one.
+// Fits a link on which `steps` messages of `share` of the bytes take as long as was measured. Noise can hide the time
+// of the bytes. Then all time counts as theirs, since a link without a limit would be taken for a fast one.
 Link fitted(const std::function<double(int64_t bytes)>& seconds, double steps, double share) {
   const double measured = seconds(small_bytes), large = seconds(large_bytes);
   const double small = measured < large ? measured : 0;
@@ -71,8 +71,8 @@ Link fitted(const std::function<double(int64_t bytes)>& seconds, double steps, d
   return link;
 }
 
-// Gives the ring whose `phases` of ranks - 1 steps take as long as was measured, over all ranks and over pairs. Ranks
-// of one process meet once, however many they are. This time does not grow with the steps: it is the start.
+// Fits a ring whose `phases` of ranks - 1 steps take as long as was measured, over all ranks and over pairs. Ranks of
+// one process meet once, however many they are. This time does not grow with the steps: it is the start.
 Link fitted_ring(Rank& all, Rank& pair, int phases, const std::function<double(Rank& group, int64_t bytes)>& seconds) {
   const int ranks = all.world_size();
   const int steps = phases * (ranks - 1);
@@ -100,7 +100,7 @@ Links measured_links(Rank& rank) {
     for (int r = 0; r < group.world_size(); ++r) outputs[0].push_back(floats(part, rank));
     return seconds_of(rank, [&] { group.backend().allgather(outputs, input, c10d::AllgatherOptions{})->wait(); });
   });
-  // There and back between neighbours, all pairs at once, as in a pipeline. If the number is odd, the last rank waits.
+  // Messages go there and back between neighbours, all pairs at once, as in a pipeline. A last odd rank waits.
   const int other = rank.index() % 2 == 0 ? rank.index() + 1 : rank.index() - 1;
   const auto there_and_back = [&](int64_t bytes) {
     std::vector<at::Tensor> tensor{floats(bytes, rank)};
@@ -121,7 +121,7 @@ Links measured_links(Rank& rank) {
         send();
       }
     });
-    return std::max(0.0, seconds - 2 * before);  // of the core's time: having to wait for a core counts
+    return std::max(0.0, seconds - 2 * before);  // subtracts the core's time only: having to wait for a core counts
   };
   links.send = fitted(there_and_back, /*steps=*/2, /*share=*/1);
   return links;

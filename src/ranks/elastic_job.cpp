@@ -20,9 +20,9 @@ namespace {
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
-constexpr auto kUntilTheyLeft = 2s;  // then those who have left go on together
+constexpr auto kUntilTheyLeft = 2s;  // after that, those who have left go on together
 constexpr auto kBeat = 50ms;
-constexpr auto kLongestPauseOfEntering = 2ms;  // of one who waits for a newer generation
+constexpr auto kLongestPauseOfEntering = 2ms;  // the pause between two looks for a newer generation
 
 comm::LaunchEnvironment launch_of_elastic_job() {
   auto& job = comm::Job::of_this_process();
@@ -69,7 +69,7 @@ ElasticJob::ElasticJob(std::stop_token stop, std::chrono::milliseconds silence, 
   thread_ = start_thread<std::jthread>([this](const std::stop_token& end) { live(end); });
 }
 
-// Nothing of the last generation outlives the job.
+// Waits, so that nothing of the last generation outlives the job.
 ElasticJob::~ElasticJob() {
   comm::Job::of_this_process().wait_for_work_beside();
 }

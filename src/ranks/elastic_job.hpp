@@ -5,9 +5,9 @@
 //     try { run(…); if (all is done) break; } catch (const comm::ProcessDied&) { job.leave(); }
 //   }
 //
-// Within a generation this_process() tells the process's place in it. One per process, used by the thread that calls
-// run(), but for newer() and note_beginning(). Its thread says twenty times a second that the process lives, and looks
-// for a newer generation.
+// Within a generation this_process() gives the process's place in it. Make one ElasticJob per process, and use it on
+// the thread that calls run(), except newer() and note_beginning(). Its own thread says twenty times a second that the
+// process lives, and looks for a newer generation.
 #pragma once
 
 #include "comm/meeting/generations.hpp"
@@ -25,26 +25,27 @@ namespace lockstep {
 
 class ElasticJob {
  public:
-  static bool is_asked_for();  // by the launcher, in the environment
+  static bool is_asked_for();  // whether the launcher asks for it, in the environment
 
-  // From here on the launcher starts successors of processes that are killed. It kills this one if it stands still for
-  // `silence`, as RunOptions has it. The launcher is told in which folder checkpoints are kept, if any. Throws Error:
-  // the store is not there, or no longer; this process has had an ElasticJob before.
+  // From here on the launcher starts successors of processes that are killed. It kills this process if it stands still
+  // for `silence`, as RunOptions has it. `folder` tells the launcher where checkpoints are kept, if any are. Throws
+  // Error if the store is not there or no longer there, or if this process has had an ElasticJob before.
   ElasticJob(std::stop_token stop, std::chrono::milliseconds silence, const std::string& folder = {});
   ~ElasticJob();
   ElasticJob(const ElasticJob&) = delete;
   ElasticJob& operator=(const ElasticJob&) = delete;
 
-  // Enters the newest generation. A successor joins it, once it has begun. False: the job has ended meanwhile. Throws
-  // Error: fewer processes are left than the job needs, the others have gone on without this one, or the launcher is
-  // gone. Throws Stopped.
+  // Enters the newest generation. A successor joins that generation once it has begun. Gives false if the job has ended
+  // meanwhile. Throws Error if fewer processes are left than the job needs, the others have gone on without this one,
+  // or the launcher is gone. Throws Stopped.
   bool enter();
 
-  // A process of the entered generation is gone. Waits until all agree on another one, for some seconds at most.
+  // Call this when a process of the entered generation is gone. Waits until all agree on another generation, for some
+  // seconds at most.
   void leave();
 
-  void note_beginning();                          // all have met and have the state; rank 0 calls it
-  std::stop_token newer() const;                  // requested once somebody wants to join, so that another one follows
+  void note_beginning();          // call it on rank 0 when all have met and have the state
+  std::stop_token newer() const;  // a stop is requested once somebody wants to join: another generation follows
   int generation() const { return generation_; }  // from 0
 
  private:
@@ -57,7 +58,7 @@ class ElasticJob {
   bool entered_ = false;
   mutable std::mutex mutex_;
   std::stop_source newer_;           // guarded by mutex_
-  std::atomic<int> generation_ = 0;  // the newest that has been entered
+  std::atomic<int> generation_ = 0;  // the newest generation that has been entered
   std::jthread thread_;              // last, since it uses the others
 };
 

@@ -16,11 +16,11 @@
 namespace lockstep {
 namespace {
 
-constexpr int64_t kValues = 1024;   // at least so many are read, if there are
-constexpr int64_t kSums = 8;        // one alone may be equal by chance
-constexpr double kRounding = 1e-3;  // of the sum of the absolute values
+constexpr int64_t kValues = 1024;   // at least so many values are read, if there are
+constexpr int64_t kSums = 8;        // several sums, since one alone may be equal by chance
+constexpr double kRounding = 1e-3;  // the tolerance, as a fraction of the sum of the absolute values
 
-// The sums are a cosine transform's: an order of the samples has its own.
+// The sums are those of a cosine transform, so that they depend on the order of the samples.
 at::Tensor sums_of(const at::Tensor& x) {
   const at::Tensor all = x.detach().reshape({-1});
   const int64_t stride = std::max<int64_t>(1, all.numel() / kValues);

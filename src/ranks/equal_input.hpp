@@ -1,5 +1,5 @@
-// Finds ranks that pass different tensors where all must pass the same one, such as the samples of a layer that is
-// split over a group.
+// Finds ranks that pass different tensors where all must pass the same, such as the samples of a layer that is split
+// over a group.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,11 +10,12 @@
 
 namespace lockstep {
 
-// The first rank whose x is not rank 0's, by its size and by sums over some thousand of its values; the same answer on
-// all ranks. All ranks must call it, equally often. `inputs` counts the calls of one place, from 1: it compares in the
-// calls 2, 4, 8, …, since nobody trains by one call, and on a GPU in the first three of these. Differences as rounding
-// makes them do not count, nor values that are not finite. While a CUDA graph records, nothing is compared. The host
-// waits for the other ranks, and for a GPU. Cost of a comparison: one small allgather, and about 0.1 ms.
+// Gives the first rank whose x is not rank 0's, by its size and by sums over some thousand of its values; the same
+// answer on all ranks. All ranks must call it, equally often. `inputs` counts the calls of one place, from 1. It
+// compares in the calls 2, 4, 8, …, since nobody trains by one call, and on a GPU in the first three of these.
+// Differences of the size of rounding do not count, nor do values that are not finite. While a CUDA graph records,
+// nothing is compared. The host waits for the other ranks, and for a GPU. Cost of a comparison: one small allgather,
+// and about 0.1 ms.
 std::optional<int> rank_with_another_input(const at::Tensor& x, Rank& rank, int64_t inputs);
 
 }  // namespace lockstep

@@ -28,8 +28,8 @@ std::string describe_entry(const ModuleTensors& tensors, int64_t i) {
   return name + ", " + c10::toString(tensor.scalar_type()) + " " + classic_text(tensor.sizes()) + order;
 }
 
-// Names, shapes, types and orders in memory as one number each, so that a difference is found before bytes come to the
-// wrong places: gradients travel as they lie.
+// Names, shapes, types and orders in memory as one number each. So a difference is found before bytes come to the wrong
+// places: gradients are sent in the order in which they lie in memory.
 std::vector<int64_t> kinds_of(const ModuleTensors& tensors) {
   std::vector<int64_t> kinds;
   for (size_t i = 0; i < tensors.size(); ++i) {
@@ -43,7 +43,7 @@ int64_t digest_of(const std::vector<int64_t>& numbers) {
   return static_cast<int64_t>(std::hash<std::string_view>()({bytes, numbers.size() * sizeof(int64_t)}));
 }
 
-// 0, which says nothing, where reading the values would keep the host waiting.
+// Gives 0, which means not known, if reading the values would keep the host waiting.
 int64_t digest_of_values(const ModuleTensors& tensors) {
   std::vector<int64_t> hashes;
   for (const auto& [name, tensor] : tensors) {
@@ -72,7 +72,7 @@ int64_t digest_of_values(const ModuleTensors& tensors) {
   throw Error(user + ": the ranks' modules differ. Every rank must build the same module");
 }
 
-// `processes` are those of the ranks.
+// `processes` are the processes of the ranks.
 void check_that_memory_differs(const ModuleTensors& tensors, const std::vector<int64_t>& processes, Rank& rank,
                                const std::string& user) {
   std::vector<int64_t> addresses;  // valid within one process only
@@ -92,7 +92,7 @@ void check_that_memory_differs(const ModuleTensors& tensors, const std::vector<i
   }
 }
 
-// Most often one small exchange says that all is well. Gives whether the values are known to be equal.
+// Most often one small exchange shows that all is well. Gives whether the values are known to be equal.
 bool check_that_modules_match(const ModuleTensors& tensors, Rank& rank, const std::string& user) {
   const auto count = static_cast<int64_t>(tensors.size());
   const auto kinds = kinds_of(tensors);
@@ -116,11 +116,11 @@ bool check_that_modules_match(const ModuleTensors& tensors, Rank& rank, const st
   return same_values;
 }
 
-// Rank 0's values, one call under way beside the other.
+// Sends rank 0's values, with all calls under way at the same time.
 void broadcast_entries(const ModuleTensors& tensors, Rank& rank) {
   std::vector<std::vector<torch::Tensor>> packed;
   std::vector<c10::intrusive_ptr<c10d::Work>> works;
-  for (const auto& [name, tensor] : tensors) packed.push_back({tensor.contiguous()});  // NCCL's way
+  for (const auto& [name, tensor] : tensors) packed.push_back({tensor.contiguous()});  // NCCL needs them contiguous
   try {
     for (auto& one : packed) works.push_back(rank.backend().broadcast(one, c10d::BroadcastOptions()));
     for (size_t i = 0; i < works.size(); ++i) {
@@ -134,7 +134,8 @@ void broadcast_entries(const ModuleTensors& tensors, Rank& rank) {
   rank.backend();  // throws if the run has failed meanwhile
 }
 
-// What was computed once is wrong from the second step on, and what InferenceMode made cannot be trained.
+// Refuses tensors that were computed from others, which are wrong from the second step on, and those made in
+// InferenceMode, which cannot be trained.
 void refuse_untrainable(const torch::nn::Module& module, const Rank& rank, const std::string& user) {
   const auto refuse = [&](const std::string& why) { throw Error(rank.name() + ": " + user + ": " + why); };
   const auto check = [&](const std::string& what, const torch::Tensor& tensor) {
@@ -163,7 +164,7 @@ void make_modules_equal(torch::nn::Module& module, Rank& rank, const std::string
   module.to(rank.device());
   ModuleTensors tensors;
   for (const auto& item : module.named_parameters()) {
-    const bool frozen = !item.value().requires_grad();  // on all ranks or on none: gradients of the others are averaged
+    const bool frozen = !item.value().requires_grad();  // must be equal on all ranks: frozen ones are not averaged
     tensors.emplace_back(item.key() + (frozen ? " (requires_grad false)" : ""), item.value());
   }
   for (const auto& item : module.named_buffers()) tensors.emplace_back(item.key(), item.value());

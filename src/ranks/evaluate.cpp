@@ -12,7 +12,7 @@
 namespace lockstep {
 namespace {
 
-// The last grain of a batch may be smaller; whole batches of whole grains make the data's last grain the only one.
+// The last grain of a batch may be smaller. With batches of whole grains only the data's last grain is.
 int64_t in_whole_grains(int64_t batch_size, int64_t grain) {
   if (grain < 0)
     throw Error("evaluate: the grain is " + std::to_string(grain) + " samples; give 1 or more, or 0 for none");
@@ -25,7 +25,8 @@ std::vector<double> evaluate_sums(const std::function<at::Tensor(const Batch&)>&
                                   const std::vector<SampleSum>& sums, Rank& rank, int64_t batch_size, int64_t grain) {
   const c10::NoGradGuard no_grad;
   const int64_t size = in_whole_grains(batch_size, grain);
-  // A row for each grain of the data, which one rank fills, so that the ranks' sum is exact; without a grain one row.
+  // The table has a row for each grain of the data, which one rank fills, so that the ranks' sum is exact; without a
+  // grain it has one row.
   const int64_t rows = grain == 0 ? 1 : std::max<int64_t>(1, (samples.size() + grain - 1) / grain);
   const auto columns = static_cast<int64_t>(sums.size());
   const at::Tensor table = at::zeros({rows, columns}, at::TensorOptions(rank.device()).dtype(at::kDouble));
@@ -33,7 +34,7 @@ std::vector<double> evaluate_sums(const std::function<at::Tensor(const Batch&)>&
     const at::Tensor y_hat = forward(batch);
     for (int64_t i = 0; i < columns; ++i) table[row][i].add_(sums[static_cast<size_t>(i)](y_hat, batch));
   };
-  int64_t grains_before = 0;  // in the batches before
+  int64_t grains_before = 0;
   for (const auto& batch : batches(samples, {.size = size, .shuffle = false, .grain = grain}, rank)) {
     const int64_t first_row = grains_before;
     if (grain > 0) grains_before += batch.grains();

@@ -1,4 +1,4 @@
-// Sums over a data set of whatever a network's outputs and the targets give, computed on all ranks at once.
+// Sums over a data set of any function of a network's outputs and the targets, computed on all ranks at once.
 //
 // With a grain they have the same bits on any number of ranks. All ranks must call it. Cost: one forward per batch, or
 // with a grain one per grain, and one small allreduce at the end.
@@ -14,10 +14,10 @@
 
 namespace lockstep {
 
-// (y_hat, batch) of some samples -> a sum over them, one number on their device.
+// Maps (y_hat, batch) of some samples to a sum over them, one number on their device.
 using SampleSum = std::function<at::Tensor(const at::Tensor& y_hat, const Batch& batch)>;
 
-// The sums over all `samples`, each counted once, the same on all ranks; and the rest as evaluate() has it.
+// The sums over all `samples`, each counted once, the same on all ranks. All else is as for evaluate().
 std::vector<double> evaluate_sums(const std::function<at::Tensor(const Batch&)>& forward, const Samples& samples,
                                   const std::vector<SampleSum>& sums, Rank& rank, int64_t batch_size, int64_t grain);
 

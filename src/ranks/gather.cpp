@@ -14,7 +14,7 @@ namespace lockstep {
 
 namespace {
 
-// What a call gave, on the host. Throws if the run has failed meanwhile, since a GPU's values are then none.
+// Copies a call's result to the host. Throws if the run has failed meanwhile, since a GPU then has no values.
 at::Tensor on_the_host(const Rank& rank, const at::Tensor& values) {
   at::Tensor here = values.cpu();
   const auto& place = comm::RankPlace::of(rank);
@@ -22,7 +22,7 @@ at::Tensor on_the_host(const Rank& rank, const at::Tensor& values) {
   return here;
 }
 
-// uint8, one dimension, on the CPU.
+// The text as uint8, one dimension, on the CPU.
 at::Tensor bytes_of_text(const std::string& text) {
   at::Tensor bytes = at::empty({static_cast<int64_t>(text.size())}, at::kByte);
   if (!text.empty()) std::memcpy(bytes.data_ptr<uint8_t>(), text.data(), text.size());

@@ -1,5 +1,5 @@
 // Functions that give every rank what all ranks have: numbers, texts and tensors. Checks that compare ranks use them,
-// and checkpoints. All ranks must call each of them. They throw Error as Rank's collectives do.
+// and so do checkpoints. All ranks must call each of them. They throw Error as Rank's collectives do.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,13 +13,13 @@
 
 namespace lockstep {
 
-// Row r of the result, int64 [ranks, numbers] on the CPU, is what rank r gave; all give as many numbers.
+// Row r of the result, int64 [ranks, numbers] on the CPU, is what rank r gave. All ranks must give as many numbers.
 at::Tensor of_all_ranks(Rank& rank, const std::vector<int64_t>& numbers);
 
-// In so many first steps a check makes the host wait for a GPU; later it would cost too much.
+// A check makes the host wait for a GPU in so many first steps only; later that would cost too much.
 constexpr int kChecksOnGpu = 3;
 
-// For of_all_ranks, which passes whole numbers on.
+// Makes a number fit for of_all_ranks, which passes on whole numbers.
 inline int64_t bits_of(double number) {
   return std::bit_cast<int64_t>(number);
 }

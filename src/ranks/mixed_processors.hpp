@@ -1,5 +1,5 @@
-// Whether the ranks of a run compute on several kinds of processor (devices/processor_kind.hpp). Such round otherwise:
-// no result is independent of who computes what, and copies of one network drift apart.
+// Tells whether the ranks of a run compute on several kinds of processor (devices/processor_kind.hpp). These round
+// differently: results depend on who computes what, and copies of one network drift apart.
 #pragma once
 
 #include "comm/world.hpp"
@@ -9,10 +9,11 @@
 namespace lockstep {
 
 // Names two ranks of two kinds, for texts: "rank 1 (cpu) computes on DEFAULT 1a2b3c4d, and rank 0 (cpu) on AVX512 …".
-// Empty: all are of one kind, as far as is known.
+// Gives "" if all are of one kind, as far as is known.
 std::string mixed_processors(const comm::World& world);
 
-// Whether the user wants that with a grain too (LOCKSTEP_MIXED_PROCESSORS=1). Throws Error: it is neither 1 nor 0.
+// Whether the user wants that with a grain too (LOCKSTEP_MIXED_PROCESSORS=1). Throws Error if the value is neither 1
+// nor 0.
 bool mixed_processors_are_allowed();
 
 }  // namespace lockstep

@@ -1,4 +1,4 @@
-// ObservedBackend: a c10d backend that hands every call on to another and tells an observer of it.
+// ObservedBackend: a c10d backend that passes every call on to another backend and tells an observer of it.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -12,20 +12,20 @@
 
 namespace lockstep {
 
-// Told of one rank's calls, on the thread that makes them.
+// It is told of one rank's calls, on the thread that makes them.
 class CallObserver {
  public:
   virtual ~CallObserver() = default;
 
-  // A call among `ranks` ranks begins. `bytes` is the size of the tensor that is reduced, broadcast or sent. A gather
-  // or scatter counts one rank's part, an alltoall its parts for all ranks, a recv 0.
+  // A call among `ranks` ranks begins. `bytes` is the size of the tensor that is reduced, broadcast or sent. For a
+  // gather or scatter it is the size of one rank's part, for an alltoall of the parts for all ranks, for a recv 0.
   virtual void posts(c10d::OpType type, int64_t bytes, int ranks) = 0;
-  virtual void spent(double seconds) = 0;        // on posting a call, polling or waiting for it
-  virtual void waits() {}                        // for a call; before it does
-  virtual void found_complete(int64_t bytes) {}  // a poll did, of a call of so many bytes
+  virtual void spent(double seconds) = 0;        // seconds spent on posting a call, or on polling or waiting for it
+  virtual void waits() {}                        // called before the rank waits for a call
+  virtual void found_complete(int64_t bytes) {}  // a poll found a call of so many bytes complete
 };
 
-int64_t bytes_in(const std::vector<at::Tensor>& tensors);  // an undefined one has none
+int64_t bytes_in(const std::vector<at::Tensor>& tensors);  // an undefined tensor has no bytes
 
 class ObservedBackend : public c10d::Backend, public comm::TreeBackend {
  public:

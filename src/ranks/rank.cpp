@@ -24,8 +24,8 @@
 namespace lockstep {
 namespace {
 
-// NCCL refuses tensors whose memory is in another order than their dimensions, and reads memory alone: those are sent
-// as a copy.
+// NCCL refuses tensors whose memory is in another order than their dimensions, and reads only memory, without
+// LibTorch's negative and conjugate bits. So such tensors are sent as a copy.
 at::Tensor in_order(const at::Tensor& tensor) {
   const at::NoGradGuard no_grad;
   return tensor.defined() && tensor.layout() == at::kStrided ? comm::in_a_row(tensor) : tensor;
@@ -36,7 +36,7 @@ void put_back(const at::Tensor& packed, at::Tensor& tensor) {
   if (!packed.is_same(tensor)) tensor.copy_(packed);
 }
 
-// Parameters have no graph. Values that are only looked at may have one: so this is no Error.
+// This is no Error, since the tensor may only be a value to look at. Parameters have no graph.
 void warn_of_graph(const Rank& rank, const at::Tensor& tensor, const std::string& call) {
   if (!at::GradMode::is_enabled() || !tensor.defined() || !tensor.grad_fn()) return;
   const comm::RankPlace& place = comm::RankPlace::of(rank);
@@ -192,7 +192,7 @@ bool Rank::regroups() {
   }
   comm::RunningWorld& run = *place_->run;
   if (run.elastic == nullptr) return false;
-  const bool regroups = any(run.elastic->newer().stop_requested());  // so all have come here
+  const bool regroups = any(run.elastic->newer().stop_requested());  // so all ranks are here
   if (regroups) run.regroups = true;
   if (index_ == 0 && !run.has_begun.exchange(true)) run.elastic->note_beginning();
   return regroups;

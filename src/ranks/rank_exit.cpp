@@ -10,7 +10,7 @@
 namespace lockstep {
 namespace {
 
-constexpr std::chrono::seconds kGrace{2};  // for the other ranks, which end at their next collective
+constexpr std::chrono::seconds kGrace{2};  // the time that the other ranks have to end at their next collective
 
 [[noreturn]] void wait_for_the_end() {
   for (;;) ::pause();
@@ -18,7 +18,7 @@ constexpr std::chrono::seconds kGrace{2};  // for the other ranks, which end at 
 
 }  // namespace
 
-// A thread's objects are destroyed when it ends, and by std::exit before everything else.
+// A thread's Watch is destroyed when the thread ends. std::exit destroys it before everything else.
 RankExit::Watch& RankExit::watch() {
   static thread_local Watch watch;
   return watch;
@@ -31,7 +31,7 @@ RankExit::Watch::~Watch() {
 }
 
 void RankExit::enter(std::function<void()> end_others) {
-  Watch& here = watch();  // before the thread's other objects, so that it is destroyed after them
+  Watch& here = watch();  // made before the thread's other objects, so that it is destroyed after them
   std::unique_lock lock(mutex_);
   if (exiting_) {
     lock.unlock();
@@ -54,7 +54,7 @@ void RankExit::ended() {
 
 void RankExit::exits(const std::function<void()>& end_others) {
   std::unique_lock lock(mutex_);
-  if (std::exchange(exiting_, true)) {  // two at once: the first one's status counts
+  if (std::exchange(exiting_, true)) {  // if two threads exit at once, the first one's status counts
     --running_;
     changed_.notify_all();
     lock.unlock();
@@ -64,7 +64,7 @@ void RankExit::exits(const std::function<void()>& end_others) {
   end_others();
   lock.lock();
   if (changed_.wait_for(lock, kGrace, [&] { return running_ == 1; }) && !nested_) return;
-  // Called next, before anything is destroyed: only here is the status known.
+  // std::exit calls this next, before anything is destroyed. Only a function of on_exit is told the status.
   ::on_exit(
       [](int status, void*) {
         std::fflush(nullptr);

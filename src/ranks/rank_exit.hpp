@@ -1,5 +1,5 @@
-// RankExit: what std::exit does in the thread of a rank. It destroys what all threads use, LibTorch's own objects too,
-// so the other ranks of the run must have ended before.
+// RankExit: lets a rank's thread call std::exit. That destroys what all threads use, LibTorch's own objects too, so the
+// other ranks of the run must have ended before.
 #pragma once
 
 #include <condition_variable>
@@ -8,10 +8,10 @@
 
 namespace lockstep {
 
-// Belongs to one run() in this process. Thread-safe.
+// One for each run() in this process. Thread-safe.
 class RankExit {
  public:
-  // `nested`: the run is one of another run's rank.
+  // `nested`: this is a run() inside of another run's rank.
   explicit RankExit(bool nested) : nested_(nested) {}
 
   // The calling thread is a rank until leave(). If it calls std::exit before that, end_others() is called, and
@@ -21,10 +21,10 @@ class RankExit {
   void leave();
 
  private:
-  struct Watch {  // over a thread
+  struct Watch {  // watches over a thread
     ~Watch();
     RankExit* run = nullptr;
-    std::function<void()> end_others = {};  // empty: it has left
+    std::function<void()> end_others = {};  // empty: the thread has left
   };
 
   static Watch& watch();
@@ -34,8 +34,8 @@ class RankExit {
   const bool nested_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  int running_ = 0;       // threads; guarded by mutex_
-  bool exiting_ = false;  // one of them is; guarded by mutex_
+  int running_ = 0;       // the number of threads; guarded by mutex_
+  bool exiting_ = false;  // one of the threads calls std::exit; guarded by mutex_
 };
 
 }  // namespace lockstep

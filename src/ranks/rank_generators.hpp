@@ -1,5 +1,5 @@
-// Generators: new ones, and the states of LibTorch's default ones, one per device, as checkpoints hold them. Ranks on
-// the CPU share one.
+// Generators: makes new generators, and gives the states of LibTorch's default generators, one per device, as
+// checkpoints hold them. Ranks on the CPU share one.
 #pragma once
 
 #include <ATen/core/Generator.h>
@@ -8,13 +8,13 @@
 
 namespace lockstep {
 
-// A new one. LibTorch's CPU generator takes the seed's low 32 bits.
+// A new generator. LibTorch's CPU generator takes the seed's low 32 bits.
 at::Generator generator_on(const c10::Device& device, uint64_t seed);
 
 // Row r: the state of rank r's device, uint8 [ranks, bytes]. All ranks must call it.
 at::Tensor generators_of_all_ranks(Rank& rank);
 
-// The other way round. All ranks must call it; whoever drew before is done when it returns.
+// Sets the states. All ranks must call it. Draws that ranks made before are done when it returns.
 void set_generator(Rank& rank, const at::Tensor& states);
 
 }  // namespace lockstep

@@ -1,4 +1,5 @@
-// RankPlace: which ranks a Rank makes its calls with, and the world that can make groups of them, while its run lasts.
+// RankPlace: the ranks that a Rank makes its calls with, and the world that can make groups of them while its run
+// lasts.
 #pragma once
 
 #include <lockstep/base/error.hpp>
@@ -26,11 +27,11 @@ namespace lockstep::comm {
 
 // A rank's random numbers, in all groups that it is in.
 struct RankRandom {
-  uint64_t seed = 0;  // the run's
+  uint64_t seed = 0;  // the run's seed
   at::Generator generator;
 };
 
-// A run's world as its ranks know it, who may be kept longer than it lasts.
+// A run's world, as its ranks know it. They may be kept longer than the world lasts.
 class RunningWorld {
  public:
   RunningWorld(World& world, std::chrono::milliseconds timeout, std::function<void(const std::string&)> on_warning)
@@ -55,13 +56,13 @@ class RunningWorld {
   const Devices devices;
   const Range ranks_here;
   const int process;
-  const std::chrono::milliseconds timeout;  // of a wait for other ranks
+  const std::chrono::milliseconds timeout;  // the timeout of a wait for other ranks
   const std::string mixed_processors;       // see ranks/mixed_processors.hpp
 
-  // If the run has RunOptions::elastic:
+  // These are used if the run has RunOptions::elastic:
   ElasticJob* elastic = nullptr;
-  std::atomic<bool> has_begun = false;  // all have the same state
-  std::atomic<bool> regroups = false;   // the body is to be called again
+  std::atomic<bool> has_begun = false;  // all ranks have the same state
+  std::atomic<bool> regroups = false;   // run() is to call the body again
 
   std::atomic<bool> told_of_graph = false;  // a rank was warned of a tensor with a graph
 
@@ -84,7 +85,7 @@ class RankPlace {
 
   static const RankPlace& of(const Rank& rank) { return *rank.place_; }
 
-  // This rank as a group of its own, for which nobody else is asked.
+  // This rank as a group of its own. No other rank needs to call it.
   static Rank alone(const Rank& rank) {
     const auto& place = of(rank);
     const std::string name = place.members.name + "/alone." + std::to_string(place.world_rank);
@@ -103,7 +104,7 @@ class RankPlace {
   const int world_rank;
   const Members members;
   const RankRandom random;
-  int groups = 0;  // so far, equal on all members
+  int groups = 0;  // how many groups were made so far; equal on all members
 };
 
 }  // namespace lockstep::comm

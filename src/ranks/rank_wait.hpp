@@ -1,5 +1,5 @@
-// A rank's waits for its device. A CUDA graph's calls of NCCL have no timeout, and c10d's watchdog does not see them.
-// So the host must not wait for a graph in any other way.
+// Waits of a rank for its device. A CUDA graph's calls of NCCL have no timeout, and c10d's watchdog does not see them.
+// So wait for a graph with these functions alone.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Work.hpp>
@@ -11,8 +11,8 @@
 
 namespace lockstep {
 
-// Waits until the rank's GPU has come to `end`. Throws Error if the run has failed, since what calls left is then no
-// value; and after its timeout.
+// Waits until the rank's GPU has come to `end`. Throws Error after the rank's timeout, and if the run has failed, since
+// calls have then left no values.
 inline void wait_for(const Rank& rank, const c10::Event& end) {
   const auto& place = comm::RankPlace::of(rank);
   const auto look = [&place] { place.world().check(place.world_rank); };
@@ -21,12 +21,12 @@ inline void wait_for(const Rank& rank, const c10::Event& end) {
   place.world().check_values(place.world_rank);
 }
 
-// The same for all that the rank's current stream has been given. On the CPU nothing is waited for.
+// The same for all work that the rank's current stream has been given. On the CPU it does not wait.
 inline void synchronize(const Rank& rank) {
   if (!rank.device().is_cpu()) wait_for(rank, end_of_stream(rank.device()));
 }
 
-// The same, whether the run has failed or not: for what a failed run leaves to the next one.
+// The same, but throws nothing if the run has failed: for what a failed run leaves to the next one.
 inline void drain(const Rank& rank) {
   if (rank.device().is_cpu()) return;
   const auto& place = comm::RankPlace::of(rank);
@@ -39,12 +39,13 @@ inline bool queues_its_calls(Rank& rank) {
   return !rank.device().is_cpu() && rank.backend().getBackendName() == "nccl";
 }
 
-// After a failure: has the current stream, and not the host, wait for a call that is still under way. Otherwise whoever
-// gets the call's memory next, such as a later run in this process, would write to it while the call may still do.
+// Use it after a failure: the current stream, and not the host, waits for a call that is still under way. Otherwise the
+// next user of the call's memory, such as a later run in this process, would write to it while the call may still do
+// so.
 inline void wait_on_stream(const c10::intrusive_ptr<c10d::Work>& work) {
   try {
     if (work) work->wait();
-  } catch (const std::exception&) {  // follows from the first failure, which is told
+  } catch (const std::exception&) {  // this follows from the first failure, which is reported
   }
 }
 

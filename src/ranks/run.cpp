@@ -50,7 +50,7 @@ class FirstFailure {
     return failure_;
   }
 
-  // `elsewhere` is the failure of the rank that failed first if that was possibly one of another process.
+  // `elsewhere` is the failure of the rank that failed first, if that rank may be in another process.
   void rethrow(const comm::Failure& elsewhere) const {
     const comm::Failure& failure = elsewhere.empty() ? failure_ : elsewhere;
     if (!exception_) {
@@ -115,7 +115,7 @@ comm::JobOptions job_options(const RunOptions& options) {
                            (options.configuration.empty() ? "" : ", " + options.configuration)};
 }
 
-// If one process of an elastic job is left, other devices of the list are its successors'.
+// If one process of an elastic job is left, the list's other devices belong to its successors.
 Devices of_this_process(const Devices& devices) {
   const auto& job = comm::Job::of_this_process();
   if (!job.seat()) return devices;
@@ -125,7 +125,7 @@ Devices of_this_process(const Devices& devices) {
 
 std::unique_ptr<comm::World> make_world(const Devices& listed, const RunOptions& options) {
   Devices devices = listed;
-  if (!is_rank_thread()) {  // what a rank's body runs is a world of its own
+  if (!is_rank_thread()) {  // a run inside of a rank's body is a world of its own
     if (auto world = comm::make_processes_world(listed, job_options(options))) return world;
     devices = of_this_process(listed);
   }
@@ -184,7 +184,7 @@ bool run_once(const Devices& devices_here, const std::function<void(Rank&)>& bod
     failure.record(std::current_exception(), said);
     world->abort(index, said);
   };
-  const at::ThreadLocalState modes;  // the caller's NoGradGuard, autocast, … count in its ranks too
+  const at::ThreadLocalState modes;  // the caller's NoGradGuard, autocast, … hold in its ranks too
   const auto run_rank = [&](int index, UserCode& code) {
     const std::string name = comm::name_of(index, devices);
     early_exit.enter([&, index] { world->abort(index, name + " called std::exit"); });
@@ -211,7 +211,7 @@ bool run_once(const Devices& devices_here, const std::function<void(Rank&)>& bod
   for (int index = first; index < last; ++index) {
     try {
       threads.push_back(start_thread([&run_rank, index, &code = open.add(index)] { run_rank(index, code); }));
-    } catch (...) {  // no more threads to be had: end the ranks that already run
+    } catch (...) {  // there are no more threads to be had: this ends the ranks that already run
       fail(index);
       open.end(index);
       break;
@@ -226,12 +226,12 @@ bool run_once(const Devices& devices_here, const std::function<void(Rank&)>& bod
   open.wait(why, [&](const std::string& text) {
     try {
       running->warn(text);
-    } catch (...) {  // as if a rank had warned
+    } catch (...) {  // on_warning threw: this counts as if a rank had thrown
       fail(first);
     }
   });
   for (auto& thread : threads) thread.join();
-  at::set_num_threads(threads_before);  // the last call also counts for threads that have not computed yet
+  at::set_num_threads(threads_before);  // the ranks' last call of it also counts for threads that have not computed yet
   failure.rethrow(world->finish());
   return running->regroups;
 }
@@ -243,7 +243,7 @@ void run_elastic(const Devices& devices, const std::function<void(Rank&)>& body,
         "waits for it, or the devices of CPUs");
   }
   ElasticJob job(options.stop, options.silence);
-  // One that joins waits until the others come to the end of a step.
+  // A process that joins waits until the others come to the end of a step.
   options.rendezvous_timeout = std::max(options.rendezvous_timeout, options.timeout);
   for (bool is_done = false; !is_done && job.enter();) {
     try {

@@ -1,8 +1,8 @@
-// StopAgreement: all ranks stop after the same step, though each hears of the request at another moment.
+// StopAgreement: lets all ranks stop after the same step, though each hears of the request at another moment.
 //
-// The ranks ask each other every few steps, about four times a second. An exchange in each step would cost small
-// networks more than it is worth. How many steps lie in between all ranks learn from the slowest one. Where nobody can
-// ask any rank to stop, they do so only when now() is called.
+// The ranks ask each other every few steps, about four times a second, since an exchange in each step would cost small
+// networks too much. All ranks learn from the slowest one how many steps lie in between. If nobody can ask any rank to
+// stop, they ask only when now() is called.
 #pragma once
 
 #include <lockstep/ranks/rank.hpp>
@@ -18,9 +18,9 @@ class StopAgreement {
  public:
   StopAgreement(const Rank& rank, std::stop_token stop) : rank_(rank), stop_(std::move(stop)) {}
 
-  // Was any rank asked to stop? All ranks must call each of these alike, and get the same answer.
+  // Gives whether any rank was asked to stop. All ranks must call each of these alike, and get the same answer.
   bool now();
-  bool after_step();  // false while it is not time to ask
+  bool after_step();  // gives false while it is not time to ask
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -28,9 +28,9 @@ class StopAgreement {
   Rank rank_;
   const std::stop_token stop_;
   Clock::time_point asked_ = Clock::now();
-  int64_t steps_ = 0;     // since then
+  int64_t steps_ = 0;     // steps since asked_
   int64_t interval_ = 1;  // steps until the next time
-  bool can_stop_ = true;  // some rank can be asked to, as far as is known
+  bool can_stop_ = true;  // as far as is known, some rank can be asked to stop
 };
 
 }  // namespace lockstep

@@ -1,7 +1,7 @@
 // TrainedParameters: the parameters of a network that need a gradient, by name, each once.
 //
-// Whoever exchanges gradients or weights sets out from this list when it is made. A parameter that needs a gradient
-// later is not on it, and training would leave it out in silence: check() refuses that. A plain value.
+// Code that exchanges gradients or weights takes this list when it is made. A parameter that needs a gradient later is
+// not on it, and training would leave it out in silence: check() refuses that. A plain value.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -28,8 +28,8 @@ class TrainedParameters {
 
   const NamedParameters& all() const { return trained_; }
 
-  // Throws Error: a parameter that needed no gradient when this was made, and needs one now. `owner` is what the user
-  // has to make anew, as in "DataParallel"; `consequence` says what would become of that gradient.
+  // Throws Error if a parameter needed no gradient when this was made, and needs one now. `owner` is what the user has
+  // to make anew, as in "DataParallel"; `consequence` says what would become of that gradient.
   void check(const Rank& rank, const std::string& owner, const std::string& consequence) const;
 
  private:

@@ -35,7 +35,7 @@ std::string_view to_string(AllreduceAlgorithm algorithm) {
 
 namespace {
 
-// ---- What an allreduce accepts -------------------------------------------------------------------------------------
+// ---- Checks of the arguments ---------------------------------------------------------------------------------------
 
 std::string describe(const std::vector<at::Tensor>& tensors, size_t i) {
   Classic<std::ostringstream> text;
@@ -63,14 +63,14 @@ bool can_be_added(at::ScalarType type) {
   }
 }
 
-// Where in its storage each element of a tensor lies.
+// Tells where in its storage each element of a tensor lies.
 at::Tensor places(const at::Tensor& tensor) {
   const auto elements = static_cast<int64_t>(tensor.storage().nbytes() / tensor.itemsize());
   return at::arange(elements).as_strided(tensor.sizes(), tensor.strides(), tensor.storage_offset()).flatten();
 }
 
 // LibTorch knows the answer for tensors without gaps, and says TooHard for others. Two columns of a matrix share
-// nothing; two windows over one row may share something.
+// nothing, but two windows over one row may share something.
 bool share_memory(const at::Tensor& a, const at::Tensor& b) {
   const auto status = at::get_overlap_status(a, b);
   if (status != at::MemOverlapStatus::TooHard) return status != at::MemOverlapStatus::No;
@@ -131,7 +131,7 @@ void for_each_device(const Tensors& tensors, const std::function<void(size_t)>& 
   }
 }
 
-// Slice `index` of as many as there are tensors.
+// Slice `index` of `count` slices.
 at::Tensor slice(const at::Tensor& flat, size_t index, size_t count) {
   const Range part = part_of(flat.numel(), static_cast<int>(index), static_cast<int>(count));
   return flat.narrow(0, part.begin, part.size());
@@ -147,7 +147,7 @@ void naive(const Tensors& data) {
   for (size_t i = 1; i < data.size(); ++i) data[i].copy_(data[0]);
 }
 
-// Every device does for one slice what device 0 does for all in `naive`. So they share the work and the traffic.
+// Every device does for one slice what device 0 does for all in `naive`. So devices share the work and the traffic.
 void sharded(const Tensors& data) {
   const size_t count = data.size();
   for_each_device(data, [&](size_t i) {
@@ -176,8 +176,8 @@ void ring(const Tensors& data) {
   }
 }
 
-// Pairs, then pairs of pairs: half of the devices send their sum to the other half and rest, until device 0 holds the
-// whole sum. Then it goes back the same way.
+// Makes pairs, then pairs of pairs: half of the devices send their sum to the other half and rest, until device 0 holds
+// the whole sum. Then it goes back the same way.
 void tree(const Tensors& data) {
   const size_t count = data.size();
   size_t distance = 1;
@@ -216,7 +216,7 @@ void allreduce(std::vector<at::Tensor>& tensors, AllreduceAlgorithm algorithm) {
   if (tensors[0].numel() == 0 || tensors.size() == 1) return;
 
   const at::NoGradGuard no_grad;
-  Tensors flat;  // the tensors themselves as one row each, or a copy of those that have gaps
+  Tensors flat;  // the tensors themselves as one row each, or copies of tensors that have gaps
   for (const auto& tensor : tensors) flat.push_back(tensor.detach().contiguous().view(-1));
   run_algorithm(algorithm, flat);
   for (size_t i = 0; i < tensors.size(); ++i) {

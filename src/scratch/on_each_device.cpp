@@ -33,7 +33,7 @@ std::vector<c10::Stream> current_streams(const Devices& devices) {
   return streams;
 }
 
-// What a worker takes over from its caller, so that the loop's body acts as in a plain loop.
+// A worker takes these over from its caller, so that the loop's body acts as in a plain loop.
 struct Surroundings {
   at::ThreadLocalState modes;  // NoGradGuard, autocast, …
   std::vector<c10::Stream> streams;
@@ -84,8 +84,8 @@ void on_each_device(const Devices& devices, const std::function<void(size_t)>& w
       }
     }
   }
-  // set_num_threads acts on its own thread, and on threads that have not computed yet. This gives those the caller's
-  // number again.
+  // set_num_threads acts on its own thread, and on threads that have not computed yet. This gives such threads the
+  // caller's number again.
   at::set_num_threads(caller_threads);
   rethrow_first(failures, devices);
 }

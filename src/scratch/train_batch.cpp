@@ -47,7 +47,7 @@ Params get_params(const Params& params, const c10::Device& device) {
 
 namespace {
 
-// ---- What train_batch accepts --------------------------------------------------------------------------------------
+// ---- Checks of the arguments ---------------------------------------------------------------------------------------
 
 std::string describe(const std::vector<Params>& device_params, size_t device, size_t param) {
   const at::Tensor& tensor = device_params[device][param];
@@ -98,7 +98,7 @@ void check_lr(const char* function, double lr) {
   throw Error(std::string(function) + ": the learning rate must be a finite number >= 0, not " + number_text(lr));
 }
 
-// ---- Its steps -----------------------------------------------------------------------------------------------------
+// ---- The steps -----------------------------------------------------------------------------------------------------
 
 at::Tensor checked_sum(const at::Tensor& loss) {
   if (loss.defined() && loss.dim() == 0) return loss;
@@ -116,7 +116,7 @@ void set_gradients_to_zero(const Params& params) {
   }
 }
 
-// The section's `sgd`; the division by the batch size is in the loss already.
+// The section's `sgd`. It does not divide by the batch size, since the loss is divided already.
 void sgd(const Params& params, double lr) {
   const at::NoGradGuard no_grad;
   for (const auto& param : params) param.sub_(param.grad(), lr);
@@ -147,8 +147,8 @@ double train_batch(const at::Tensor& x, const at::Tensor& y, std::vector<Params>
   const int64_t samples = x.size(0);
   if (samples == 0) throw Error("train_batch: the batch is empty, so its mean loss does not exist");
 
-  // Forward and backward on every device. Each part's loss is divided by the size of the whole batch, so the sum of the
-  // devices' gradients is the gradient of the whole batch's mean loss, even where parts are uneven or empty.
+  // Runs forward and backward on every device. Each part's loss is divided by the size of the whole batch. So the
+  // devices' gradients sum up to the gradient of the whole batch's mean loss, even where parts are uneven or empty.
   std::vector<at::Tensor> losses(devices.size());
   on_each_device(devices, [&](size_t i) {
     const at::AutoGradMode record(true);
@@ -164,7 +164,7 @@ double train_batch(const at::Tensor& x, const at::Tensor& y, std::vector<Params>
     allreduce(gradients);
   }
   for (const auto& params : device_params) sgd(params, lr);
-  double sum = 0;  // read last, since a GPU's host then waits for all of the step
+  double sum = 0;  // read last, since the host then waits until a GPU has done the whole step
   for (const auto& loss : losses) sum += loss.defined() ? loss.item<double>() : 0.0;
   return sum;
 }

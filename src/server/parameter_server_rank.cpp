@@ -25,8 +25,8 @@ using server::Request;
 
 namespace {
 
-// A worker that is done waits for those that still train, however long that takes. The servers watch that somebody
-// trains: their waits have the run's timeout, and if they end, so does this wait.
+// A worker that is done waits for the others' training, however long it takes. The servers watch that somebody trains:
+// their waits have the run's timeout, and if a server fails, so does this wait.
 constexpr std::chrono::hours kAsLongAsTheOthersTrain{24 * 365};
 
 std::string reason_of(const std::exception_ptr& exception) {
@@ -122,7 +122,7 @@ std::string ParameterServerRank::work(const ParameterServer::Body& body) {
   }
   try {
     ask(server::kDone);
-  } catch (...) {  // it was the run that failed, and not the body
+  } catch (...) {  // the run failed, not the body
     if (exception) std::rethrow_exception(exception);
     throw;
   }
@@ -156,7 +156,7 @@ double ParameterServerRank::weight_of(const Batch& batch) const {
                 ": ParameterServer: the batch has a grain, but a server adds gradients up in an order that depends on "
                 "the workers. Leave out BatchOptions::grain, or take a DataParallel");
   }
-  const auto latest = latest_batch();  // a worker may train on whole batches, or on parts of other sizes
+  const auto latest = latest_batch();  // workers may train on whole batches too, or on parts of other sizes
   if (latest && batch.mark != 0 && latest->global == batch.global_size && latest->shards == rank_.world_size()) {
     throw Error(rank_.name() + ": ParameterServer: the batch was cut for all " + std::to_string(latest->shards) +
                 " ranks, of which " + std::to_string(options_.servers) +
@@ -166,7 +166,7 @@ double ParameterServerRank::weight_of(const Batch& batch) const {
   return part_weight(batch.size(), batch.global_size, workers(), "ParameterServer");
 }
 
-// A part that is the whole batch has the mean that one device has.
+// A part that is the whole batch needs no check: its mean is the one that one device has.
 void ParameterServerRank::check_targets(const at::Tensor& local_mean, const Batch& batch) {
   if (batch.size() == 0 || batch.size() == batch.global_size) return;
   if (!rank_.device().is_cpu() && ++targets_checked_ > kChecksOnGpu) return;

@@ -1,5 +1,5 @@
-// ParameterServerRank: what a rank holds of a ParameterServer. It has the worker's side of the messages; ShardServer
-// has the server's.
+// ParameterServerRank: the state of a ParameterServer's rank, and the worker's side of the messages. ShardServer has
+// the server's side.
 #pragma once
 
 #include <lockstep/server/parameter_server.hpp>
@@ -25,7 +25,7 @@ class ParameterServerRank : public std::enable_shared_from_this<ParameterServerR
 
   std::vector<LostWorker> train(const ParameterServer::Body& body);
 
-  // Makes a worker's request to all servers, and returns when all have answered. A push brings the gradients with it.
+  // Sends a worker's request to all servers, and returns when all have answered. A push brings the gradients with it.
   // Throws Error outside of train().
   void ask(int64_t asks);
   double weight_of(const Batch& batch) const;
@@ -40,24 +40,24 @@ class ParameterServerRank : public std::enable_shared_from_this<ParameterServerR
 
  private:
   void check_options();
-  std::string work(const ParameterServer::Body& body);  // gives why the body failed; "": it did not
-  void share_parameters();                              // the servers', at the end of a training
+  std::string work(const ParameterServer::Body& body);  // returns why the body failed, or ""
+  void share_parameters();                              // takes the servers' parameters, at the end of a training
   std::vector<at::Tensor> gradients() const;
   void take_parameters(int server, const at::Tensor& bytes);
   int rank_of(int server) const { return workers() + server; }
 
   const std::shared_ptr<torch::nn::Module> module_;
-  Rank rank_;  // in a group of its own, so that its messages and the user's do not mix
+  Rank rank_;  // has a group of its own, so that its messages and the user's do not mix
   const ParameterServerOptions options_;
-  SamplePlaces places_;  // of this worker
+  SamplePlaces places_;  // the places of this worker's samples
   TrainedParameters trained_;
-  std::vector<at::Tensor> parameters_;           // of these
-  std::vector<server::KeyShard> shards_;         // by server
+  std::vector<at::Tensor> parameters_;           // the parameters of trained_
+  std::vector<server::KeyShard> shards_;         // the shard of each server
   std::unique_ptr<server::ShardServer> server_;  // null on workers
-  std::vector<at::Tensor> pulled_;               // by server: its shard's bytes; on workers
+  std::vector<at::Tensor> pulled_;               // for each server its shard's bytes; empty on servers
   int64_t bytes_pushed_ = 0;
   bool training_ = false;    // the servers serve
-  int targets_checked_ = 0;  // means, on a GPU
+  int targets_checked_ = 0;  // the number of checked means, on a GPU
 };
 
 }  // namespace lockstep

@@ -6,11 +6,11 @@
 namespace lockstep::server {
 namespace {
 
-// Where the parts of a payload lie, one piece after the other.
+// Lays out a payload: the places of its values, one piece after the other.
 class Layout {
  public:
   struct Place {
-    int64_t numbers, values;  // of a sparse piece both, of a whole one the values alone
+    int64_t numbers, values;  // a sparse piece has both, a whole one only values
   };
 
   Place next(const Piece& piece, int64_t rows) {
@@ -31,9 +31,9 @@ class Layout {
   int64_t bytes_ = 0;
 };
 
-// Some rows of a piece.
+// Some rows of a piece, with their values.
 struct Rows {
-  at::Tensor numbers;  // int64 [n], in the piece, ascending
+  at::Tensor numbers;  // int64 [n]: the rows' numbers in the piece, ascending
   at::Tensor values;   // [n, ...]
 };
 

@@ -1,5 +1,5 @@
-// A worker's request to a server: one message of fixed size. The server takes it from whichever worker is first. If it
-// announces a push, that follows from the same worker.
+// A worker's request to a server: one message of fixed size. The server takes the requests of all workers in the order
+// of arrival. If a request announces a push, the push follows from the same worker.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,8 +11,8 @@
 
 namespace lockstep::server {
 
-// Tags of messages, in a group of ranks that belongs to the parameter server alone. The first is received from any
-// rank. Between processes a backend keeps the upper half of its tags for this.
+// Tags of messages, in a group of ranks that belongs to the parameter server alone. The server receives kRequestTag
+// from any rank. Between processes a backend keeps the upper half of its tags for such messages.
 constexpr int kRequestTag = 0x4000;
 constexpr int kPayloadTag = 1;
 constexpr int kReplyTag = 2;  // a shard's parameters
@@ -22,9 +22,9 @@ enum Asks : int64_t { kPush = 1, kPull = 2, kDone = 4 };  // may be combined
 
 struct Request {
   int64_t asks = 0;
-  std::vector<int64_t> rows = {};  // of a push, by piece: see Push
+  std::vector<int64_t> rows = {};  // the rows of a push, by piece: see Push
 
-  // int64 [1 + pieces]
+  // An empty message, int64 [1 + pieces].
   static at::Tensor empty(size_t pieces) { return at::empty({static_cast<int64_t>(pieces) + 1}, at::kLong); }
   at::Tensor to_tensor(size_t pieces) const {
     std::vector<int64_t> numbers{asks};

@@ -82,8 +82,8 @@ void ShardServer::update_in_rounds() {
   }
 }
 
-// In the order of the workers, whoever came first, and with the additions of an allreduce. Sparse gradients stay sparse
-// if all are. A parameter that no worker used has none, so that the optimizer leaves it alone.
+// Averages in the order of the workers, not of arrival, adding as an allreduce does. Sparse gradients stay sparse if
+// all are sparse. If no worker has one, the average is undefined, and the optimizer leaves the parameter alone.
 at::Tensor ShardServer::average(const std::vector<at::Tensor>& gradients, const Piece& piece) const {
   if (std::none_of(gradients.begin(), gradients.end(), [](auto& g) { return g.defined(); })) return {};
   const auto count = static_cast<int>(gradients.size());

@@ -30,19 +30,19 @@ class ShardServer {
  private:
   struct Of {  // the state of one worker, in this serve()
     int64_t pushes = 0;
-    bool wants = false;  // it waits for the parameters
+    bool wants = false;  // the worker waits for the parameters
     bool done = false;
     std::deque<Push> waiting = {};  // pushes that wait for those of other workers
   };
 
-  int receive(Request& request);  // gives the worker
+  int receive(Request& request);  // returns the worker
   void take_push(int worker, const std::vector<int64_t>& rows);
-  void update_in_rounds();                                // synchronous: as often as all workers have pushed
-  void update(const std::vector<at::Tensor>& gradients);  // one step of the optimizer; gradients by piece
-  at::Tensor average(const std::vector<at::Tensor>& gradients, const Piece& piece) const;  // one per worker
+  void update_in_rounds();  // synchronous mode: updates as often as all workers have pushed
+  void update(const std::vector<at::Tensor>& gradients);  // makes one step of the optimizer; gradients by piece
+  at::Tensor average(const std::vector<at::Tensor>& gradients, const Piece& piece) const;  // gradients: one per worker
   void check_equal_pushes() const;
   void answer();
-  bool may_have(const Of& worker) const;  // it may have the parameters as they are now
+  bool may_have(const Of& worker) const;  // whether this worker may be sent the current parameters
 
   Rank rank_;
   const KeyShard shard_;
@@ -51,7 +51,7 @@ class ShardServer {
   std::vector<at::Tensor> pieces_;  // views of bytes_
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
   std::vector<Of> workers_;
-  int64_t rounds_ = 0;  // of this serve(), synchronous
+  int64_t rounds_ = 0;  // rounds of this serve(), in synchronous mode
 };
 
 }  // namespace lockstep::server

@@ -10,11 +10,11 @@
 
 namespace lockstep {
 
-// What a rank holds of an activation.
+// How an activation lies on the ranks.
 struct Activation {
   bool in_slices = false;  // false: whole
-  int64_t dim = -1;        // the split dimension: 1 of [n, channels, height, width], or the last, of features
-  int64_t total = 0;       // its whole size; rank i has part_of(total, i, world_size); 0: slices are equal
+  int64_t dim = -1;   // the split dimension: 1 of [n, channels, height, width], or the last, which has the features
+  int64_t total = 0;  // the dimension's whole size; rank i has part_of(total, i, world_size); 0: slices are equal
 
   at::Tensor gathered(const at::Tensor& x, Rank& rank) const;
 };

@@ -9,14 +9,14 @@
 
 namespace lockstep {
 
-// `total` over the ranks, as part_of splits it.
+// The sizes of all ranks' slices of `total`, as part_of cuts it.
 std::vector<int64_t> equal_sizes(int64_t total, const Rank& rank);
 
-// Every rank's x.size(dim), as part_of splits `total`. If `total` is 0, it asks the ranks. Throws Error, which names
-// `function`, if x is not this rank's part.
+// Every rank's x.size(dim), as part_of cuts `total`. If `total` is 0, the ranks ask each other. Throws Error, which
+// names `function`, if x is not this rank's slice.
 std::vector<int64_t> sizes_in_group(const char* function, const at::Tensor& x, int64_t dim, Rank& rank, int64_t total);
 
-// Where rank `index` begins.
+// The place where the slice of rank `index` begins.
 int64_t begin_of(const std::vector<int64_t>& sizes, int index);
 
 }  // namespace lockstep

@@ -1,4 +1,4 @@
-// What layers in slices are made of: copies of a whole layer's tensors, and words for what does not fit.
+// Helpers of layers in slices: copies of a whole layer's tensors, and words for what does not fit.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,7 +13,7 @@ inline std::string ranks_text(int count) {
   return std::to_string(count) + " ranks";
 }
 
-// "1, 2, 4".
+// Gives "1, 2, 4".
 inline std::string divisors_of(int64_t number) {
   std::string list;
   for (int64_t divisor = 1; divisor < number; ++divisor) {

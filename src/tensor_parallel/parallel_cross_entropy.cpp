@@ -42,7 +42,7 @@ void check_on_cpu(const Tensor& targets, int64_t classes) {
 }
 
 struct Classes {
-  int64_t begin, count;  // this rank's
+  int64_t begin, count;  // this rank's classes
   int64_t total;
 };
 
@@ -73,7 +73,7 @@ class CrossEntropy : public torch::autograd::Function<CrossEntropy> {
     return at::where(is_class, sample_losses, nan).mean();
   }
 
-  // The gradient is softmax, less one at the target, divided by n.
+  // The gradient is softmax, minus 1 at the target, divided by n.
   static variable_list backward(AutogradContext* ctx, const variable_list& gradients) {
     if (at::GradMode::is_enabled()) {
       throw Error("parallel_cross_entropy can be differentiated once; call backward without create_graph");

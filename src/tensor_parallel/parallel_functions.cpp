@@ -22,11 +22,11 @@ using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// What a function and its conjugate need in addition to x.
+// The values that a function and its conjugate need in addition to x.
 struct Exchanged {
   Rank rank;
   int64_t dim = 0;
-  std::vector<int64_t> sizes = {};  // of the ranks' parts along dim
+  std::vector<int64_t> sizes = {};  // the sizes of the ranks' slices along dim
 };
 
 struct KeptForBackward : torch::CustomClassHolder {
@@ -47,7 +47,7 @@ Tensor own_part(const Tensor& x, const Exchanged& how) {
   return x.narrow(how.dim, begin_of(how.sizes, index), how.sizes[index]).clone();
 }
 
-// An allgather's parts are equal in size, so smaller ones are filled up with zeros on the way.
+// An allgather takes slices of one size, so smaller ones are filled up with zeros on the way.
 Tensor join(const Tensor& x, Exchanged& how) {
   const int64_t largest = *std::max_element(how.sizes.begin(), how.sizes.end());
   Tensor mine = x.detach().contiguous();
@@ -66,7 +66,7 @@ Tensor join(const Tensor& x, Exchanged& how) {
 
 Tensor own_part_of_sum(const Tensor& x, Exchanged& how) {
   const bool equal = std::equal(how.sizes.begin() + 1, how.sizes.end(), how.sizes.begin());
-  if (!equal) return own_part(sum_over_group(x, how.rank), how);  // a reduce_scatter's parts are equal in size
+  if (!equal) return own_part(sum_over_group(x, how.rank), how);  // a reduce_scatter gives slices of one size
   std::vector<std::vector<Tensor>> parts{x.detach().split_with_sizes(how.sizes, how.dim)};
   for (auto& part : parts[0]) part = part.contiguous();
   std::vector<Tensor> output{at::empty(parts[0][0].sizes(), x.options())};
@@ -142,7 +142,7 @@ Tensor reduce_from_group(const Tensor& x, Rank& rank) {
 
 namespace {
 
-// The ranks' parts, which may differ in size, become one tensor.
+// Joins the ranks' slices, which may differ in size, to one tensor.
 template <class Gather>
 Tensor joined(const char* name, const Tensor& x, int64_t dim, Rank& rank, int64_t total) {
   dim = checked_dim(name, x, dim);
@@ -151,7 +151,7 @@ Tensor joined(const char* name, const Tensor& x, int64_t dim, Rank& rank, int64_
   return Differentiable<Gather>::apply(x, Exchanged{rank, dim, std::move(sizes)});
 }
 
-// Each rank gets its part of a whole tensor.
+// Gives each rank its slice of a whole tensor.
 template <class Scatter>
 Tensor parted(const char* name, const Tensor& x, int64_t dim, Rank& rank) {
   dim = checked_dim(name, x, dim);

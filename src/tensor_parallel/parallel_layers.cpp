@@ -34,7 +34,7 @@ void check_padding(const char* layer, const ConvolutionOptions& options) {
   throw Error(std::string(layer) + ": only padding with zeros can be split; keep the layer whole");
 }
 
-// Each rank needs whole groups, or each group whole ranks.
+// Each rank needs whole groups, or each group needs whole ranks.
 void check_groups(const ConvolutionOptions& options, const Rank& rank) {
   const int64_t groups = options.groups(), count = rank.world_size();
   if (groups % count == 0 || count % groups == 0) return;
@@ -199,7 +199,7 @@ torch::nn::BatchNormOptions options_of_slice(torch::nn::BatchNormOptions options
 }
 
 // LibTorch has made the slice's tensors on the CPU in float32. This gives them their values, types and device.
-// take(name, tensor) is this rank's part of the whole layer's tensor.
+// take(name, tensor) gives this rank's slice of the whole layer's tensor.
 template <class Take>
 void fill(torch::nn::Module& slice, const torch::nn::Module& whole, const Take& take) {
   auto parameters = slice.named_parameters(/*recurse=*/false), buffers = slice.named_buffers(/*recurse=*/false);

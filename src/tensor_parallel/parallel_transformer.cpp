@@ -20,7 +20,7 @@ namespace {
 
 using at::Tensor;
 
-// Adds what ranks computed of their slices, and in backward what they derive from the sum.
+// Adds what the ranks computed of their slices. Backward adds the gradients that they compute from the sum.
 Tensor shared_sum(const Tensor& part, Rank& rank) {
   return copy_to_group(reduce_from_group(part, rank), rank);
 }
@@ -36,7 +36,7 @@ int64_t features_of(const torch::nn::LayerNorm& norm) {
               " dimensions cannot be split by features; keep the layer whole");
 }
 
-// Without the whole weights, which options hold if the layer was made of some.
+// The options without the whole weights, which are among them if the layer was made of some.
 torch::nn::EmbeddingOptions settings_of(const torch::nn::Embedding& whole) {
   torch::nn::EmbeddingOptions options = whole->options;
   options._weight(Tensor());

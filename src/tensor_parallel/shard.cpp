@@ -33,7 +33,7 @@ namespace {
 using torch::nn::AnyModule;
 using torch::nn::Module;
 
-// Accepts only these types themselves: a derived type may compute something else.
+// Accepts only these types themselves, since a derived type may compute something else.
 template <class... Types>
 bool is_one_of(const Module& module) {
   return ((typeid(module) == typeid(Types)) || ...);
@@ -52,7 +52,7 @@ bool works_value_by_value(const Module& module) {
                    SoftshrinkImpl, SoftsignImpl, ThresholdImpl, IdentityImpl>(module);
 }
 
-bool works_channel_by_channel(const Module& module) {  // of images
+bool works_channel_by_channel(const Module& module) {  // for images
   using namespace torch::nn;
   return is_one_of<MaxPool2dImpl, AvgPool2dImpl, LPPool2dImpl, AdaptiveMaxPool2dImpl, AdaptiveAvgPool2dImpl,
                    UpsampleImpl>(module);
@@ -71,7 +71,7 @@ class Sharder {
  public:
   explicit Sharder(Rank& rank) : rank_(rank) {}
 
-  // This rank's part of the layer `name`; `split` as the rule's entry says, or as the rule if none.
+  // This rank's slice of the layer `name`, split as `split`, the rule's entry, says; without an entry the rule decides.
   AnyModule part_of_layer(const std::string& name, const AnyModule& layer, const std::optional<LayerSplit>& split,
                           bool convolutions_alternate) {
     const auto module = layer.ptr();
@@ -113,14 +113,14 @@ class Sharder {
                 "lockstep::Shardable");
   }
 
-  // A layer that is tied to the parameter of an earlier one, of which this rank holds what `how` says.
+  // This rank's slice of a layer that is tied to a parameter of an earlier one; `how` says how that is split.
   AnyModule part_of_tied(const TiedLinearImpl& whole, const std::optional<SlicedDimension>& how) {
     const Activation input = std::exchange(held_, {});
     return AnyModule(
         std::make_shared<ShardedTiedLinear>(whole, input, how, /*outputs=*/whole.tied_weight().size(0), rank_));
   }
 
-  // The net's end: `layer` with its result gathered, if it is in slices.
+  // Ends the net: `layer`, with its result gathered if it is in slices.
   AnyModule with_whole_result(AnyModule layer) {
     if (!held_.in_slices) return layer;
     const Activation output = std::exchange(held_, {});
@@ -128,7 +128,7 @@ class Sharder {
   }
 
  private:
-  // Whether the layer can use what is there: something whole, or slices along `dim`.
+  // Whether the layer can use its input as it is: whole, or in slices along `dim`.
   bool at_hand_in(int64_t dim) const { return !held_.in_slices || held_.dim == dim; }
 
   // Computes `layer` whole: it takes whole inputs and gives whole results.
@@ -198,7 +198,7 @@ class Sharder {
     return held_.dim == kChannels ? AnyModule(ParallelBatchNorm2d(whole, rank_)) : computed_whole(clone(layer));
   }
 
-  // Ranks with parts of groups would need the others' sums, so that all is gathered.
+  // If groups lie across slices, ranks would need the others' sums, so all slices are gathered.
   AnyModule part_of_group_norm(const std::shared_ptr<torch::nn::GroupNormImpl>& whole, const AnyModule& layer) {
     if (!held_.in_slices) return clone(layer);
     const bool has_whole_groups = held_.dim == kChannels && whole->options.num_groups() % rank_.world_size() == 0;
@@ -228,7 +228,7 @@ class Sharder {
                 std::string("your own"));
   }
 
-  // Always a Dropout of lockstep's: LibTorch's would drop other values on each rank.
+  // Makes a Dropout of lockstep's in any case, since LibTorch's would drop other values on each rank.
   AnyModule part_of_dropout(const std::string& name, const AnyModule& layer, const Activation& given) const {
     DropoutOptions options;
     if (const auto own = as<DropoutImpl>(layer)) options = own->options;
@@ -271,7 +271,7 @@ class Sharder {
   }
 
   Rank rank_;
-  Activation held_;  // what the next layer is given
+  Activation held_;  // the activation that the next layer gets
 };
 
 void check_names(const torch::nn::Sequential& net, const ShardRule& rule) {
@@ -284,7 +284,7 @@ void check_names(const torch::nn::Sequential& net, const ShardRule& rule) {
   }
 }
 
-// Two parts of one layer would be two layers, each with half of its gradient.
+// Slicing one layer twice would make two layers, each with half of its gradient.
 void check_that_no_weights_are_shared(const torch::nn::Sequential& net) {
   std::map<const Module*, std::string> names;
   for (const auto& item : net->named_children()) {
@@ -297,7 +297,7 @@ void check_that_no_weights_are_shared(const torch::nn::Sequential& net) {
   }
 }
 
-// How this rank's part holds a parameter; none: whole.
+// How this rank's net holds a parameter; none: whole.
 std::optional<SlicedDimension> dimension_of(const torch::nn::Sequential& part, const std::string& parameter) {
   const auto dimensions = sliced_dimensions_of(part);
   const auto found = dimensions.find(parameter);
@@ -343,7 +343,7 @@ torch::nn::Sequential shard(const torch::nn::Sequential& net, Rank& rank, const 
   }
   part->train(net->is_training());
   tie_layers(*part);
-  rank.barrier();  // clones draw from a generator that ranks may share; what is drawn next comes after all of them
+  rank.barrier();  // clones draw from a generator that ranks may share; later draws must come after all of them
   return part;
 }
 

@@ -1,4 +1,4 @@
-// One rank's part of the layers of a Gpt, and of any layer that is tied to another one's weight.
+// One rank's slices of the layers of a Gpt, and of any layer that is tied to another layer's weight.
 //
 // Each takes whole activations and gives whole ones, so a block makes two sums over the ranks in forward and two in
 // backward (Shoeybi et al. 2019, "Megatron-LM", section 3).
@@ -32,26 +32,27 @@ class ShardedGptEmbedding : public torch::nn::Module {
   Dropout dropout_;
 };
 
-// Each rank computes some of the heads, and some of the units behind them; the norms are whole.
+// Each rank computes some of the heads, and some of the MLP's units; the norms are whole.
 class ShardedGptBlock : public torch::nn::Module {
  public:
-  // Throws Error: heads that do not divide by the number of ranks.
+  // Throws Error for heads that do not divide by the number of ranks.
   ShardedGptBlock(const GptBlockImpl& whole, Rank& rank);
   at::Tensor forward(const at::Tensor& x);
 
  private:
-  const int64_t heads_;  // of this rank
+  const int64_t heads_;  // this rank's number of heads
   torch::nn::LayerNorm norm1_, norm2_;
   ColumnParallelLinear qkv_, up_;
   RowParallelLinear projection_, down_;
   Dropout dropout1_, dropout2_;
 };
 
-// A TiedLinear by the slices of the weight that it is tied to: by outputs if the weight is split along dimension 0, by
-// inputs along dimension 1, and otherwise whole.
+// A TiedLinear in slices, as the weight that it is tied to: by outputs if the weight is split along dimension 0, by
+// inputs if along dimension 1, and otherwise whole.
 class ShardedTiedLinear : public torch::nn::Module, public Tied {
  public:
-  // `input`: what is given; `how`: how the weight is split, if it is; `outputs`: of the whole layer.
+  // `input`: how the input lies on the ranks; `how`: how the weight is split, if it is; `outputs`: the whole layer's
+  // number.
   ShardedTiedLinear(const TiedLinearImpl& whole, const Activation& input, const std::optional<SlicedDimension>& how,
                     int64_t outputs, const Rank& rank);
   at::Tensor forward(const at::Tensor& x);

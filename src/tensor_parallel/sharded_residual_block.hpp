@@ -1,4 +1,4 @@
-// ShardedResidualBlock: one rank's part of a ResidualBlock. conv1 is split by output channels, norm1 works on their
+// ShardedResidualBlock: one rank's slice of a ResidualBlock. conv1 is split by output channels, norm1 works on their
 // slice, conv2 is split by input channels. This makes one sum over the ranks in forward, one in backward. norm2 and the
 // short cut are whole on every rank.
 #pragma once
@@ -14,10 +14,10 @@ namespace lockstep {
 
 class ShardedResidualBlock : public torch::nn::Module {
  public:
-  // Throws Error: output channels that do not divide by the number of ranks.
+  // Throws Error for output channels that do not divide by the number of ranks.
   ShardedResidualBlock(const ResidualBlockImpl& whole, Rank& rank);
 
-  at::Tensor forward(const at::Tensor& x);  // as the whole block, from a whole x to a whole result
+  at::Tensor forward(const at::Tensor& x);  // maps a whole x to a whole result, as the whole block does
 
  private:
   OutputChannelParallelConv2d conv1_;

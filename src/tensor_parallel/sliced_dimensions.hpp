@@ -1,4 +1,4 @@
-// Which of a sharded net's tensors are slices, and how slices and whole tensors become each other.
+// Says which of a sharded net's tensors are slices, and turns slices and whole tensors into each other.
 #pragma once
 
 #include <torch/nn/modules/container/sequential.h>
@@ -11,15 +11,15 @@
 
 namespace lockstep {
 
-// How each tensor is split that is, by its name in the net.
+// How each split tensor is split, by its name in the net.
 std::map<std::string, SlicedDimension> sliced_dimensions_of(const torch::nn::Sequential& sharded);
 
-// `size` values of each block along the dimension, from the block's `begin` on; a copy only if there are several
-// blocks.
+// Takes `size` values of each block along the dimension, from the block's `begin` on. It is a copy only if there are
+// several blocks.
 at::Tensor slice_of_whole(const at::Tensor& whole, const SlicedDimension& how, int64_t begin, int64_t size);
 
-// The ranks' slices of a tensor whose size along the dimension is `total`. All ranks must call it. Throws Error for a
-// slice of another size, as gather_from_group does.
+// Joins the ranks' slices of a tensor whose size along the dimension is `total`. All ranks must call it. Throws Error
+// for a slice of another size, as gather_from_group does.
 at::Tensor joined_slices(const at::Tensor& slice, const SlicedDimension& how, Rank& rank, int64_t total);
 
 }  // namespace lockstep

@@ -15,8 +15,8 @@ namespace {
 using at::Tensor;
 using DictOfTensors = torch::OrderedDict<std::string, Tensor>;
 
-// Calls copy(theirs, mine) for every tensor of the net, in an order that is the same on all ranks. mine(tensor) joins
-// the ranks' `tensor`s into a whole one.
+// Calls copy(theirs, mine, join) for every tensor of the net, in an order that is the same on all ranks. join(tensor)
+// joins the ranks' `tensor`s into a whole one.
 using Copy = std::function<void(Tensor& whole, const Tensor& part, const std::function<Tensor(const Tensor&)>& join)>;
 
 void for_each_tensor(const torch::nn::Sequential& sharded, Rank& rank, DictOfTensors theirs, const DictOfTensors& mine,

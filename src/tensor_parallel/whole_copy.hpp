@@ -1,11 +1,11 @@
-// What copies of modules take over that clone() leaves out. The copies: whole_copy() in parallel_layers.hpp.
+// Flags that clone() leaves out, for copies of modules. whole_copy() in parallel_layers.hpp makes the copies.
 #pragma once
 
 #include <torch/nn/module.h>
 
 namespace lockstep {
 
-// Which parameters are frozen, and the mode.
+// Takes over which parameters are frozen, and the mode.
 void take_over_flags(const torch::nn::Module& from, torch::nn::Module& to);
 
 }  // namespace lockstep

@@ -1,4 +1,4 @@
-// base: errors, texts and clocks. Includes no other room.
+// base: errors, texts and clocks. It includes no other room.
 //   error            lockstep::Error, the one exception type
 //   stop_on_signals  Ctrl-C and SIGTERM as a request to stop
 //   version          which lockstep this is

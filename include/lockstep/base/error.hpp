@@ -1,4 +1,4 @@
-// lockstep::Error: the one exception type of the library. What is derived from it says more of the reason.
+// lockstep::Error: the one exception type of the library. Types derived from it say more of the reason.
 //
 // Its text names, as far as they are known, the rank, the device, the operation and what to do.
 // When a rank fails for another reason (a c10::Error of LibTorch, a std::bad_alloc), run() rethrows
@@ -14,7 +14,7 @@ class Error : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// What ends a run since its user asked for that, in this process or in another one of the run.
+// Ends a run since its user asked for that, in this process or in another one of the run.
 class Stopped : public Error {
  public:
   using Error::Error;

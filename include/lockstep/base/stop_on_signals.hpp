@@ -5,7 +5,7 @@
 //   lockstep::fit(task, options, {.stop = signals.token()});  // as does RunOptions::stop
 //
 // The first signal asks for a stop, the second ends the program at once. The same signal again within half a second
-// counts as the first: timeout(1) signals its command and then the command's process group. Costs a thread that sleeps.
+// counts as the first: timeout(1) signals its command and then the command's process group. Costs a sleeping thread.
 #pragma once
 
 #include <atomic>
@@ -17,13 +17,13 @@
 
 namespace lockstep {
 
-// While it lives, the three signals go to a thread of its own; they interrupt nothing in the thread that made it, nor
-// in threads that are started from there. Then all is as it was before. Make one at a time. A signal that the parent
-// process ignored (nohup; a job in the background of a script) stays ignored, but for SIGTERM.
+// While a StopOnSignals lives, the three signals go to its own thread. They interrupt neither the thread that made the
+// StopOnSignals nor threads started from there. Its end restores everything. Make one at a time. A signal that the
+// parent process ignored (nohup; a job in the background of a script) stays ignored, but for SIGTERM.
 class StopOnSignals {
  public:
-  // Is told of the signals that count, on the thread that waits for them: `number` 1 for the first, 2 for the second,
-  // which ends the program when this returns.
+  // Called for each signal that counts, on the thread that waits for signals. `number` is 1 for the first. It is 2 for
+  // the second, which ends the program when this call returns.
   using Told = std::function<void(int signal, int number)>;
 
   // Throws Error if there is another StopOnSignals in this process.
@@ -33,7 +33,7 @@ class StopOnSignals {
   StopOnSignals& operator=(const StopOnSignals&) = delete;
 
   std::stop_token token() const { return source_.get_token(); }
-  void request_stop() { source_.request_stop(); }  // for reasons of your own
+  void request_stop() { source_.request_stop(); }  // asks for a stop for a reason of your own
   int received() const { return received_; }       // the first signal that came; 0 if none did
 
  private:
@@ -48,7 +48,7 @@ class StopOnSignals {
   std::atomic<int> received_ = 0;
   std::atomic<bool> done_ = false;
   sigset_t awaited_, mask_before_;
-  std::vector<Before> before_;  // what the signals did
+  std::vector<Before> before_;  // the signals' actions before
   std::thread waiter_;
 };
 

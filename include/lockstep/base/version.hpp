@@ -1,12 +1,12 @@
-// version: which lockstep this is. `lockstep --version` prints it, the CMake package has it, and CHANGELOG.md says what
-// changed. Thread-safe, and costs nothing.
+// version: says which lockstep this is. `lockstep --version` prints it, the CMake package has it, and CHANGELOG.md says
+// what changed. Thread-safe, and costs nothing.
 #pragma once
 
 #include <string>
 
 namespace lockstep {
 
-// "0.1.0": by semantic versioning. Before 1.0 a new middle number may change interfaces.
+// "0.1.0": the version by semantic versioning. Before 1.0 a new middle number may change interfaces.
 std::string version();
 
 }  // namespace lockstep

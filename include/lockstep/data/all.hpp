@@ -1,9 +1,9 @@
-// data: data sets, batches, and the ranges into which they are cut.
+// data: data sets, batches, and the parts into which they are cut.
 //   data             image sets as tensors, and the batches that a rank gets of them
 //   data_options     which images, and where they lie
 //   fetch_data       downloads Fashion-MNIST where no package provides it
-//   parts            the ranges that devices take of a batch: near-equal, or by shares
-//   samples          what batches are made of: tensors, or a function that reads; and in which order
+//   parts            the parts that devices take of a batch: near-equal, or by shares
+//   samples          tensors, or a function that reads, of which batches are made; and their order
 //   sample_files     data that are larger than memory
 //   sample_function  a loss or a metric, of (y_hat, y) or of (y_hat, batch)
 //   text             the bytes of a file, for a language model

@@ -1,7 +1,7 @@
-// Data: image sets as tensors, and the batches that one shard of a run gets from them.
+// Data: loads image sets as tensors, and cuts them into the batches that one shard of a run gets.
 //
-// The images stay uint8, as the files hold them. Fashion-MNIST's training set takes 47 MB, once per process: copies of
-// a Dataset share its tensors. A batch becomes float when it is gathered. Thread-safe for reading. This header knows
+// The images stay uint8, as in the files. Fashion-MNIST's training set takes 47 MB, once per process: copies of a
+// Dataset share its tensors. A batch becomes float when it is gathered. Thread-safe for reading. This header knows
 // ranks only as an index and a count.
 #pragma once
 
@@ -23,8 +23,8 @@ namespace lockstep {
 struct ImageData {
   Dataset train;           // the samples to train on
   Dataset test;            // the samples to measure accuracy on
-  std::string source;      // where it comes from, in words: a folder, or "synthetic (...)"
-  bool synthetic = false;  // true: the images are made up, and whatever shows results must say so
+  std::string source;      // where the images come from, in words: a folder, or "synthetic (...)"
+  bool synthetic = false;  // the images are made up, and whatever shows results must say so
 };
 
 // Loads Fashion-MNIST from `dir`: four IDX files, gzipped or plain. If `dir` is empty, it looks where Debian's package
@@ -49,13 +49,13 @@ ImageData synthetic_images(int64_t train_size = 60000, int64_t test_size = 10000
 struct Batch {
   at::Tensor x;             // this shard's samples on its device; uint8 pixels in memory come as float32 in [0, 1]
   at::Tensor y;             // this shard's targets on its device
-  int64_t global_size = 0;  // samples of the whole batch, over all shards
+  int64_t global_size = 0;  // the number of samples of the whole batch, over all shards
   int64_t first = -1;       // where these samples begin in the whole batch; -1: where part_of() says
-  int32_t mark = 0;         // set by batches(): equal for all parts of one whole batch, and for no others; 0: not known
-  int64_t grain = 0;        // BatchOptions::grain; with one, these samples are whole grains
+  int32_t mark = 0;         // batches() gives all parts of one whole batch one mark, and others another; 0: not known
+  int64_t grain = 0;        // the batch's BatchOptions::grain; if it is not 0, these samples are whole grains
   std::vector<int64_t> runs = {};  // with a grain: shard s has grains runs[s] up to runs[s + 1]; empty: near-equal runs
   TensorsByName more = {};         // this shard's rows of Dataset::more, on its device
-  // With a grain: the most grains that a shard has of this part, by in_parts(); 0: of the whole batch, as `runs` says.
+  // With a grain: the most grains that any shard has in this part of in_parts(). 0: a whole batch, see `runs`.
   int64_t turns = 0;
   // With a grain, where this shard got none: one sample of the data, as an example. A loop that changes x, y or `more`,
   // as by flatten(1) or to(), must change these of `like` alike: a net with Sharded::parameters computes it.
@@ -63,17 +63,17 @@ struct Batch {
 
   int64_t size() const { return x.size(0); }  // this shard's samples; 0 if it got none
 
-  // The tensor of this name, in `more`. Throws Error, which names those that there are.
+  // The tensor of this name in `more`. Throws Error, which lists the names there are.
   const at::Tensor& operator[](const std::string& name) const;
 
-  // Cuts the batch into `count` near-equal parts, to be computed one after the other. If there are fewer samples, there
-  // are fewer parts, but at least one. With a grain they are of whole grains, and all shards get as many parts: those
-  // of the shard with the most grains. The others' last parts are smaller, or empty. Throws Error if count < 1.
+  // Cuts the batch into `count` near-equal parts, to be computed one after the other. Fewer samples make fewer parts,
+  // but at least one. With a grain, parts are whole grains, and all shards get as many parts as the shard with the most
+  // grains. The other shards' last parts are smaller, or empty. Throws Error if count < 1.
   std::vector<Batch> in_parts(int64_t count) const;
 
-  // With a grain: its number of grains in the whole batch, its own grains' numbers there, and how many grains the shard
-  // has that has most of them. And grain `number` of its own, as a Batch, in memory of its own: where samples lie must
-  // not change how they are computed.
+  // These need a grain. grains(): the number of grains in the whole batch. most_grains(): the number that the shard
+  // with the most has. own_grains(): the numbers of this shard's grains. of_grain(): one of them as a Batch, in memory
+  // of its own, since where samples lie must not change how they are computed.
   int64_t grains() const { return (global_size + grain - 1) / grain; }
   int64_t most_grains() const;
   Range own_grains() const {
@@ -82,33 +82,33 @@ struct Batch {
   Batch of_grain(int64_t number) const;
 };
 
-class BatchUpload;  // how batches of data on the CPU come to a GPU
-class ReadAhead;    // how batches that a function reads are there in time
+class BatchUpload;  // brings batches of data on the CPU to a GPU
+class ReadAhead;    // reads batches in time, where a function reads the samples
 
 struct BatchOptions {
-  int64_t size = 256;  // of the global batch; the last one of an epoch may be smaller
-  // Leaves out a last batch that is smaller. With `shuffle` other samples are in it in each epoch.
+  int64_t size = 256;  // the number of samples of the global batch; the last batch of an epoch may be smaller
+  // Leaves out a last batch that is smaller. With `shuffle` each epoch leaves out other samples.
   bool drop_last = false;
-  uint64_t seed = 0;  // with `epoch`, alone decides the order
+  uint64_t seed = 0;  // the seed and `epoch` alone decide the order
   int64_t epoch = 0;
   bool shuffle = true;
-  std::vector<double> shares = {};  // of each batch, one per part (see parts.hpp); empty: near-equal parts
-  // 0: none. Otherwise parts are of whole grains. Grain i has samples i * grain up to (i + 1) * grain of the global
-  // batch; the last one may be smaller. DataParallel and SplitModel compute each grain by itself, and add grains in one
-  // order. Then training gives the same bits on any number of ranks (docs/same-bits.md).
+  std::vector<double> shares = {};  // the shares of each batch, one per part (see parts.hpp); empty: near-equal parts
+  // The number of samples per grain; 0: no grains. With grains, parts are whole grains. Grain i has samples [i * grain,
+  // (i + 1) * grain) of the global batch; the last one may be smaller. DataParallel and SplitModel compute each grain
+  // alone, and add grains in one order. So training gives the same bits on any number of ranks (docs/same-bits.md).
   int64_t grain = 0;
-  // The first batch of the iteration: the place where an epoch resumes. Those before it are not read.
+  // The first batch of the iteration, where a resumed epoch goes on. Earlier batches are not read.
   int64_t start = 0;
 };
 
 // One shard's part of every global batch of one epoch, in order: for (auto& batch : batches(...)). All shards see the
-// same sequence of global batches, whatever their number. Making a Batches draws one permutation, which takes about 1
-// ms for 60000 samples. Without shuffling a batch may share the dataset's memory. Iterators must not outlive their
-// Batches; but iterators of a temporary keep it alive.
+// same sequence of global batches, whatever the number of shards. Making a Batches draws one permutation, which takes
+// about 1 ms for 60000 samples. Without shuffling a batch may share the dataset's memory. Iterators must not outlive
+// their Batches; but iterators of a temporary keep it alive.
 //
-// Where the data are on the CPU and the shard on a GPU of CUDA, nobody waits for the copies: they arrive on a stream of
-// their own, and when an iterator moves to a batch, the copy of the next one begins. So the GPU holds two batches, and
-// rows that the caller changes meanwhile come as they were. A batch is for the stream that is current when the iterator
+// If the data are on the CPU and the shard is on a CUDA GPU, nobody waits for the copies: they arrive on a stream of
+// their own. When an iterator moves to a batch, the copy of the next one begins. So the GPU holds two batches, and a
+// batch has its rows as they were when its copy began. A batch is for the stream that is current when the iterator
 // moves to it.
 class Batches {
  public:
@@ -123,7 +123,7 @@ class Batches {
     using reference = Batch&;
 
     Batch& operator*() & { return batch_; }
-    Batch operator*() && { return std::move(batch_); }  // no reference to what ends with a temporary iterator
+    Batch operator*() && { return std::move(batch_); }  // no reference: the batch ends with a temporary iterator
     Batch* operator->() { return &batch_; }
     Iterator& operator++();
     void operator++(int) { ++*this; }
@@ -143,14 +143,14 @@ class Batches {
   Iterator begin() const& { return {this, options_.start}; }
   Iterator begin() &&;
   Iterator end() const { return {this, count()}; }
-  int64_t count() const;  // global batches of the epoch, also those before BatchOptions::start
+  int64_t count() const;  // the number of global batches of the epoch, with those before BatchOptions::start
 
-  // Changes the shares, from the next batch to which an iterator moves. All shards must set the same shares at the same
-  // batch. Throws Error as batches() does.
+  // Changes the shares, from the next batch to which an iterator moves. Set the same shares at the same batch on all
+  // shards. Throws Error as batches() does.
   void set_shares(std::vector<double> shares);
 
  private:
-  struct Place {  // of a batch among the samples, and of this shard's part in the batch
+  struct Place {  // where a batch lies among the samples, and this shard's part in the batch
     int64_t begin, global_size;
     std::vector<int64_t> runs;
     Range part;
@@ -170,19 +170,19 @@ class Batches {
   Samples samples_;
   BatchOptions options_;
   Partner shard_;
-  at::Tensor order_;                     // int64 [n] where the samples lie; undefined without shuffle
-  uint64_t source_ = 0;                  // what tells an own order and a version from others; 0: there is neither
-  std::shared_ptr<BatchUpload> upload_;  // null: the data are where the shard computes, not on the CPU, or read
-  std::shared_ptr<ReadAhead> ahead_;     // null: nothing is read, or not ahead
+  at::Tensor order_;                     // int64 [n]: the numbers of the samples in order; undefined without shuffle
+  uint64_t source_ = 0;                  // tells an own order, or a version, from others; 0: there is neither
+  std::shared_ptr<BatchUpload> upload_;  // null: the data are not on the CPU, are where the shard computes, or are read
+  std::shared_ptr<ReadAhead> ahead_;     // null: nothing is read, or nothing ahead
 };
 
-// Throws Error if size < 1, if the grain is below 0 or above size, if start is below 0 or above the number of batches,
-// if the tensors differ in length or device, if x is uint8 and has less than 3 dimensions, if the shard's index is
-// outside its count, if check_shares refuses the shares or they are not one per shard, or as Samples::order() does.
+// Throws Error: size < 1; the grain is below 0 or above size; start is below 0 or above the number of batches; the
+// tensors differ in length or device; x is uint8 and has less than 3 dimensions; the shard's index is outside its
+// count; check_shares refuses the shares, or they are not one per shard. Throws also as Samples::order() does.
 Batches batches(const Dataset& dataset, const BatchOptions& options, const Partner& shard = {});
 
-// The same for samples that a function may read. It is called for this shard's samples alone, and for one sample where
-// the shard gets none of a batch. Throws Error as Samples::read() does, when an iterator moves.
+// Makes batches of samples that a function may read. The function is called for this shard's samples alone, and for one
+// sample where the shard gets none of a batch. Throws Error as above; when an iterator moves, as Samples::read() does.
 Batches batches(const Samples& samples, const BatchOptions& options, const Partner& shard = {});
 
 }  // namespace lockstep

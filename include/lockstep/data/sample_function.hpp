@@ -1,6 +1,6 @@
 // SampleFunction: a loss or a metric. It takes the network's output and the targets, or the output and the whole batch.
 //
-// (y_hat, y), or (y_hat, batch) where it needs a mask or another tensor of the batch. As thread-safe as the
+// Give it (y_hat, y), or (y_hat, batch) if it needs a mask or another tensor of the batch. As thread-safe as the
 // function.
 #pragma once
 
@@ -43,7 +43,7 @@ class SampleFunction {
 
   explicit operator bool() const { return static_cast<bool>(function_); }
   at::Tensor operator()(const at::Tensor& y_hat, const Batch& batch) const { return function_(y_hat, batch); }
-  // For samples of which there is y alone.
+  // Calls the function with a batch that has only y.
   at::Tensor operator()(const at::Tensor& y_hat, const at::Tensor& y) const {
     return function_(y_hat, {.x = {}, .y = y});
   }
@@ -52,13 +52,13 @@ class SampleFunction {
   std::function<at::Tensor(const at::Tensor& y_hat, const Batch& batch)> function_;
 };
 
-// A module whose forward takes a whole batch, with all its tensors: at::Tensor forward(const lockstep::Batch& batch).
+// The concept of a module whose forward takes a whole batch: at::Tensor forward(const lockstep::Batch& batch).
 template <class Module>
 concept TakesBatch = requires {
   requires std::is_invocable_v<decltype(&Module::forward), Module&, const Batch&>;
 };
 
-// What such a module's forward gets, and any other one's: the batch, or its x.
+// The argument for a module's forward: the batch if it takes one, else the batch's x.
 template <class Module>
 decltype(auto) input_of(const Batch& batch) {
   if constexpr (TakesBatch<Module>) {

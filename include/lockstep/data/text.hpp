@@ -14,15 +14,15 @@ namespace lockstep {
 
 struct TextData {
   Samples train;  // x and y [n, context], int64 from 0 to 255; read from memory by a thread-safe function
-  Samples test;   // of the bytes that are held out
+  Samples test;   // the bytes that are held out
   std::string source;
 };
 
-// Throws Error, which names the file: one that cannot be read, or of which a tenth is no longer than the context; and a
-// context below 1.
+// Throws Error, which names the file, if the file cannot be read, or if a tenth of it is not longer than the context.
+// Throws Error for a context below 1.
 TextData load_text(const std::filesystem::path& file, int64_t context);
 
-// Bytes as UTF-8 for people to read: what is no UTF-8, and control characters but for tab and line feed, become U+FFFD.
+// Bytes as UTF-8 for people. Bytes that are no UTF-8, and control characters but for tab and line feed, become U+FFFD.
 std::string readable_text(const std::string& bytes);
 
 }  // namespace lockstep

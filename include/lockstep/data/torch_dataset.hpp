@@ -1,12 +1,12 @@
-// A dataset of LibTorch's torch::data as Samples: for batches() and fit(), in whose order and on whose ranks its
-// samples then come.
+// Makes Samples of a dataset of LibTorch's torch::data, for batches() and fit(). Its samples then come in lockstep's
+// order, on lockstep's ranks.
 //
 //   auto dataset = torch::data::datasets::MNIST("mnist").map(torch::data::transforms::Normalize<>(0.13, 0.31));
 //   const lockstep::Samples samples = lockstep::samples_of(dataset, "MNIST").read_ahead(2);
 //
-// It takes the dataset and not a DataLoader, which has an order of its own. Copies of the dataset are made as needed,
-// one for each thread that reads at the same time, as LibTorch's DataLoader does. A transform that draws random numbers
-// from LibTorch's generator gives other ones on each run.
+// Give the dataset, not a DataLoader: that has an order of its own. Copies of the dataset are made as needed, one for
+// each thread that reads at the same time, as LibTorch's DataLoader does. A transform that draws random numbers from
+// LibTorch's generator gives other ones on each run.
 #pragma once
 
 #include <ATen/ops/stack.h>
@@ -25,7 +25,7 @@
 
 namespace lockstep {
 
-// What samples_of() needs of a dataset: get_batch(numbers), and a size() that is known.
+// A dataset that samples_of() can take: it has get_batch(numbers), and a size() that is known.
 template <class TorchDataset>
 concept IndexedDataset = std::copyable<TorchDataset> &&
     requires(TorchDataset& dataset, const std::vector<size_t>& numbers, c10::ArrayRef<size_t> indices) {
@@ -33,7 +33,7 @@ concept IndexedDataset = std::copyable<TorchDataset> &&
   dataset.size().has_value();
 };
 
-// Copies of a dataset, each used by one thread at a time. Thread-safe.
+// Keeps copies of a dataset. One thread at a time uses a copy. Thread-safe.
 template <IndexedDataset TorchDataset>
 class DatasetCopies {
  public:
@@ -62,7 +62,7 @@ class DatasetCopies {
   std::vector<std::unique_ptr<TorchDataset>> free_;  // guarded by mutex_
 };
 
-// What stacks an Example's tensors, or those of a list of them; a batch of another type needs a `collate` of yours.
+// Stacks an Example's tensors, or those of a list of Examples. For a batch of another type give a `collate`.
 struct CollateExamples {
   template <class Batch>
   Dataset operator()(Batch batch) const {
@@ -85,8 +85,8 @@ struct CollateExamples {
   }
 };
 
-// `collate` makes a Dataset of what get_batch() gives: it may put masks and other tensors into Dataset::more. `version`
-// is as in Samples. Throws Error for a dataset that does not know its size.
+// `collate` makes a Dataset of the result of get_batch(): it may put masks and other tensors into Dataset::more.
+// `version` is as in Samples. Throws Error for a dataset that does not know its size.
 template <IndexedDataset TorchDataset, class Collate>
 requires(!std::convertible_to<Collate, std::string>) Samples
     samples_of(TorchDataset dataset, Collate collate, std::string version = {}) {

@@ -1,4 +1,4 @@
-// devices: what runs the tensors: CPU cores, GPUs, memory, precision.
+// devices: the devices that run the tensors, with their memory and precision.
 //   autocast           mixed precision for one scope of one thread
 //   devices            which devices the machine has, and how a user names them
 //   keep_freed_memory  lets a process keep the memory that it frees: faster on CPUs

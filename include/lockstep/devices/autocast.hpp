@@ -1,4 +1,4 @@
-// Autocast: automatic mixed precision for one scope of one thread, as Python's torch.autocast.
+// Autocast: automatic mixed precision for one scope of one thread, like Python's torch.autocast.
 //
 // LibTorch has the machinery (ATen/autocast_mode.h), but no guard for it. While an enabled Autocast lives, operations
 // that gain from it (convolutions, matrix products) read float32 tensors as `type`. Operations that need the range
@@ -23,7 +23,7 @@ namespace lockstep {
 class [[nodiscard]] Autocast {
  public:
   // Acts on operations on devices of `device`'s type. With enabled = false, operations inside compute as if there were
-  // no Autocast around. `type` is bfloat16, or float16. (float16's gradients need scaling, which is not done here.)
+  // no Autocast around. `type` is bfloat16 or float16. (float16's gradients need scaling, which Autocast does not do.)
   explicit Autocast(const c10::Device& device, c10::ScalarType type = c10::ScalarType::BFloat16, bool enabled = true);
   ~Autocast();
   Autocast(const Autocast&) = delete;

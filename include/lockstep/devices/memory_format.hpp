@@ -1,4 +1,4 @@
-// Memory formats: whether images and convolutions' weights lie channel by channel or pixel by pixel.
+// Sets memory formats: whether images and convolutions' weights lie channel by channel or pixel by pixel.
 //
 // Thread-safe for different modules. Cost: a copy of each tensor whose format changes.
 #pragma once

@@ -1,6 +1,6 @@
-// layout: how a network may lie over ranks. Plain values.
+// layout: says how a network may lie over ranks. It has plain values alone.
 //   model_split        the shape of a mesh of ranks, and how a network is split over it
-//   pipeline_schedule  in which order a rank computes its stages' forwards and backwards
+//   pipeline_schedule  the order in which a rank computes its stages' forwards and backwards
 #pragma once
 
 #include <lockstep/layout/model_split.hpp>

@@ -1,4 +1,4 @@
-// ModelSplit: how a network is split over the ranks of a run: by data, by layers, by channels, or by several of them.
+// ModelSplit: says how a network is split over the ranks of a run: by data, layers, channels, or several of these.
 //
 // A plain value without LibTorch. A user gives it, a plan holds it (plan.hpp), and SplitModel carries it out.
 // Thread-safe.
@@ -13,7 +13,7 @@
 
 namespace lockstep {
 
-// How many ranks stand along each axis of a mesh. The ranks themselves: mesh.hpp.
+// The number of ranks along each axis of a mesh. For the ranks themselves see mesh.hpp.
 struct MeshShape {
   int data = 1;
   int pipeline = 1;
@@ -23,11 +23,11 @@ struct MeshShape {
   bool operator==(const MeshShape&) const = default;
 };
 
-// "2 x 1 x 4 (data x pipeline x tensor)".
+// Describes the shape: "2 x 1 x 4 (data x pipeline x tensor)".
 std::string to_string(const MeshShape& shape);
 
-// All shapes with `ranks` ranks, those with most data first: for 4 they are 4x1x1, 2x2x1, 2x1x2, 1x4x1, 1x2x2, 1x1x4.
-// Throws Error unless ranks >= 1.
+// All shapes with `ranks` ranks, those with most data ranks first: for 4 they are 4x1x1, 2x2x1, 2x1x2, 1x4x1, 1x2x2,
+// 1x1x4. Throws Error unless ranks >= 1.
 std::vector<MeshShape> mesh_shapes(int ranks);
 
 // Throws Error unless the shape's product is `ranks`; the text says which shapes would fit.
@@ -36,8 +36,8 @@ void check_mesh(const MeshShape& shape, int ranks);
 // How tensor parallel ranks cut layers: by output channels, or by output and input in turns (see ShardRule).
 enum class TensorRule { channels, alternating };
 
-// "channels" or "alternating". tensor_rule_from converts back. It throws Error, which lists the names, for any other
-// text.
+// Names: "channels", "alternating". tensor_rule_from converts back, and throws Error, which lists the names, for any
+// other text.
 std::string_view to_string(TensorRule rule);
 TensorRule tensor_rule_from(std::string_view name);
 
@@ -47,9 +47,9 @@ struct ModelSplit {
   // The pipeline axis:
   PipelineSchedule schedule = PipelineSchedule::one_f_one_b;
   int stages_per_rank = 1;         // more than one only with PipelineSchedule::interleaved
-  int microbatches = 1;            // into which one pipeline's part of a batch is cut
-  bool recompute = false;          // true: activations are computed again in backward instead of kept
-  std::vector<int64_t> cuts = {};  // the first layers of stages 1, 2, …; empty: stages of nearly as many layers each
+  int microbatches = 1;            // the number of microbatches into which one pipeline's part of a batch is cut
+  bool recompute = false;          // activations are computed again in backward instead of kept
+  std::vector<int64_t> cuts = {};  // the first layers of stages 1, 2, …; empty: each stage gets nearly as many layers
 
   TensorRule tensor_rule = TensorRule::channels;  // the tensor axis
 
@@ -57,12 +57,13 @@ struct ModelSplit {
   bool operator==(const ModelSplit&) const = default;
 };
 
-// "2 x 2 x 1 (data x pipeline x tensor), 1f1b, 4 microbatches, cuts at 3": all that shapes a run's steps.
+// Describes the split by all that shapes a run's steps: "2 x 2 x 1 (data x pipeline x tensor), 1f1b, 4 microbatches,
+// cuts at 3".
 std::string to_string(const ModelSplit& split);
 
-// Throws Error, which says what would fit, if a net of `layers` layers cannot be split like this: a number below 1,
-// several stages per rank without the interleaved schedule, more stages than layers, or cuts that are too few or too
-// many, do not ascend, or do not lie within the layers.
+// Throws Error, which says what would fit, if a net of `layers` layers cannot be split like this: a number is below 1;
+// there are several stages per rank without the interleaved schedule, or more stages than layers; cuts are too few or
+// too many, do not ascend, or do not lie within the layers.
 void check_split(const ModelSplit& split, int64_t layers);
 
 }  // namespace lockstep

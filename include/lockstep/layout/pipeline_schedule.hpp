@@ -1,11 +1,11 @@
-// Schedules of a pipeline: in which order each rank computes the forwards and backwards of its stages.
+// Schedules of a pipeline: they order each rank's forwards and backwards of its stages.
 //
 // A network's layers are cut into stages; stage s lives on rank s % ranks. A batch is cut into microbatches, so that
 // ranks compute different ones at once. Pure functions, thread-safe, no LibTorch. For S ranks, v stages per rank and M
 // microbatches, with stages of equal length:
 //   gpipe        all forwards, then all backwards; keeps M microbatches' activations (Huang et al. 2019)
-//   one_f_one_b  a backward as soon as there is one; rank r keeps min(S - r, M) of them (Narayanan et al. 2019)
-//   interleaved  the same with v shorter stages per rank: idle for 1/v of the time, v times the messages
+//   one_f_one_b  a backward as soon as possible; rank r keeps min(S - r, M) microbatches' (Narayanan et al. 2019)
+//   interleaved  as one_f_one_b, with v shorter stages per rank: idle for 1/v of the time, v times the messages
 //                (Megatron-LM: Narayanan et al. 2021)
 #pragma once
 
@@ -16,9 +16,9 @@ namespace lockstep {
 
 enum class PipelineSchedule { gpipe, one_f_one_b, interleaved };
 
-// "gpipe", "1f1b" or "interleaved".
+// The schedule's name: "gpipe", "1f1b" or "interleaved".
 std::string_view to_string(PipelineSchedule schedule);
-// The reverse. Throws Error, which lists the schedules, for any other name.
+// The schedule with this name. Throws Error, which lists the schedules, for any other name.
 PipelineSchedule schedule_from(std::string_view name);
 
 // One stage's forward or backward of one microbatch.

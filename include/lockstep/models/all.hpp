@@ -4,14 +4,14 @@
 //   gpt             a language model of transformer blocks
 //   linear          a linear layer, with the faster of LibTorch's and oneDNN's kernels
 //   models          LeNet, an MLP, AlexNet, ResNet-18
-//   residual_block  what ResNet-18 is made of
+//   residual_block  the blocks of ResNet-18
 //   sample_scope    tells layers which samples this thread computes
 //   tied_linear     a linear layer with the weight of another layer
 //   weights         a module's weights, or any tensors, as a safetensors file
 //
-// How it works. conv_relu_pool is one operator for convolution, ReLU and pooling; its kernels lie in src/models/kernels
-// (docs/decisions/0007). lenet.cpp has the same network with them and without. Dropout chooses what to drop by the
-// samples' places in the global batch. A SampleScope tells it these places.
+// How it works: conv_relu_pool is one operator for convolution, ReLU and pooling; its kernels lie in src/models/kernels
+// (docs/decisions/0007). lenet.cpp has the same network with the kernels and without. Dropout chooses the values to
+// drop by the samples' places in the global batch. A SampleScope tells it these places.
 #pragma once
 
 #include <lockstep/models/conv_relu_pool.hpp>

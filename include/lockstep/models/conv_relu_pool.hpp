@@ -1,6 +1,6 @@
 // conv_relu_pool: a convolution, ReLU and 2x2 average pooling as one operator. For images with few channels it is two
-// to ten times as fast on CPUs as LibTorch's three (docs/decisions/0007-lenet-kernels.md). Can be differentiated, also
-// twice.
+// to ten times as fast on CPUs as LibTorch's three (docs/decisions/0007-lenet-kernels.md). It can be differentiated,
+// also twice.
 //
 // Float32 on the CPU takes lockstep's own kernels, which compute 16 samples at a time (8 or 4 on older CPUs).
 // Everything else takes LibTorch's operators: fewer than a third as many samples, CUDA, other types, mixed precision.
@@ -26,14 +26,14 @@ namespace lockstep {
 // Throws Error, which shows the shapes, for tensors that do not fit, or images too small for one pooled value.
 at::Tensor conv_relu_pool(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias);
 
-// The same as a module, for a torch::nn::Sequential. Its parameters have the names, shapes and first values of a
+// conv_relu_pool as a module, for a torch::nn::Sequential. Its parameters have the names, shapes and first values of a
 // torch::nn::Conv2d's.
 class ConvReluPoolImpl : public torch::nn::Cloneable<ConvReluPoolImpl> {
  public:
   // The kernel is square, kernel x kernel. Throws Error for a size below 1.
   ConvReluPoolImpl(int64_t in_channels, int64_t out_channels, int64_t kernel);
 
-  at::Tensor forward(const at::Tensor& x);  // as conv_relu_pool
+  at::Tensor forward(const at::Tensor& x);  // computes conv_relu_pool()
   void reset() override;                    // draws new weights, uniformly, from LibTorch's generator
   void pretty_print(std::ostream& out) const override;
 

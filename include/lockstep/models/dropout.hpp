@@ -1,4 +1,4 @@
-// Dropout: dropout whose masks depend neither on the rank nor on the number of ranks.
+// Dropout: drops values by masks that depend neither on the rank nor on the number of ranks.
 //
 // torch::nn::Dropout draws from LibTorch's default generator, which all ranks of a process share. So each run on
 // several ranks drops different values. Here a function decides whether a value is dropped, the same on every device.
@@ -23,11 +23,11 @@
 namespace lockstep {
 
 struct DropoutOptions {
-  double p = 0.5;               // of each value to become zero; the others grow by 1 / (1 - p)
-  bool whole_channels = false;  // true: drops whole channels of x [n, channels, height, width], as torch::nn::Dropout2d
+  double p = 0.5;               // the probability that a value becomes zero; the others grow by 1 / (1 - p)
+  bool whole_channels = false;  // drops whole channels of x [n, channels, height, width], as torch::nn::Dropout2d
 
-  // For a layer whose x is a rank's slice of a whole activation, as shard() makes it. Along `dim` it is slice `index`
-  // of `count`, that is part_of(total, index, count). total 0: all slices are equal.
+  // For a layer whose x is a rank's slice of a whole activation, as shard() makes it: along `dim`, slice `index` of
+  // `count`, that is part_of(total, index, count). With total 0 all slices are equal.
   struct Slice {
     int64_t dim = -1;
     int64_t total = 0;
@@ -44,13 +44,13 @@ class DropoutImpl : public torch::nn::Cloneable<DropoutImpl> {
   explicit DropoutImpl(const DropoutOptions& options);
   void reset() override {}
 
-  // Drops values in training, and otherwise returns x. x is [n, ...]: the scope's samples in order, or several rows for
-  // each. In a rank's thread DataParallel::loss() tells the layer its samples. Before a forward of your own write
-  // `const auto scope = net.samples(batch);`, with a batch from batches(); with a ParameterServer,
-  // worker.samples(batch). Outside of run() it draws from LibTorch's default generator.
+  // Drops values in training, and otherwise returns x. x is [n, ...]: the scope's samples in order, with one or several
+  // rows for each. In a rank's thread DataParallel::loss() tells the layer its samples. Before a forward of your own
+  // write `const auto scope = net.samples(batch);`, with a batch from batches(); with a ParameterServer,
+  // worker.samples(batch). Outside of run() the layer draws from LibTorch's default generator.
   //
-  // Throws Error, which says what to do, without a scope, if the scope does not know its samples' place, if n is no
-  // multiple of the scope's samples, and while a CUDA graph is recorded, which would repeat one mask.
+  // Throws Error, which says what to do: without a scope; if the scope does not know its samples' place; if n is no
+  // multiple of the scope's samples; and while a CUDA graph is recorded, which would repeat one mask.
   at::Tensor forward(const at::Tensor& x);
   void pretty_print(std::ostream& out) const override;
 
@@ -66,7 +66,7 @@ class DropoutImpl : public torch::nn::Cloneable<DropoutImpl> {
 };
 TORCH_MODULE(Dropout);
 
-// Gives every Dropout in `module` its name there. DataParallel, Pipeline and ParameterServer do it, and shard().
+// Gives every Dropout in `module` its name there. DataParallel, Pipeline, ParameterServer and shard() call this.
 void name_dropouts(torch::nn::Module& module);
 
 }  // namespace lockstep

@@ -19,9 +19,9 @@
 
 namespace lockstep {
 
-// Tokens and their places: [n, length], int64 from 0 to vocabulary - 1, length at most the context ->
-// [n, length, embedding]. The sum of both embeddings, with residual dropout. forward() throws Error for another type or
-// shape.
+// Embeds tokens and their places: [n, length], int64 from 0 to vocabulary - 1, length at most the context ->
+// [n, length, embedding]. Returns the sum of both embeddings, with residual dropout. forward() throws Error for another
+// type or shape.
 class GptEmbeddingImpl : public torch::nn::Cloneable<GptEmbeddingImpl> {
  public:
   explicit GptEmbeddingImpl(const GptOptions& options) : options(options) { GptEmbeddingImpl::reset(); }
@@ -34,8 +34,8 @@ class GptEmbeddingImpl : public torch::nn::Cloneable<GptEmbeddingImpl> {
 };
 TORCH_MODULE(GptEmbedding);
 
-// A block: x + projection(attention(qkv(norm1(x)))), of which it makes y + down(gelu(up(norm2(y)))). Both sums have
-// residual dropout (Vaswani et al. 2017, section 5.4). [n, length, embedding] -> the same.
+// A block: y = x + projection(attention(qkv(norm1(x)))), then y + down(gelu(up(norm2(y)))). Both sums have residual
+// dropout (Vaswani et al. 2017, section 5.4). [n, length, embedding] -> the same.
 class GptBlockImpl : public torch::nn::Cloneable<GptBlockImpl> {
  public:
   explicit GptBlockImpl(const GptOptions& options) : options(options) { GptBlockImpl::reset(); }
@@ -45,21 +45,21 @@ class GptBlockImpl : public torch::nn::Cloneable<GptBlockImpl> {
   GptOptions options;
   torch::nn::LayerNorm norm1{nullptr}, norm2{nullptr};
   torch::nn::Linear qkv{nullptr}, projection{nullptr};  // qkv: queries, then keys, then values, of all heads
-  torch::nn::Linear up{nullptr}, down{nullptr};         // of four times as many units
+  torch::nn::Linear up{nullptr}, down{nullptr};         // up has four times as many units
   Dropout dropout1{nullptr}, dropout2{nullptr};
 };
 TORCH_MODULE(GptBlock);
 
-// [n, length, 3 * heads * size] -> [n, length, heads * size]: of each head what its queries find among the keys of the
-// same and earlier tokens.
+// Each head's queries look among the keys of the same and earlier tokens:
+// [n, length, 3 * heads * size] -> [n, length, heads * size].
 at::Tensor causal_attention(const at::Tensor& qkv, int64_t heads);
 
 // The mean cross-entropy over all tokens: logits [n, length, vocabulary], targets [n, length], int64.
 at::Tensor token_cross_entropy(const at::Tensor& logits, const at::Tensor& targets);
 
-// [n, length] tokens -> [n, length, vocabulary] logits of the next token. Layers embedding, block1, block2, …, norm,
-// head. By default 842,496 parameters. Throws Error for a size below 1 or above its limit (the text names it), for
-// heads that do not divide the embedding, and for a dropout that is not in [0, 1).
+// [n, length] tokens -> [n, length, vocabulary] logits of the next token. The layers are embedding, block1, block2, …,
+// norm, head; by default they have 842,496 parameters. Throws Error for a size below 1 or above its limit (the text
+// names it), for heads that do not divide the embedding, and for a dropout that is not in [0, 1).
 class GptImpl : public NamedSequentialImpl {
  public:
   explicit GptImpl(const GptOptions& options = {});

@@ -1,5 +1,5 @@
-// fast_linear: x * weight^T + bias as torch::linear, by oneDNN's kernels where they are faster; and FastLinear, the
-// layer.
+// fast_linear: computes x * weight^T + bias as torch::linear, by oneDNN's kernels where they are faster. FastLinear is
+// the layer.
 //
 // LibTorch's linear() takes MKL for float32, which on AMD's CPUs does not use AVX-512: on an AMD EPYC of Zen 5 oneDNN
 // computes more than twice as fast (docs/decisions/0034). Results are LibTorch's but for rounding. Thread-safe for
@@ -16,12 +16,12 @@
 namespace lockstep {
 
 // [..., in] with a weight [out, in] and a bias [out], or none -> [..., out]. Takes oneDNN for float32 on an AMD CPU
-// with AVX-512 (ATEN_CPU_CAPABILITY=avx2 turns that off, and at::globalContext().setUserEnabledMkldnn(false)), and not
-// under autocast; else it is torch::linear. Products of few rows on one thread are computed by oneDNN's micro-kernel.
-// During a backward by grains the weight's gradient goes straight into the sum over the grains.
+// with AVX-512, but not under autocast; otherwise it is torch::linear. Turn oneDNN off by ATEN_CPU_CAPABILITY=avx2, or
+// by at::globalContext().setUserEnabledMkldnn(false). On one thread oneDNN's micro-kernel computes products of few
+// rows. During a backward by grains the weight's gradient goes straight into the sum over the grains.
 at::Tensor fast_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias = {});
 
-// torch::nn::Linear that computes with fast_linear(). shard() and plans take it for a torch::nn::Linear.
+// A torch::nn::Linear that computes with fast_linear(). shard() and plans treat it as a torch::nn::Linear.
 class FastLinearImpl : public torch::nn::LinearImpl {
  public:
   using torch::nn::LinearImpl::LinearImpl;

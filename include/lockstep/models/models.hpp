@@ -1,9 +1,9 @@
 // Models: the section's LeNet as a list of weights and a function; and LeNet, an MLP, AlexNet and ResNet-18 as modules.
 // gpt.hpp has one more, a language model.
 //
-// Every module is a torch::nn::Sequential of named layers, so that it can be split by layers and by channels. Its first
-// weights come from a generator of its own. They depend on the low 32 bits of the seed alone: not on the platform, nor
-// on what other threads draw. Thread-safe: no shared state. Memory: a module's parameters, float32 on the CPU.
+// Every module is a torch::nn::Sequential of named layers, so that it can be split by layers and by channels. A
+// generator of its own draws the first weights. So these depend on the low 32 bits of the seed alone: not on the
+// platform or on other threads. Thread-safe: no shared state. Memory: a module's parameters, float32 on the CPU.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -26,38 +26,38 @@ namespace lockstep {
 
 struct ModelOptions {
   std::string name = "lenet";  // one of model_names()
-  double width = 1;            // times this many channels and units: mlp, alexnet, resnet18
-  int64_t image_size = 0;      // images are resized to this height and width: alexnet, resnet18. 0: as the model has it
-  int64_t groups = 1;          // 2: alexnet in two towers
-  double dropout = 0.5;        // of alexnet's two wide layers, as AlexNetOptions has it
-  // For gpt, as GptOptions has them:
+  double width = 1;            // mlp, alexnet, resnet18: the numbers of channels and units are multiplied by this
+  int64_t image_size = 0;      // alexnet, resnet18: images are resized to this height and width; 0: the model's own
+  int64_t groups = 1;          // alexnet: 2 makes two towers
+  double dropout = 0.5;        // the dropout of alexnet's two wide layers, see AlexNetOptions
+  // gpt's sizes, see GptOptions.
   int64_t layers = 4, heads = 4, embedding = 128, context = 128;
   double residual_dropout = 0;
 };
 
 std::vector<std::string> model_names();
 
-// The model for images [n, 1, 28, 28] and 10 classes, or gpt's for bytes of text, with the weights of this seed. Throws
-// Error as check_model.
+// Makes the model for images [n, 1, 28, 28] and 10 classes, or gpt's for bytes of text, with the weights of this seed.
+// Throws Error as check_model does.
 torch::nn::Sequential make_model(const ModelOptions& options, uint64_t seed = 0);
 
-// Throws Error for what make_model cannot make: an unknown name (the text lists those there are), a width that is not
-// above 0 (or above 64), an image size that is too small for the model, sizes of gpt that do not go together, and an
+// Throws Error for what make_model cannot make: an unknown name (the text lists the known ones), a width that is not
+// above 0 or is above 64, an image size that is too small for the model, sizes of gpt that do not go together, and an
 // option that the model does not have.
 void check_model(const ModelOptions& options);
 
-// What the model learns by: (y_hat, y) of some samples -> their mean cross-entropy, one number; gpt's over all tokens.
+// The model's loss: (y_hat, y) of some samples -> their mean cross-entropy, one number. gpt's mean is over all tokens.
 std::function<torch::Tensor(const torch::Tensor& y_hat, const torch::Tensor& y)> model_loss(
     const ModelOptions& options);
 
-// gpt learns the next byte of a text; all other models learn classes of images.
+// Whether the model learns the next byte of a text, as gpt does. All other models learn classes of images.
 bool learns_text(const ModelOptions& options);
 
-// The format of weights and images (memory_format.hpp) in which the model trains fastest on such a device, as far as it
-// was measured: docs/results/2026-11-24-channels-last.md.
+// The format of weights and images (memory_format.hpp) in which the model trains fastest on such a device. It is known
+// where it was measured: docs/results/2026-11-24-channels-last.md.
 at::MemoryFormat fast_memory_format(const ModelOptions& options, const c10::Device& device);
 
-// "alexnet, width 0.25, images of 96 x 96, 2 groups", "gpt, 2 layers": the name, and what is not the default.
+// Describes the model by its name and what is not the default: "alexnet, width 0.25, images of 96 x 96, 2 groups".
 std::string to_string(const ModelOptions& options);
 
 // ---- The section's LeNet, from scratch -----------------------------------------------------------------------------
@@ -86,7 +86,7 @@ class LeNetImpl : public NamedSequentialImpl {
   // Has the weights of lenet_params(seed).
   explicit LeNetImpl(uint64_t seed = 0);
 
-  // As lenet(): [n, 1, 28, 28] -> logits [n, 10]. Throws Error for images of another shape.
+  // Computes lenet(): [n, 1, 28, 28] -> logits [n, 10]. Throws Error for images of another shape.
   torch::Tensor forward(const torch::Tensor& x);
 
   ConvReluPool conv1, conv2;
@@ -101,17 +101,17 @@ void load_lenet_params(LeNet& net, const std::vector<torch::Tensor>& params);
 
 // The other models start, as in the book, with Xavier's uniform weights ±sqrt(6 / (fan_in + fan_out)). Biases are zero,
 // BatchNorm's weights 1. Constructors throw Error for sizes below 1, and as make_model does. A width multiplies the
-// numbers of channels and units, rounded to a multiple of 8 and at least 8, so that they can be split. Inputs and
-// classes stay.
+// numbers of channels and units, rounded to a multiple of 8 and at least 8, so that they can be split. It does not
+// change the numbers of inputs and classes.
 
 struct MlpOptions {
-  int64_t inputs = 28 * 28;                                    // values per sample
-  std::vector<int64_t> hidden = std::vector<int64_t>(6, 512);  // units of each hidden layer
+  int64_t inputs = 28 * 28;                                    // the number of values per sample
+  std::vector<int64_t> hidden = std::vector<int64_t>(6, 512);  // the number of units of each hidden layer
   int64_t classes = 10;
   uint64_t seed = 0;
 };
 
-// [n, ...] of `inputs` values per sample -> [n, classes]: flatten, fc1, relu1, fc2, relu2, ..., output. By default
+// `inputs` values per sample, [n, ...] -> [n, classes]. Layers flatten, fc1, relu1, fc2, relu2, ..., output. By default
 // 1,720,330 parameters. The book's MLP has one hidden layer of 256 units. This one has enough layers to split into
 // stages.
 class MlpImpl : public NamedSequentialImpl {
@@ -125,10 +125,10 @@ struct AlexNetOptions {
   int64_t classes = 10;
   double width = 1;
   int64_t image_size = 224;  // at least 65; images of another size are resized, bilinearly
-  // 2: conv2, conv4 and conv5 have two groups of channels. These are the two towers of 2012, which meet in conv3, fc6
-  // to fc8.
+  // 2: conv2, conv4 and conv5 have two groups of channels. These are the two towers of 2012, which meet in conv3 and in
+  // fc6 to fc8.
   int64_t groups = 1;
-  double dropout = 0.5;  // of the values behind relu6 and relu7 to be dropped (dropout.hpp); 0: no such layers
+  double dropout = 0.5;  // the dropout of the values behind relu6 and relu7 (dropout.hpp); 0: no such layers
   uint64_t seed = 0;
 };
 
@@ -145,28 +145,28 @@ struct ResNet18Options {
   int64_t in_channels = 1;
   int64_t classes = 10;
   double width = 1;
-  int64_t image_size = 0;  // 0: images are taken as they are; else at least 9: they are resized, bilinearly
+  int64_t image_size = 0;  // at least 9: images are resized to this, bilinearly; 0: images are taken as they are
   uint64_t seed = 0;
 };
 
-// ResNet-18 (He et al. 2015) for small images, as in the section after ours: a 3 x 3 convolution first, no pooling
-// after it. [n, in_channels, height, width] -> [n, classes]. Layers [resize,] conv1, norm1, relu, block1 to block8
-// (ResidualBlock), pool, flatten, fc. By default 11,172,810 parameters. Convolutions have no biases, as in He's paper.
-// The book's have biases, which the normalisation behind them takes away again.
+// ResNet-18 (He et al. 2015) for small images, as in the section after ours: the first convolution is 3 x 3, and no
+// pooling follows it. [n, in_channels, height, width] -> [n, classes]. Layers [resize,] conv1, norm1, relu, block1 to
+// block8 (ResidualBlock), pool, flatten, fc. By default 11,172,810 parameters. Convolutions have no biases, as in He's
+// paper. The book's have biases, but the normalisation behind them removes their effect.
 class ResNet18Impl : public NamedSequentialImpl {
  public:
   explicit ResNet18Impl(const ResNet18Options& options = {});
 };
 TORCH_MODULE(ResNet18);
 
-// Options for Gpt, whose layers gpt.hpp has. Its weights begin as those of GPT-2, N(0, 0.02^2).
+// Options for Gpt (gpt.hpp). Its weights begin as those of GPT-2, N(0, 0.02^2).
 struct GptOptions {
-  int64_t vocabulary = 256;  // numbers of tokens; 256: bytes
-  int64_t layers = 4;        // blocks
-  int64_t heads = 4;         // of each attention; they must divide the embedding
-  int64_t embedding = 128;   // features of a token
-  int64_t context = 128;     // tokens that an attention sees at most
-  double dropout = 0;        // of what is added to the residual stream (dropout.hpp)
+  int64_t vocabulary = 256;  // the number of tokens there are; 256: bytes
+  int64_t layers = 4;        // the number of blocks
+  int64_t heads = 4;         // the number of heads of each attention; it must divide the embedding
+  int64_t embedding = 128;   // the number of features of a token
+  int64_t context = 128;     // the most tokens that an attention sees
+  double dropout = 0;        // the dropout of all that is added to the residual stream (dropout.hpp)
   uint64_t seed = 0;
 };
 

@@ -1,8 +1,8 @@
-// ResidualBlock: what ResNet-18 is made of, two convolutions beside a short cut (He et al. 2015, figure 2).
+// ResidualBlock: the block of ResNet-18: two convolutions beside a short cut (He et al. 2015, figure 2).
 //
 // A module for a torch::nn::Sequential. It has BatchNorm. So in training mode a sample's result depends on the other
-// samples of the same part, and each device's running statistics follow its own parts. Used by one thread at a time,
-// like LibTorch's modules.
+// samples of its part, and each device's running statistics follow the device's own parts. Used by one thread at a
+// time, like LibTorch's modules.
 #pragma once
 
 #include <torch/nn/cloneable.h>
@@ -22,15 +22,15 @@ class ResidualBlockImpl : public torch::nn::Cloneable<ResidualBlockImpl> {
   // Throws Error for a size below 1.
   ResidualBlockImpl(int64_t in_channels, int64_t out_channels, int64_t stride = 1);
 
-  // relu(norm2(conv2(relu(norm1(conv1(x))))) + shortcut(x)):
+  // Computes relu(norm2(conv2(relu(norm1(conv1(x))))) + shortcut(x)):
   // [n, in_channels, height, width] -> [n, out_channels, ceil(height / stride), ceil(width / stride)].
   torch::Tensor forward(const torch::Tensor& x);
   void reset() override;
   void pretty_print(std::ostream& out) const override;
 
   torch::nn::Conv2d conv1{nullptr}, conv2{nullptr};  // 3 x 3 without bias; conv1 has the stride
-  torch::nn::AnyModule norm1, norm2;  // BatchNorm2d, or what convert_sync_batchnorm has put in their places
-  // Empty if shapes stay: then x itself is added. Otherwise a 1 x 1 convolution with the stride, and a BatchNorm2d.
+  torch::nn::AnyModule norm1, norm2;  // BatchNorm2d, or the layers that convert_sync_batchnorm has put in their places
+  // Empty if shapes stay: then the block adds x. Otherwise a 1 x 1 convolution with the stride, and a BatchNorm2d.
   torch::nn::Sequential shortcut{nullptr};
 
  private:

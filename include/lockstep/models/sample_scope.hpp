@@ -4,7 +4,7 @@
 // DataParallel::samples(). A scope belongs to its thread, hence to one rank. Scopes nest, and the innermost counts.
 // Cost: an entry in a map for each layer that draws.
 //
-// A block that backward computes again, as activation checkpointing does it, must draw there what it drew in forward:
+// A block that backward computes again, as activation checkpointing does, must draw there what it drew in forward:
 //
 //   const lockstep::SampleScope::Kept kept = lockstep::SampleScope::keep();  // in forward, before the block
 //   const lockstep::SampleScope scope(kept);                                 // in backward, around the block
@@ -18,24 +18,24 @@ namespace lockstep {
 struct SamplePlace {
   uint64_t seed = 0;
   int64_t step = 0;
-  int64_t batch = 0;   // its number in the step, if gradients of several whole batches add up there
+  int64_t batch = 0;   // the batch's number in the step, if gradients of several whole batches add up there
   int64_t first = 0;   // the first sample's place in the global batch; -1: not known
   int64_t size = 1;    // the number of samples
-  bool again = false;  // computed beside the batch, to be compared or as a stand-in: count no loss of it
+  bool again = false;  // computed beside the batch, for a comparison or as a stand-in: do not count its loss
 };
 
 class SampleScope {
  public:
-  // For a layer that draws: how many other layers drew before it in this scope, and how often it drew itself.
+  // A layer's draw: how many other layers drew before it in this scope, and how often the layer itself did.
   struct Draw {
     int64_t layer = 0;
     int64_t call = 0;
   };
 
-  // A scope as it was at a moment. A scope that is opened with it goes on from there, on any thread of the rank.
+  // The state of a scope at a moment. A scope that is opened with it goes on from there, on any thread of the rank.
   struct Kept {
     SamplePlace place = {};
-    std::map<const void*, Draw> draws = {};  // by layer: its next draw
+    std::map<const void*, Draw> draws = {};  // the next draw of each layer
   };
 
   explicit SampleScope(const SamplePlace& place);
@@ -47,7 +47,7 @@ class SampleScope {
   // The calling thread's innermost scope; null if there is none.
   static SampleScope* current();
 
-  // The innermost scope as it is now. If there is none, a Dropout in a scope that is opened with it throws Error.
+  // Keeps the state of the innermost scope. If there is none, a Dropout in a scope opened with this state throws Error.
   static Kept keep();
 
   const SamplePlace& place() const { return state_.place; }

@@ -23,13 +23,13 @@ namespace lockstep {
 // Base class of layers that compute with a parameter of another layer.
 class Tied {
  public:
-  // `parameter` is its name in the network, as named_parameters() of the network has it: "words.weight".
+  // `parameter` is the parameter's name, as the network's named_parameters() has it: "words.weight".
   explicit Tied(std::string parameter) : parameter_(std::move(parameter)) {}
   virtual ~Tied() = default;
 
   const std::string& tied_to() const { return parameter_; }
 
-  // Computes with this tensor from here on; tie_layers() calls it. An undefined tensor undoes the tie.
+  // Lets the layer compute with this tensor from now on; tie_layers() calls this. An undefined tensor undoes the tie.
   void tie(at::Tensor parameter) { weight_ = std::move(parameter); }
   bool is_tied() const { return weight_.defined(); }
 
@@ -38,16 +38,16 @@ class Tied {
 
  private:
   std::string parameter_;
-  at::Tensor weight_;  // no parameter of this layer
+  at::Tensor weight_;  // the other layer's tensor; not a parameter of this layer
 };
 
 // x [..., in] -> [..., out], without a bias, by a weight [out, in]. A clone is not tied: call tie_layers() with the
-// network that it is part of.
+// network of which the clone is a part.
 class TiedLinearImpl : public torch::nn::Cloneable<TiedLinearImpl>, public Tied {
  public:
   explicit TiedLinearImpl(std::string parameter) : Tied(std::move(parameter)) {}
   at::Tensor forward(const at::Tensor& x);
-  void reset() override { tie({}); }  // a clone would compute with the weight of the net that it was cloned from
+  void reset() override { tie({}); }  // else a clone would compute with the weight of the net that it was cloned from
   void pretty_print(std::ostream& out) const override;
 };
 TORCH_MODULE(TiedLinear);

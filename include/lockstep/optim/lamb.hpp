@@ -16,7 +16,7 @@
 
 namespace lockstep {
 
-// In each parameter group, at step t = 1, 2, …, over all of its parameters x with gradients g:
+// Step t = 1, 2, … computes in each parameter group, for each parameter x with gradient g:
 //   m = beta1 * m + (1 - beta1) * g           m^ = m / (1 - beta1^t)         m = v = 0 before the first step
 //   v = beta2 * v + (1 - beta2) * g^2         v^ = v / (1 - beta2^t)
 //   u = m^ / (sqrt(v^) + eps) + weight_decay * x
@@ -28,7 +28,7 @@ struct LambOptions : public torch::optim::OptimizerCloneableOptions<LambOptions>
   TORCH_ARG(betas_t, betas) = std::make_tuple(0.9, 0.999);
   TORCH_ARG(double, eps) = 1e-6;
   TORCH_ARG(double, weight_decay) = 0;
-  TORCH_ARG(bool, adapt) = true;  // false: the ratio is 1; meant for groups of biases and BatchNorm's weights
+  TORCH_ARG(bool, adapt) = true;  // false: the ratio is 1, as is usual for biases and BatchNorm's weights
 
  public:
   void serialize(torch::serialize::InputArchive& archive) override;
@@ -55,7 +55,7 @@ class Lamb : public torch::optim::Optimizer {
   explicit Lamb(const std::vector<torch::optim::OptimizerParamGroup>& groups, const LambOptions& defaults = {});
   explicit Lamb(std::vector<torch::Tensor> parameters, const LambOptions& defaults = {});
 
-  // A parameter without a gradient stays as it is. With a closure, returns its loss. Throws Error for a sparse
+  // A parameter without a gradient stays as it is. With a closure, step() returns its loss. Throws Error for a sparse
   // gradient.
   torch::Tensor step(LossClosure closure = nullptr) override;
 

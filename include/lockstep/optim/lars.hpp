@@ -15,18 +15,18 @@
 
 namespace lockstep {
 
-// In each parameter group, over all of its parameters w with gradients g:
+// A step computes in each parameter group, for each parameter w with gradient g:
 //   rate = trust * |w| / (|g| + weight_decay * |w| + eps)         1 if |w| or |g| is 0, as the authors' code has it
 //   v    = momentum * v + lr * rate * (g + weight_decay * w)      v = 0 before the first step
 //   w    = w - v
 struct LarsOptions : public torch::optim::OptimizerCloneableOptions<LarsOptions> {
   LarsOptions(double lr);
-  TORCH_ARG(double, lr);  // of order 1 to 30, since rate multiplies it by `trust`
+  TORCH_ARG(double, lr);  // mostly 1 to 30, since rate multiplies it by `trust`
   TORCH_ARG(double, momentum) = 0.9;
   TORCH_ARG(double, weight_decay) = 0;
   TORCH_ARG(double, trust) = 0.001;
   TORCH_ARG(double, eps) = 0;
-  TORCH_ARG(bool, adapt) = true;  // false: rate is 1; meant for groups of biases and BatchNorm's weights
+  TORCH_ARG(bool, adapt) = true;  // false: rate is 1, as is usual for biases and BatchNorm's weights
 
  public:
   void serialize(torch::serialize::InputArchive& archive) override;
@@ -51,7 +51,7 @@ class Lars : public torch::optim::Optimizer {
   explicit Lars(const std::vector<torch::optim::OptimizerParamGroup>& groups, const LarsOptions& defaults);
   explicit Lars(std::vector<torch::Tensor> parameters, const LarsOptions& defaults);
 
-  // A parameter without a gradient stays as it is. With a closure, returns its loss. Throws Error for a sparse
+  // A parameter without a gradient stays as it is. With a closure, step() returns its loss. Throws Error for a sparse
   // gradient.
   torch::Tensor step(LossClosure closure = nullptr) override;
 

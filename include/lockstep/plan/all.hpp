@@ -1,9 +1,9 @@
-// plan: which layout is fastest on a cluster, by a model of costs. Knows neither ranks nor LibTorch.
+// plan: finds the fastest layout on a cluster, by a model of costs. It knows neither ranks nor LibTorch.
 //   cluster        devices and the links between them
-//   model_profile  what each layer of a net costs
-//   plan           which way to split a net is best, and what it will cost
+//   model_profile  the costs of each layer of a net
+//   plan           the best way to split a net, and its predicted cost
 //
-// How it works. The room profile measures a network's layers and the cluster's links. src/plan/cost_model.cpp and
+// How it works: the room profile measures a network's layers and the cluster's links. src/plan/cost_model.cpp and
 // simulate.cpp predict a step from these. partition.cpp finds the best cuts (docs/plan.md).
 #pragma once
 

@@ -15,7 +15,7 @@ namespace lockstep {
 struct Link {
   double latency = 0;           // seconds
   double bytes_per_second = 0;  // 0: no limit
-  double start = 0;             // seconds that a collective takes in addition to its steps
+  double start = 0;             // seconds of a collective beyond its steps
 
   double seconds(double bytes) const { return latency + (bytes_per_second > 0 ? bytes / bytes_per_second : 0); }
 };
@@ -23,7 +23,7 @@ struct Link {
 // The links between devices at one kind of distance. Collectives count as rings (docs/algorithms.md). Each step of a
 // ring takes the time of a message over `allreduce` or `allgather`; `start` is added once.
 struct Links {
-  Link send;  // from one device to another
+  Link send;  // the link from one device to another
   Link allreduce;
   Link allgather;
 };
@@ -31,26 +31,26 @@ struct Links {
 // Seconds of an allreduce of `bytes` among `ranks` devices: the start, and 2 (ranks - 1) steps of bytes / ranks each. 0
 // for one device.
 double allreduce_seconds(const Link& link, int ranks, double bytes);
-// Seconds until each of `ranks` devices, which holds 1 / ranks of the bytes, has them all: the start, and ranks - 1
+// Seconds of an allgather among `ranks` devices, each of which holds 1 / ranks of the bytes: the start, and ranks - 1
 // steps of bytes / ranks each. 0 for one device.
 double allgather_seconds(const Link& link, int ranks, double bytes);
 
 struct Cluster {
   struct Device {
-    double speed = 1;         // relative to the device that the model was profiled on: 2 computes in half the time
+    double speed = 1;         // relative to the device on which the model was profiled: 2 computes in half the time
     double memory_bytes = 0;  // 0: no limit
   };
 
   std::vector<Device> devices;
   int devices_per_node = 1;  // device i is in node i / devices_per_node
-  Links within;              // between devices of a node
-  Links between;             // between devices of different nodes; the rate is each device's
-  // Entry n - 1: how many times longer a device computes if n devices of its node compute at once. CPU ranks slow each
-  // other down like this, since they share cores and memory. With more devices than entries the time grows in
+  Links within;              // the links between devices of a node
+  Links between;             // the links between devices of different nodes; the rate is each device's
+  // Entry n - 1 says how many times longer a device computes if n devices of its node compute at once. CPU ranks slow
+  // each other down like this, since they share cores and memory. With more devices than entries the time grows in
   // proportion. Empty: always 1.
   std::vector<double> contention;
-  // The share of backward behind which the sums of gradients can hide. 1: links work while devices compute. 0: the
-  // cores that compute also add.
+  // The share of backward behind which the sums of gradients can hide. 1: links work while devices compute. 0: the same
+  // cores compute and add.
   double overlap = 1;
 
   int node_of(int device) const { return device / devices_per_node; }
@@ -61,9 +61,9 @@ struct Cluster {
 // an overlap outside of 0 … 1, a contention below 1.
 void check_cluster(const Cluster& cluster);
 
-// Convert to and from the JSON description of docs/plan.md. cluster_from_json throws Error, which names the key, for an
-// unknown key or a value of the wrong type or range, and as check_cluster does. read_cluster also throws for a file
-// that cannot be read.
+// These convert to and from the JSON description of docs/plan.md. cluster_from_json throws Error, which names the key,
+// for an unknown key or a value of the wrong type or range, and as check_cluster does. read_cluster also throws for a
+// file that cannot be read.
 std::string to_json(const Cluster& cluster);
 Cluster cluster_from_json(std::string_view text);
 Cluster read_cluster(const std::filesystem::path& file);

@@ -1,4 +1,4 @@
-// ModelProfile: what each layer of a net costs: times, bytes, messages.
+// ModelProfile: the costs of each layer of a net: times, bytes, messages.
 //
 // profile() (layer_profile.hpp) measures it, and predictions know nothing else of a model. Bytes that grow with the
 // batch are per sample. Plain values; no LibTorch. Thread-safe: no shared state.
@@ -19,7 +19,7 @@ struct TimeCurve {
     int64_t samples;
     double seconds;
   };
-  std::vector<Point> points = {};  // in ascending order of samples; none: everything takes no time
+  std::vector<Point> points = {};  // the points in ascending order of samples; none: everything takes no time
 
   double at(double samples) const;  // 0 for no samples
 };
@@ -29,19 +29,19 @@ struct LayerMessage {
   enum class Kind { allreduce, allgather };
 
   Kind kind = Kind::allreduce;
-  double bytes = 0;             // of the whole tensor, whatever the batch
-  double bytes_per_sample = 0;  // to be added for each sample
+  double bytes = 0;             // the bytes of the whole tensor that do not depend on the batch
+  double bytes_per_sample = 0;  // the bytes that each sample adds
 };
 
 struct LayerProfile {
-  std::string name;                       // in the net
-  double parameter_bytes = 0;             // the gradients have as many
-  double buffer_bytes = 0;                // running statistics
-  double output_bytes = 0;                // per sample
-  double saved_bytes = 0;                 // per sample: what forward adds to the memory held until the layer's backward
-  double workspace_bytes = 0;             // per sample: what is needed only while forward or backward runs
-  double fixed_workspace_bytes = 0;       // the same, whatever the batch: a gradient before it is added
-  TimeCurve forward = {}, backward = {};  // on a device of speed 1 with no other work, without communication
+  std::string name;                       // the layer's name in the net
+  double parameter_bytes = 0;             // the bytes of the parameters; the gradients have as many
+  double buffer_bytes = 0;                // the bytes of running statistics
+  double output_bytes = 0;                // the bytes of the output, per sample
+  double saved_bytes = 0;                 // bytes per sample that forward keeps until the layer's backward
+  double workspace_bytes = 0;             // bytes per sample that only a running forward or backward needs
+  double fixed_workspace_bytes = 0;       // such bytes whatever the batch, as a gradient before it is added
+  TimeCurve forward = {}, backward = {};  // times on a device of speed 1 with no other work, without communication
   std::vector<LayerMessage> forward_messages = {}, backward_messages = {};
 };
 
@@ -53,23 +53,23 @@ struct SlicedLayers {
 
 struct ModelProfile {
   std::string model;                   // the name for make_model()
-  std::string options;                 // the other options of make_model(), as text; for plans, not read here
+  std::string options;                 // the other options of make_model(), as text for plans; nobody reads it here
   std::vector<std::string> signature;  // model_signature() of the net: a line per layer
-  double input_bytes = 0;              // per sample
-  std::vector<LayerProfile> layers;    // the whole net
-  LayerProfile loss;                   // the criterion
-  std::vector<SlicedLayers> sliced;    // in ascending order of ranks, from 2; without counts that do not divide the net
-  double update_seconds = 0;           // of the optimizer's step for all parameters
-  std::vector<double> speeds;          // of the ranks that measured, each working alone; rank 0's is 1
+  double input_bytes = 0;              // the bytes of the input, per sample
+  std::vector<LayerProfile> layers;    // the layers of the whole net
+  LayerProfile loss;                   // the criterion's costs
+  std::vector<SlicedLayers> sliced;    // ascending by ranks, from 2; numbers that do not divide the net are left out
+  double update_seconds = 0;           // seconds of the optimizer's step for all parameters
+  std::vector<double> speeds;          // the speeds of the ranks that measured, each working alone; rank 0's is 1
   std::vector<double> contention;      // see Cluster::contention
 };
 
-// The layers of the whole net for one rank, or those of a slice. Throws Error, which names the profiled numbers of
-// ranks.
+// The layers of the whole net for one rank, or of a slice for several. Throws Error, which lists the profiled numbers
+// of ranks.
 const std::vector<LayerProfile>& layers_of(const ModelProfile& profile, int tensor_ranks);
 
-// Convert to and from JSON text. profile_from_json throws Error, which names the key, if a key is missing or unknown,
-// or has a value of another type. read_profile also throws for a file that cannot be read.
+// These convert to and from JSON text. profile_from_json throws Error, which names the key, if a key is missing or
+// unknown, or has a value of another type. read_profile also throws for a file that cannot be read.
 std::string to_json(const ModelProfile& profile);
 ModelProfile profile_from_json(std::string_view text);
 ModelProfile read_profile(const std::filesystem::path& file);

@@ -1,8 +1,8 @@
-// Measures what plans are made from: a net's layers, the ranks' speeds, and the links between them.
+// Measures the basis of plans: a net's layers, the ranks' speeds, and the links between them.
 //
-// All ranks of a run must call these functions, and all get the same result. Rank 0 measures the layers while the
-// others rest. Then all compute at once, which shows how far they slow each other down. A busy machine spoils the
-// times. Call them on each rank's own thread. The net stays as it is. Measuring needs the memory of a training step.
+// Call these functions on all ranks of a run, each on its rank's own thread; all ranks get the same result. Rank 0
+// measures the layers while the others rest. Then all compute at once, which shows how far they slow each other down. A
+// busy machine spoils the times. The net stays as it is. Measuring needs the memory of a training step.
 #pragma once
 
 #include <torch/nn/modules/container/sequential.h>
@@ -18,7 +18,7 @@
 namespace lockstep {
 
 struct ProfileOptions {
-  double seconds = 10;  // for measuring the net's layers, and again for each slice's; large batches are left out first
+  double seconds = 10;  // seconds for the net's layers, and again for each slice's; large batches are left out first
   // The numbers of slices into which to split the net by channels. Numbers that do not fit the net are left out.
   std::vector<int> tensor_ranks = {2, 4, 8};
   // Makes the rank's slice of the net. Empty: shard() with its default rule. The rank belongs to a group that does not
@@ -26,17 +26,16 @@ struct ProfileOptions {
   std::function<torch::nn::Sequential(const torch::nn::Sequential& net, Rank& rank)> slice = {};
 };
 
-// Measures times for 1, 2, 4, … samples up to all of `sample`, and keeps the best of several. `sample` should have as
+// Measures times for 1, 2, 4, … samples up to all of `sample`, and keeps the best of several. Give a `sample` with as
 // many samples as a device will have at once. Layers are timed one by one within whole steps. Then their times are
-// scaled so that they add up to the time of a whole step. The caller fills in model and options. Throws Error for an
-// empty net or sample, a layer that fails (the text names it), a net that cannot be cloned, and as Rank's collectives
-// do.
+// scaled so that they add up to the time of a whole step. Fill in model and options yourself. Throws Error for an empty
+// net or sample, a layer that fails (the text names it), a net that cannot be cloned, and as Rank's collectives do.
 ModelProfile profile(const torch::nn::Sequential& net, const Batch& sample, const Criterion& criterion, Rank& rank,
                      const ProfileOptions& options = {});
 
-// Describes the ranks of this run as a cluster of one node. Speeds and contention come from the profile that they
-// measured, memory from the GPUs, and links are measured here. On the CPU the cores that compute also add the
-// gradients, so there sums do not hide behind backward.
+// Describes the ranks of this run as a cluster of one node. Speeds and contention come from the profile, which these
+// ranks must have measured, memory from the GPUs, and links are measured here. On the CPU sums do not hide behind
+// backward, since the same cores compute and add.
 Cluster measured_cluster(const ModelProfile& profile, Rank& rank);
 
 }  // namespace lockstep

@@ -1,14 +1,14 @@
 // Ranks: run() calls a function once per device, all at the same time, and each call's Rank talks to the others.
 //
 // A rank is one device with one replica of the model, and a thread. Without a launcher all ranks are threads of this
-// process. A launcher (torchrun --no-python, lockstep launch, mpirun, srun) starts the program several times. Then a
-// rank is a thread of one of these processes. The program is the same. A Rank is used by its own thread only.
+// process. A launcher (torchrun --no-python, lockstep launch, mpirun, srun) starts the program several times, and a
+// rank is a thread of one of these processes. The program is the same. Use a Rank on its own thread only.
 //
 // Its backend has c10d's interface. Threads of one process use lockstep's own backend, processes on the CPU use Gloo.
 // Distinct GPUs use NCCL if this build has it. Cost of run(): one thread per rank, and between processes connections of
 // each rank to all others. Every wait has a timeout, and a rank that fails ends the others. A Rank is a handle: copies
-// are the same rank, a move is a copy too, and whatever takes a Rank keeps a copy. Once its run() is over, its calls
-// are Errors that say so.
+// are the same rank, and whatever takes a Rank keeps a copy. Once its run() is over, its calls throw an Error that says
+// so.
 #pragma once
 
 #include <ATen/core/Generator.h>
@@ -37,29 +37,30 @@ class Rank {
   int index() const { return index_; }            // 0 … world_size() - 1
   int world_size() const { return world_size_; }  // 1 is a normal world: every collective works
   c10::Device device() const { return device_; }
-  std::string name() const;  // "rank 1 (cpu)", as errors name it: by its number in the whole run, also in a group
+  std::string name() const;  // "rank 1 (cpu)", as errors name it: its number in the whole run, also in a group
 
-  // process() is the launcher's process in which this rank is a thread. index_in_process() is the rank's number among
-  // the ranks of that process, or in a group among the group's ranks there. Without a launcher they are 0 and index().
-  // Use them for what has to be done once per process.
+  // process() is the number of the launcher's process in which this rank is a thread. index_in_process() is the rank's
+  // number among the ranks of that process, or in a group among the group's ranks there. Without a launcher they are 0
+  // and index(). Use them for what has to be done once per process.
   int process() const;
   int index_in_process() const;
 
-  // The backend, for everything that c10d can do, also asynchronously. All ranks must make the same collective calls in
-  // the same order. On the CPU, calls that differ are every rank's Error, which shows both. Between processes the tags
-  // of messages go from 0 to 32767, and those of recvAnysource() start at 16384. NCCL, between GPUs, compares nothing:
-  // calls that differ there are an Error at the end of the run, or at the timeout. A rank that returns without a call
-  // that another has made is an Error at once. A collective call that nobody waits for is done before a later one
-  // of the same group is waited for, or at the end of the run. Between processes wait for each message: until then its
-  // memory stays, and a recvAnysource() that nobody waits for is an Error. What is not offered is an Error: gathers and
-  // scatters with a root, coalesced calls, setTimeout(), abort(), shutdown(). So is a call after the run.
+  // The backend, for everything that c10d can do, also asynchronously. Make the same collective calls in the same order
+  // on all ranks. On the CPU, calls that differ are every rank's Error, which shows both. Between GPUs NCCL compares
+  // nothing, so calls that differ are an Error at the end of the run, or at the timeout. A rank that returns without a
+  // call that another rank has made is an Error at once. A collective call that nobody waits for is done before a later
+  // one of the same group is waited for, or at the end of the run.
+  // Between processes wait for each message: until then its memory stays, and a recvAnysource() that nobody waits for
+  // is an Error. Tags of messages go from 0 to 32767 there, and those of recvAnysource() start at 16384.
+  // These calls are Errors: gathers and scatters with a root, coalesced calls, setTimeout(), abort(), shutdown(), and
+  // any call after the run.
   c10d::Backend& backend();
 
-  // The most used collectives, waited for; tensors are changed in place, lie on device() and have any strides. (Through
+  // The most used collectives, waited for. Tensors are changed in place, lie on device() and have any strides. (Through
   // backend() NCCL needs contiguous ones.) They throw Error when ranks disagree, when a rank is missing at the timeout,
-  // or when another rank failed. It names this rank, the operation and the others' calls. Between GPUs they queue their
-  // work, and of these only barrier() waits for the others. If the run fails, what queued calls leave in memory are no
-  // values; the rank's next call throws.
+  // or when another rank failed. The text names this rank, the operation and the others' calls. Between GPUs they queue
+  // their work, and only barrier() waits for the others. If the run fails, queued calls leave no values in memory; the
+  // rank's next call throws.
   void allreduce(at::Tensor tensor, c10d::ReduceOp op = c10d::ReduceOp::SUM);
   void broadcast(at::Tensor tensor, int root = 0);
   void barrier();
@@ -69,18 +70,19 @@ class Rank {
   at::Tensor allgather(const at::Tensor& tensor);
   at::Tensor reduce_scatter(const at::Tensor& tensor, c10d::ReduceOp op = c10d::ReduceOp::SUM);
 
-  // What a loop tells and decides over all ranks, each the same on all of them. mean: of the values, each as often as
-  // its weight says, such as a metric of its rank's samples; in double, added in the order of the ranks. any: whether
-  // one rank says so, as to stop. broadcast: the text of rank `root`. The host waits for the other ranks, and for a
-  // GPU. mean throws Error on all ranks: a weight below 0 or not finite, weights that are all 0.
+  // Values and decisions over all ranks, the same on all of them. mean: the mean of the values, each as often as its
+  // weight says, such as a metric of the rank's samples; in double, added in the order of the ranks. any: whether one
+  // rank says so, for example to stop. broadcast: the text of rank `root`. The host waits for the other ranks, and for
+  // a GPU. mean throws Error on all ranks for a weight below 0 or not finite, or if all weights are 0.
   double mean(double value, double weight = 1);
   bool any(bool value);
   std::string broadcast(const std::string& text, int root = 0);
 
-  // Calls function() on one rank at a time, rank 0 first, and returns what it returns. All ranks of a process share
-  // LibTorch's default generator, so what draws from it takes turns: net = rank.in_turn([] { torch::manual_seed(1);
-  // return MyNet(); }) makes the same weights in each run. Elsewhere in a rank torch::manual_seed changes what the
-  // other ranks draw. generator() is the rank's own, and a Dropout (dropout.hpp) drops the same on any number of ranks.
+  // Calls function() on one rank at a time, rank 0 first, and returns its result. All ranks of a process share
+  // LibTorch's default generator, so code that draws from it must take turns: net = rank.in_turn([] {
+  // torch::manual_seed(1); return MyNet(); }) makes the same weights in each run. Elsewhere in a rank
+  // torch::manual_seed changes what the other ranks draw. generator() is the rank's own, and a Dropout (dropout.hpp)
+  // drops the same on any number of ranks.
   template <class Function>
   auto in_turn(Function&& function) {
     for (int turn = 0; turn < index_; ++turn) barrier();
@@ -96,27 +98,28 @@ class Rank {
     }
   }
 
-  // seed(): RunOptions::seed. generator(): this rank's own, on device(), from that seed and the rank's number in the
-  // whole run. All copies of this Rank share it, and those of its groups.
+  // seed(): RunOptions::seed. generator(): this rank's own generator on device(), made from that seed and the rank's
+  // number in the whole run. All copies of this Rank share it, and so do the Ranks of its groups.
   uint64_t seed() const;
   at::Generator generator() const;
 
-  // Groups. All ranks call group(), and those that give the same color (>= 0) become one. Each gets a Rank, numbered
-  // anew in their present order. Its collectives and messages are the group's own. Until run() ends, a group's Rank can
-  // be used wherever a Rank can, also to be grouped again. A failure in a group is one of the whole run. Cost: one
-  // small allgather, and between processes connections among the group. As MPI_Comm_split. Throws Error: a negative
-  // color.
+  // Makes groups. Call it on all ranks: ranks that give the same color (>= 0) become one group. Each gets a Rank,
+  // numbered anew in their present order. Its collectives and messages are the group's own. Until run() ends, a group's
+  // Rank can be used wherever a Rank can, also to be grouped again. A failure in a group is a failure of the whole run.
+  // Cost: one small allgather, and between processes connections among the group. As MPI_Comm_split. Throws Error for a
+  // negative color.
   Rank group(int color);
 
-  // The same rank, with calls that go through what `wrap` makes of its backend. So do the calls of groups made from it.
-  // Use it to count or time calls. index() and world_size() are those of what `wrap` made, which may stand for another
-  // group.
+  // The same rank, but its calls go through what `wrap` makes of its backend. So do the calls of groups made from it.
+  // Use it to count or time calls. index() and world_size() are those of the wrapped backend, which may stand for
+  // another group.
   using Wrap = std::function<c10::intrusive_ptr<c10d::Backend>(c10::intrusive_ptr<c10d::Backend>)>;
   Rank wrapped(Wrap wrap) const;
 
-  // In an elastic run (RunOptions::elastic): whether another process waits to join. Then the body returns, and run()
-  // calls it again with that one. To be called between two steps, first when all ranks have the same state; only then
-  // can others join. All ranks call it, on the run's own Rank. Cost: one small allgather. false in any other run.
+  // In an elastic run (RunOptions::elastic): whether another process waits to join. If true, return from the body:
+  // run() calls it again with the new ranks. Call this between two steps, on all ranks, on the run's own Rank. Call it
+  // first when all ranks have the same state: only then can others join. Cost: one small allgather. In any other run it
+  // gives false.
   bool regroups();
 
   // This rank as a Partner, for batches().
@@ -138,43 +141,45 @@ class Rank {
 
 struct RunOptions {
   int threads_per_rank = 1;                    // intra-op threads of each rank's thread
-  std::chrono::milliseconds timeout{300'000};  // of every wait for another rank
+  std::chrono::milliseconds timeout{300'000};  // the timeout of every wait for another rank
   // Between processes: how long run() waits for all of them to come. LOCKSTEP_RENDEZVOUS_TIMEOUT in the environment, in
-  // seconds, overrules it. In an elastic job that is also after how long a process that has not begun counts as dead.
+  // seconds, overrules it. In an elastic job, a process that has not begun by then counts as dead.
   std::chrono::milliseconds rendezvous_timeout{60'000};
-  // Between processes; threads of one process do not look at it. Before all processes have come, a request ends the
-  // wait, with a Stopped in all of them. Later, on CPU ranks, it ends a wait that is 1 s old once no rank of the run
-  // does anything. A rank that computes or writes is waited for, so that the ranks can agree where to stop.
+  // A request to stop, between processes; threads of one process do not look at it. Before all processes have come, a
+  // request ends the wait with a Stopped in all of them. Later, on CPU ranks, it ends a wait that is 1 s old once no
+  // rank of the run does anything. It does not interrupt a rank that computes or writes, so that the ranks can agree
+  // where to stop.
   std::stop_token stop = {};
-  // Between processes: a process without a sign of life for so long counts as dead. 0: 1 s, and more while signs of
-  // life come late, as on a busy machine: four times the longest gap of the last 20 to 40 s, at most 6 s. Else at least
-  // 1 s. After a closed connection to it, or while connecting to it, one or two seconds are enough.
+  // Between processes: a process without a sign of life for so long counts as dead. Give at least 1 s, or 0. 0 means
+  // four times the longest gap between signs of life in the last 20 to 40 s, from 1 s to 6 s. After a connection to the
+  // process was closed, or while one is made, one or two seconds are enough.
   std::chrono::milliseconds silence{0};
   // Between processes: a text that must be the same in all of them, such as the settings that shape the calls. run()
   // refuses a difference and shows both.
   std::string configuration = {};
-  uint64_t seed = 0;  // of a Dropout's masks and of Rank::generator(); equal in all processes
-  // The body can be called again: under `lockstep launch --elastic` the run goes on when processes are killed, and
-  // others join it. Then run() calls the body again, in the processes that are left and those that join. What the body
-  // has changed stays. So it begins by bringing all ranks to the state of the most advanced one. In a step, it changes
-  // its state last, after all that it needs of the others. It calls Rank::regroups() between two steps. One such run
-  // per process. A process that comes when the job is done calls no body. Throws Error: fewer processes are left than
-  // --min-processes; ranks on GPUs, for which fit() is (an update may be under way there when a process is lost).
-  // Started in any other way, the run is as without this.
+  uint64_t seed = 0;  // the seed of Dropouts' masks and of Rank::generator(); it must be equal in all processes
+  // true: the body can be called again. Under `lockstep launch --elastic` the run goes on when processes are killed,
+  // and others join it. Then run() calls the body again, in the processes that are left and those that join. Changes
+  // that the body has made stay. So begin the body by bringing all ranks to the state of the most advanced one. In a
+  // step, change the state last, after all that the step needs of the others. Call Rank::regroups() between two steps.
+  // There can be one such run per process. A process that comes when the job is done calls no body. Throws Error if
+  // fewer processes are left than --min-processes, or for ranks on GPUs, where an update may be under way when a
+  // process is lost: take fit() for them. Without `lockstep launch --elastic` the run is as without this option.
   bool elastic = false;
-  // Is told what looks like a mistake but is no error, such as parameters that no rank used. The text names the rank.
-  // Called on ranks' threads, by one at a time. Empty: LibTorch's warning handler gets it, which writes to stderr.
+  // Called with what looks like a mistake but is no error, such as parameters that no rank used. The text names the
+  // rank. Ranks' threads call it, one at a time. Empty: LibTorch's warning handler gets the text, and writes it to
+  // stderr.
   std::function<void(const std::string& text)> on_warning = {};
 };
 
-// Where this process stands among those that its launcher started.
+// This process's place among those that its launcher started.
 struct Process {
   int index = 0;
   int count = 1;
 };
 
-// This process's place as the launcher's environment says; {0, 1} without a launcher. It serves what only one process
-// may do outside of run(): printing, writing a file. Throws Error for an environment that is incomplete or contradicts
+// This process's place as the launcher's environment says; {0, 1} without a launcher. Use it outside of run() for what
+// only one process may do: printing, writing a file. Throws Error for an environment that is incomplete or contradicts
 // itself.
 Process this_process();
 
@@ -185,16 +190,16 @@ Process this_process();
 // collective. Throws Error for no devices, a GPU that is not there, CPU and GPU mixed, threads_per_rank < 1, timeout <=
 // 0, or a silence below 1 s that is not 0.
 //
-// Under a launcher `devices` is the machine's list, and the processes of a machine share it out in equal parts, in
-// order. If the list has one entry, each process gets one rank: on the CPU, or on the one GPU that it alone can see.
-// Ranks are numbered by process. The processes must make the same runs in the same order. Each run() waits until the
-// ranks of all processes are done. If one fails, every process's run() throws that rank's Error. A run() inside of body
-// is a world of its own: threads of this process. More Errors: a list that cannot be shared out; a process that does
-// not come in time, or that runs another program or configuration. A process that dies is one too (but see
+// Under a launcher `devices` is the machine's list, and the processes of a machine divide it equally, in order. If the
+// list has one entry, each process gets one rank: on the CPU, or on the one GPU that it alone can see. Ranks are
+// numbered by process. Make the same runs in the same order in all processes. Each run() waits until the ranks of all
+// processes are done. If one fails, every process's run() throws that rank's Error. A run() inside of body is a world
+// of its own: threads of this process. It also throws Error for a list that cannot be divided, a process that does not
+// come in time, and one that runs another program or configuration. A process that dies is an Error too (but see
 // ParameterServer::train).
 //
-// std::exit in a body ends the process with its status, once its other ranks have ended, each at its next collective.
-// If that takes two seconds, the process ends without what else std::exit runs.
+// If a body calls std::exit, the process ends with that status, once its other ranks have ended, each at its next
+// collective. If that takes two seconds, the process ends without the rest of std::exit's work.
 void run(const Devices& devices, const std::function<void(Rank&)>& body, const RunOptions& options = {});
 
 }  // namespace lockstep

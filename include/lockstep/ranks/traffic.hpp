@@ -14,12 +14,12 @@
 
 namespace lockstep {
 
-// In an allreduce of n bytes among k ranks each rank counts as sending 2 (k - 1) / k n, as a ring does. A broadcast, a
-// reduce or an alltoall counts (k - 1) / k n; the first two as a chain does. A gather or a scatter counts a rank's own
-// part to all others. Threads of one process may in fact send nothing, since they share memory.
+// In an allreduce of n bytes among k ranks each rank counts as sending 2 (k - 1) / k n, as in a ring. A broadcast, a
+// reduce or an alltoall counts (k - 1) / k n; the first two as in a chain. A gather or a scatter counts a rank's own
+// part once for each other rank. Threads of one process may in fact send nothing, since they share memory.
 struct Traffic {
-  double sent = 0;     // bytes
-  double seconds = 0;  // in calls: posting, polling and waiting
+  double sent = 0;     // bytes sent
+  double seconds = 0;  // seconds in calls: posting, polling and waiting
 };
 
 // A rank that does what `rank` does, and counts its own calls and those of its groups.

@@ -1,4 +1,4 @@
-// scratch: the section's functions on plain lists of tensors, one entry per device. Storey 1.
+// scratch: the section's functions on plain lists of tensors, one entry per device. It is storey 1.
 //   allreduce       the sum of one tensor per device, on every device
 //   on_each_device  one worker per device, all at the same time
 //   split_batch     a batch cut into parts, one on each device

@@ -1,4 +1,4 @@
-// allreduce over a plain list: one tensor per device in, their sum on every device out.
+// allreduce over a plain list: takes one tensor per device, and puts their sum on every device.
 //
 // Four algorithms give the same sums. They differ in who adds and who sends; docs/algorithms.md has the table of steps
 // and bytes. Not thread-safe for the same tensors. For k devices and n bytes per tensor:
@@ -20,7 +20,7 @@ namespace lockstep {
 // links.
 enum class AllreduceAlgorithm { automatic, naive, sharded, ring, tree };
 
-// "automatic", "naive", "sharded", "ring" or "tree". Throws Error for a value that is none of them.
+// The algorithm's name: "automatic", "naive", "sharded", "ring" or "tree". Throws Error for any other value.
 std::string_view to_string(AllreduceAlgorithm algorithm);
 
 // Replaces every tensor's values, in place, by the sum over the list. [[1, 1]] and [[2, 2]] both become [[3, 3]].

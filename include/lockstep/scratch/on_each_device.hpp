@@ -1,4 +1,4 @@
-// on_each_device: one worker per device, all at the same time.
+// on_each_device: runs one worker per device, all at the same time.
 //
 // The section's loops over devices read serially and rely on the framework to run asynchronously. Here each
 // iteration of such a loop runs on a thread of its own. Cost: starting and joining one thread per device

@@ -1,7 +1,7 @@
-// The section's split_and_load and split_batch: a batch cut into parts, one on each device.
+// The section's split_and_load and split_batch: they cut a batch into parts, one on each device.
 //
-// Parts are near-equal ones, see parts.hpp. Thread-safe. Cost: views where a part already lies on its device, otherwise
-// one copy of the part. A copy to a GPU goes through pinned memory, and the host does not wait for it.
+// parts.hpp says how near-equal parts are cut. Thread-safe. Cost: views where a part already lies on its device,
+// otherwise one copy of the part. A copy to a GPU goes through pinned memory, and the host does not wait for it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,7 +14,7 @@ namespace lockstep {
 
 enum class Parts {
   near_equal,  // parts may differ by one sample
-  even,        // a count that does not divide is an error that names both numbers
+  even,        // a count of devices that does not divide the samples is an Error that names both numbers
 };
 
 // Cuts `data` [n, ...] along its first dimension into devices.size() parts and puts part i on devices[i].
@@ -22,8 +22,8 @@ enum class Parts {
 // Throws Error: no devices, a tensor without dimensions, Parts::even and n not divisible.
 std::vector<at::Tensor> split_and_load(const at::Tensor& data, const Devices& devices, Parts parts = Parts::near_equal);
 
-// Splits both samples `x` [n, ...] and labels `y` [n, ...] over the devices (section: `split_batch`).
-// Throws Error as split_and_load does, and if x and y differ in n.
+// Splits samples `x` [n, ...] and labels `y` [n, ...] over the devices (section: `split_batch`). Throws Error as
+// split_and_load does, and if x and y differ in n.
 std::pair<std::vector<at::Tensor>, std::vector<at::Tensor>> split_batch(const at::Tensor& x, const at::Tensor& y,
                                                                         const Devices& devices,
                                                                         Parts parts = Parts::near_equal);

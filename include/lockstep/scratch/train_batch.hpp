@@ -21,9 +21,9 @@ std::vector<at::Tensor> get_params(const std::vector<at::Tensor>& params, const 
 
 // Trains LeNet on one global minibatch: `x` [n, 1, 28, 28] and `y` [n] (int64). It splits the minibatch, runs forward
 // and backward on all devices at once, and sums the gradients over the devices (allreduce). Then it updates every
-// device's parameters: w -= lr * gradient of the mean loss over the whole batch. `device_params[i]` lies on devices[i];
-// parts may be uneven or empty. Every step starts with zero gradients. Afterwards each parameter's grad() is that of
-// the whole batch, the same on every device. Returns the mean loss over the whole batch before the update.
+// device's parameters: w -= lr * gradient of the mean loss over the whole batch. Put `device_params[i]` on devices[i];
+// parts may be uneven or empty. Every step starts with zero gradients. Afterwards each parameter's grad() is the whole
+// batch's, the same on every device. Returns the mean loss over the whole batch before the update.
 //
 // Section: `train_batch` ("Training"). Throws Error, before any parameter is changed, for lists of another length than
 // `devices`; for parameters that are not leaves requiring gradients, lie on another device, differ between devices or
@@ -32,7 +32,7 @@ std::vector<at::Tensor> get_params(const std::vector<at::Tensor>& params, const 
 double train_batch(const at::Tensor& x, const at::Tensor& y, std::vector<std::vector<at::Tensor>>& device_params,
                    const Devices& devices, double lr);
 
-// The same for any model given as a function: sum_of_losses(x, y, params) returns the sum (not the mean) of the
+// Trains any model that is given as a function: sum_of_losses(x, y, params) must return the sum (not the mean) of the
 // samples' losses.
 using SumOfLosses =
     std::function<at::Tensor(const at::Tensor& x, const at::Tensor& y, const std::vector<at::Tensor>& params)>;

@@ -1,5 +1,5 @@
-// ParameterServer: some ranks of a run keep the parameters and update them. The others compute gradients for them (Li
-// et al., Scaling Distributed Machine Learning with the Parameter Server, OSDI 2014).
+// ParameterServer: some ranks of a run keep the parameters and update them. The others compute gradients (Li et al.,
+// Scaling Distributed Machine Learning with the Parameter Server, OSDI 2014).
 //
 // The last ranks are the servers. Parameters are cut along their first dimension into pieces, which are spread over the
 // servers by size. Each server has an optimizer of its own for its pieces. A worker pushes gradients and pulls
@@ -27,20 +27,20 @@ namespace lockstep {
 
 enum class Consistency {
   // A pull waits for the pushes of all workers. Their average, added in the order of the workers, is one update. So
-  // training is the same as with DataParallel on the workers alone. All workers must push equally often.
+  // training is the same as with DataParallel on the workers alone. Push equally often on all workers.
   synchronous,
   // Each push is an update of its own, applied in the order of arrival. A pull gets the parameters as they are.
   asynchronous,
-  // The same, but a pull waits until the worker is at most ParameterServerOptions::staleness pushes ahead of the
-  // slowest (stale synchronous parallel, Ho et al. 2013).
+  // Works as asynchronous, but a pull waits until the worker is at most ParameterServerOptions::staleness pushes ahead
+  // of the slowest (stale synchronous parallel, Ho et al. 2013).
   bounded,
 };
 
 struct ParameterServerOptions {
-  int servers = 1;  // the last ranks of the run; all others are workers
+  int servers = 1;  // the number of servers, which are the last ranks of the run; all others are workers
   Consistency consistency = Consistency::synchronous;
-  int64_t staleness = 0;          // for Consistency::bounded: 0 or more
-  int64_t piece_bytes = 1 << 20;  // a larger parameter is cut, between two of its rows
+  int64_t staleness = 0;          // Consistency::bounded uses it: 0 or more
+  int64_t piece_bytes = 1 << 20;  // the most bytes of a piece; a larger parameter is cut, between two of its rows
 };
 
 // A worker whose function failed, while the others went on.
@@ -49,10 +49,10 @@ struct LostWorker {
   std::string reason;
 };
 
-class ParameterServerRank;  // what the rank holds, whatever the module's type is
+class ParameterServerRank;  // the state of a rank, whatever the module's type is
 
-// A worker, as its function sees it. The function must not make collective calls on the run's Rank, because the servers
-// do not make them. Copies are the same worker. After train() its calls to servers throw Error.
+// A worker, as its function sees it. Do not make collective calls on the run's Rank in the function, because the
+// servers do not make them. Copies are the same worker. After train() its calls to servers throw Error.
 class Worker {
  public:
   Worker(const Worker&) = default;  // a move is a copy too
@@ -61,27 +61,27 @@ class Worker {
   int index() const;  // 0 … count() - 1
   int count() const;  // the number of workers
   c10::Device device() const;
-  operator Partner() const { return {index(), count(), device()}; }  // for batches(): this worker's part of each batch
+  operator Partner() const { return {index(), count(), device()}; }  // lets batches() cut this worker's part
 
   // Open it around a forward whose module has Dropout layers (dropout.hpp), like DataParallel::samples: `const auto
   // scope = worker.samples(batch);`. A worker's step is the number of its pushes.
   [[nodiscard]] SampleScope samples(const Batch& batch);
 
-  // Adds this worker's share of the gradients of the whole batch's mean loss to the parameters' gradients, which push()
+  // Adds this worker's part of the gradients of the whole batch's mean loss to the parameters' gradients, which push()
   // sends. `local_mean` is the mean loss over batch.x. It counts for more if the part is larger than the others', and
   // is ignored if the part is empty. Throws Error for cross_entropy's mean over some of a part's targets alone
-  // (ignore_index), on GPUs in the first three calls.
+  // (ignore_index); on GPUs only the first three calls check this.
   void backward(const at::Tensor& local_mean, const Batch& batch);
 
-  // Sends the parameters' gradients. One that is sparse (an Embedding with sparse(true)) travels as its rows' numbers
-  // and values, one that is undefined not at all. In synchronous mode it counts as zeros if another worker has one;
-  // if none has, the optimizer leaves the parameter alone, as on one device. Throws Error: a parameter that was frozen
-  // when the ParameterServer was made and is so no longer; and as Rank::allreduce does.
+  // Sends the parameters' gradients. A sparse gradient (an Embedding with sparse(true)) travels as its rows' numbers
+  // and values. An undefined one does not travel. In synchronous mode it counts as zeros if another worker has a
+  // gradient. If none has, the optimizer leaves the parameter alone, as on one device. Throws Error for a parameter
+  // that is no longer frozen, but was so when the ParameterServer was made, and as Rank::allreduce does.
   void push();
   void pull();  // overwrites the parameters with the servers'
   void step();  // push() and pull() in one message to each server
 
-  int64_t bytes_pushed() const;  // so far in this ParameterServer::train
+  int64_t bytes_pushed() const;  // the bytes pushed so far in this ParameterServer::train
 
  private:
   friend class ParameterServerRank;
@@ -91,16 +91,16 @@ class Worker {
 
 class ParameterServer {
  public:
-  // Called once on each server, with its pieces. It may make any optimizer of torch::optim that updates each element
-  // independently of the others (not LBFGS). Sparse pushes need one that takes sparse gradients, such as SGD without
-  // momentum.
+  // Makes a server's optimizer. It is called once on each server, with the server's pieces. It may make any optimizer
+  // of torch::optim that updates each element independently of the others (not LBFGS). Sparse pushes need one that
+  // takes sparse gradients, such as SGD without momentum.
   using MakeOptimizer = std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<at::Tensor>)>;
   using Body = std::function<void(Worker&)>;
 
   // Makes the modules equal, as DataParallel does: each moves to its rank's device, and its parameters and buffers
-  // become rank 0's. All ranks must call it. Throws Error on every rank for a null module, without a worker or a
-  // server, for a negative staleness, for options or modules that differ between ranks, if no parameter needs a
-  // gradient, and if there are fewer pieces than servers.
+  // become rank 0's. Call it on all ranks. Throws Error on every rank for a null module, without a worker or a server,
+  // for a negative staleness, for options or modules that differ between ranks, if no parameter needs a gradient, and
+  // if there are fewer pieces than servers.
   ParameterServer(std::shared_ptr<torch::nn::Module> module, Rank& rank, const MakeOptimizer& make_optimizer,
                   const ParameterServerOptions& options = {});
   template <class Module>
@@ -112,18 +112,18 @@ class ParameterServer {
   ParameterServer& operator=(const ParameterServer&) = default;
 
   // Calls body(worker) on every worker while the servers serve, and returns when all are done. Then the module of every
-  // rank has the servers' parameters, so that all ranks can go on together. All ranks must call it. It may be called
+  // rank has the servers' parameters, so that all ranks can go on together. Call it on all ranks. You may call it
   // again, for example once per epoch; the optimizers go on.
   //
-  // If a body throws, in synchronous mode the run ends as always. In the other modes the other workers go on, and the
-  // lost ones are returned, the same on every rank. A process that dies ends the run. Throws Error: if every worker was
-  // lost; in synchronous mode if the workers' numbers of pushes differ; whatever a server's optimizer throws; as
-  // Rank::allreduce does.
+  // If a body throws in synchronous mode, the run ends as always. In the other modes the other workers go on. The
+  // result lists the lost workers, the same on every rank. A process that dies ends the run. Throws Error if every
+  // worker is lost, or in synchronous mode if the workers' numbers of pushes differ. Throws also what a server's
+  // optimizer throws, and as Rank::allreduce does.
   std::vector<LostWorker> train(const Body& body);
 
   bool is_server() const;
   int workers() const;
-  torch::optim::Optimizer* optimizer();  // this server's, to change its learning rate between trainings; else null
+  torch::optim::Optimizer* optimizer();  // to change this server's learning rate between trainings; else null
 
  private:
   std::shared_ptr<ParameterServerRank> rank_;

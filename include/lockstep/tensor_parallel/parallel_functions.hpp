@@ -1,11 +1,11 @@
-// The differentiable functions of tensor parallelism: what the ranks of a group exchange when they share each layer's
+// The differentiable functions of tensor parallelism: exchanges between the ranks of a group that divide each layer's
 // work.
 //
 // Each exchange's gradient is another one, its conjugate. So all six can be differentiated twice. (Shoeybi et al. 2019,
-// "Megatron-LM", section 3, call copy_to_group f and reduce_from_group g.) All ranks of the group must call the same
-// functions in the same order. In backward they do so by themselves. For autograd runs ready nodes in the reverse order
-// of their making, and numbers them per thread. So the order depends on the graph alone, also where branches meet.
-// Ranks that run the same layers have the same graph.
+// "Megatron-LM", section 3, call copy_to_group f and reduce_from_group g.) Call the same functions in the same order on
+// all ranks of the group. In backward the ranks do so by themselves: autograd runs ready nodes in the reverse order of
+// their making, and numbers them per thread. So the order depends on the graph alone, also where branches meet, and
+// ranks that run the same layers have the same graph.
 //
 // Backward calls the group's backend on the thread that runs it, with forward's stream current. On the CPU this is the
 // rank's own thread. On a GPU it is autograd's thread of that GPU, while the rank's own thread waits. If ranks share a
@@ -21,27 +21,27 @@
 namespace lockstep {
 
 // Use it before work that is split. Returns x, which must be equal on all ranks and is the input of all. Backward adds
-// the ranks' gradients. Megatron's f. Conjugate: reduce_from_group.
+// the ranks' gradients. It is Megatron's f. Conjugate: reduce_from_group.
 at::Tensor copy_to_group(const at::Tensor& x, Rank& rank);
 
 // Use it after work that is split. Returns the sum of all ranks' x, added in a fixed order, so with equal bits
-// everywhere. Backward passes the gradient on, which must be equal on all ranks. Megatron's g. Conjugate:
+// everywhere. Backward passes the gradient on, which must be equal on all ranks. It is Megatron's g. Conjugate:
 // copy_to_group.
 at::Tensor reduce_from_group(const at::Tensor& x, Rank& rank);
 
 // Use it after work that is split. Joins all ranks' x along `dim`, in the order of the ranks. Backward takes this
-// rank's part of the gradient, which must be equal on all ranks. Conjugate: scatter_to_group.
+// rank's slice of the gradient, which must be equal on all ranks. Conjugate: scatter_to_group.
 //   total  the result's size along `dim`, of which rank i has part_of(total, i, world_size), as everywhere in lockstep;
-//          0: ranks may have parts of any size, and ask each other for them in one more small message
-// Throws Error if there is no such dimension, or if x is not this rank's part of `total`.
+//          0: slices may have any size, and the ranks ask each other for it in one more small message
+// Throws Error if there is no such dimension, or if x is not this rank's slice of `total`.
 at::Tensor gather_from_group(const at::Tensor& x, int64_t dim, Rank& rank, int64_t total = 0);
 
-// Use it before work that is split. Copies this rank's part of x along `dim`; x must be equal on all ranks. Backward
+// Use it before work that is split. Copies this rank's slice of x along `dim`; x must be equal on all ranks. Backward
 // joins the ranks' gradients. Throws Error if there is no such dimension. Conjugate: gather_from_group.
 at::Tensor scatter_to_group(const at::Tensor& x, int64_t dim, Rank& rank);
 
 // Use it between two works that are split, if the second needs all that the first made. Returns what
-// copy_to_group(gather_from_group(x)) does. But its backward adds the ranks' gradients and hands each rank its part in
+// copy_to_group(gather_from_group(x)) does. But its backward adds the ranks' gradients and gives each rank its slice in
 // one exchange, which sends half as much. Conjugate: reduce_scatter_in_group.
 at::Tensor gather_in_group(const at::Tensor& x, int64_t dim, Rank& rank, int64_t total = 0);
 
@@ -54,7 +54,7 @@ at::Tensor reduce_scatter_in_group(const at::Tensor& x, int64_t dim, Rank& rank)
 //   local_logits  [n, this rank's classes]; bfloat16 and float16 are computed in float32
 //   targets       [n], int64, of all classes 0 … total - 1, equal on all ranks. Another value is an Error on the CPU.
 //                 On GPUs it makes the loss NaN, because a look at the values would stop the queue
-//   total         number of classes, of which rank i has part_of(total, i, world_size); 0: asked for, as above
+//   total         number of classes, of which rank i has part_of(total, i, world_size); 0: the ranks ask, as above
 //   returns       a scalar with equal bits on all ranks, which can be differentiated once
 // Throws Error, which shows the shapes, for tensors that do not fit.
 at::Tensor parallel_cross_entropy(const at::Tensor& local_logits, const at::Tensor& targets, Rank& rank,

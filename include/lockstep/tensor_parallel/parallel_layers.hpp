@@ -1,14 +1,14 @@
 // The layers of tensor parallelism: each is made from a whole layer, of which every rank of a group keeps a slice.
 //
 // Constructors copy this rank's slice to its device. The whole layer, equal on all ranks, stays as it is. They take
-// over types, frozen parameters and the training flag. They draw nothing and send nothing. Rank i keeps part_of(total,
-// i, world_size) of `total` channels or units. Channels of images must divide by the number of ranks. Units need not,
-// but each rank needs at least one. In a group of one rank each layer is the whole one.
+// over types, frozen parameters and the training flag. They draw no random numbers and send nothing. Rank i keeps
+// part_of(total, i, world_size) of `total` channels or units. Channels of images must divide by the number of ranks.
+// Units need not, but each rank needs at least one. In a group of one rank each layer is the whole one.
 //
-// Everything that is called whole is equal on all ranks, to the bit on CPUs. So are gradients of parameters that every
-// rank holds whole, such as a row-parallel layer's bias. A layer is used by its rank's thread only. Its cost is that of
-// its functions (parallel_functions.hpp). Constructors throw Error, on all ranks, for what cannot be split. The text
-// says what would fit.
+// "Whole" tensors are equal on all ranks, to the bit on CPUs. So are gradients of parameters that every rank holds
+// whole, such as a row-parallel layer's bias. Use a layer on its rank's thread only. Its cost is that of its functions
+// (parallel_functions.hpp). Constructors throw Error, on all ranks, for what cannot be split. The text says what would
+// fit.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -30,23 +30,23 @@ namespace lockstep {
 
 // Options of a layer that is split by outputs.
 struct OutputParallel {
-  bool input_is_parallel = false;  // x is this rank's slice, and all slices are gathered first; false: x is whole
-  bool gather_output = false;      // the result is whole; false: it is this rank's slice
-  // For a Linear, as SlicedDimension::blocks. A layer that makes queries, keys and values in one has 3. Its output
-  // cannot be gathered.
+  bool input_is_parallel = false;  // true: x is this rank's slice, and all slices are gathered first; false: x is whole
+  bool gather_output = false;      // true: the result is whole; false: it is this rank's slice
+  // A Linear's number of blocks, as in SlicedDimension; 3 for a layer that makes queries, keys and values in one. The
+  // output of several blocks cannot be gathered.
   int64_t blocks = 1;
 };
 
 // Options of a layer that is split by inputs. Its result is whole.
 struct InputParallel {
-  bool input_is_parallel = true;  // x is this rank's slice; false: x is whole, and the rank takes its slice
+  bool input_is_parallel = true;  // true: x is this rank's slice; false: x is whole, and the rank takes its slice
 };
 
 // How a tensor is split.
 struct SlicedDimension {
   int64_t dim = 0;
-  // Equal blocks that lie one after the other along `dim`, and each of which is split. An attention's in_proj_weight
-  // has three, for queries, keys and values.
+  // The number of equal blocks that lie one after the other along `dim`; each block is split. An attention's
+  // in_proj_weight has three, for queries, keys and values.
   int64_t blocks = 1;
 };
 
@@ -55,7 +55,7 @@ class Sliced {
  public:
   virtual ~Sliced() = default;
 
-  // By the tensor's name. Every rank holds all other tensors whole.
+  // How tensors are split, by the tensor's name. Every rank holds all other tensors whole.
   const std::map<std::string, SlicedDimension>& sliced_dimensions() const { return dimensions_; }
 
  protected:
@@ -66,8 +66,8 @@ class Sliced {
     return slice(name, whole, SlicedDimension{.dim = dim}, rank);
   }
 
-  // Call it in forward with an input that all ranks of the group must pass whole. In the calls 2, 4, 8, … (on a GPU in
-  // the first three of these) it compares x over the group. Throws Error, on all ranks, if it differs.
+  // Call this in forward with an input that all ranks of the group must pass whole. In the calls 2, 4, 8, … (on a GPU
+  // in the first three of these) it compares x over the group. Throws Error, on all ranks, if x differs.
   void compare_input(const at::Tensor& x, Rank& rank);
 
   std::map<std::string, SlicedDimension> dimensions_;
@@ -76,8 +76,8 @@ class Sliced {
   int64_t inputs_ = 0;
 };
 
-// A copy on rank.device() of a layer that every rank holds whole, for blocks of your own. It takes over which
-// parameters are frozen, and the mode. Throws c10::Error for a module that cannot be cloned.
+// A copy on rank.device() of a layer that every rank holds whole, for blocks of your own. It takes over the mode and
+// which parameters are frozen. Throws c10::Error for a module that cannot be cloned.
 std::shared_ptr<torch::nn::Module> whole_copy(const torch::nn::Module& layer, const Rank& rank);
 template <class Module>
 std::shared_ptr<Module> whole_copy(const torch::nn::ModuleHolder<Module>& layer, const Rank& rank) {
@@ -97,7 +97,7 @@ class ColumnParallelLinearImpl : public torch::nn::Module, public Sliced {
  private:
   Rank rank_;
   const OutputParallel options_;
-  const int64_t in_, out_;  // the whole layer's
+  const int64_t in_, out_;  // the whole layer's sizes
 };
 TORCH_MODULE(ColumnParallelLinear);
 
@@ -160,7 +160,7 @@ class InputChannelParallelConv2dImpl : public torch::nn::Module, public Sliced {
 };
 TORCH_MODULE(InputChannelParallelConv2d);
 
-// ConvReluPool, split by output channels; shapes as OutputChannelParallelConv2d's and conv_relu_pool's.
+// ConvReluPool, split by output channels; shapes are as for OutputChannelParallelConv2d and conv_relu_pool.
 class OutputChannelParallelConvReluPoolImpl : public torch::nn::Module, public Sliced {
  public:
   OutputChannelParallelConvReluPoolImpl(const ConvReluPool& whole, Rank& rank, const OutputParallel& options = {});

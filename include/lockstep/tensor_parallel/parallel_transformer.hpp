@@ -1,9 +1,9 @@
-// The layers of transformers in slices: LayerNorm, Embedding, MultiheadAttention. For what layers in slices have in
-// common, see parallel_layers.hpp.
+// The layers of transformers in slices: LayerNorm, Embedding, MultiheadAttention. parallel_layers.hpp says what holds
+// for all layers in slices.
 //
-// In a block of your own an attention's part takes and gives whole activations, as Shoeybi et al. 2019 ("Megatron-LM",
-// section 3) split it. So do a ColumnParallelLinear and a RowParallelLinear behind it, and norms are whole copies. A
-// block makes two sums over the ranks in forward and two in backward.
+// In a block of your own an attention in slices takes and gives whole activations, as Shoeybi et al. 2019
+// ("Megatron-LM", section 3) split it. So do a ColumnParallelLinear and a RowParallelLinear after it, and norms are
+// whole copies. A block makes two sums over the ranks in forward and two in backward.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -20,8 +20,8 @@
 
 namespace lockstep {
 
-// Layer normalisation over features that are in slices: weight and bias [features / ranks]. Two small sums over the
-// ranks in forward and two in backward, of a number for each row.
+// Layer normalisation over features that are in slices: weight and bias [features / ranks]. It makes two small sums
+// over the ranks in forward and two in backward, with a number for each row.
 //   x        [..., features / ranks]; bfloat16 and float16 are computed in float32
 //   returns  the same
 // Throws Error for a layer that normalises over more than the last dimension.
@@ -34,12 +34,12 @@ class ParallelLayerNormImpl : public torch::nn::Module, public Sliced {
 
  private:
   Rank rank_;
-  const int64_t features_;  // the whole layer's
+  const int64_t features_;  // the whole layer's features
   const double eps_;
 };
 TORCH_MODULE(ParallelLayerNorm);
 
-// torch::nn::Embedding, split by the features of its vectors: weight [embeddings, features / ranks]. Sends nothing.
+// torch::nn::Embedding, split by the features of its vectors: weight [embeddings, features / ranks]. It sends nothing.
 //   x        [...], int64
 //   returns  [..., features / ranks]
 // Throws Error for a layer with max_norm, which changes weights by the norm of whole vectors.
@@ -56,7 +56,7 @@ class ParallelEmbeddingImpl : public torch::nn::Module, public Sliced {
 };
 TORCH_MODULE(ParallelEmbedding);
 
-// torch::nn::Embedding, split by its vocabulary: weight [embeddings / ranks, features]. One sum in forward.
+// torch::nn::Embedding, split by its vocabulary: weight [embeddings / ranks, features]. It makes one sum in forward.
 //   x        [...], int64, from 0 to embeddings - 1, equal on all ranks. Another value is an Error on the CPU. On GPUs
 //            it gives zeros, because a look at the values would stop the queue
 //   returns  [..., features]
@@ -74,9 +74,9 @@ class VocabularyParallelEmbeddingImpl : public torch::nn::Module, public Sliced 
 };
 TORCH_MODULE(VocabularyParallelEmbedding);
 
-// torch::nn::MultiheadAttention, split by heads: each rank computes heads / ranks of them. One sum over the ranks in
-// forward and one in backward for each distinct input; one more exchange for the weights, if they are asked for. Its
-// dropout is lockstep's (dropout.hpp), which drops the same on any number of ranks.
+// torch::nn::MultiheadAttention, split by heads: each rank computes heads / ranks of them. It makes one sum over the
+// ranks in forward and one in backward for each distinct input; one more exchange for the weights, if they are asked
+// for. Its dropout is lockstep's (dropout.hpp), which drops the same on any number of ranks.
 //   query       [length, n, features], key and value [source length, n, …], all whole
 //   attn_mask   [length, source length], added to the scores; key_padding_mask [n, source length], true: left out
 //   returns     [length, n, features], whole, and the weights [n, length, source length], or of each head
@@ -90,7 +90,7 @@ class ParallelMultiheadAttentionImpl : public torch::nn::Module, public Sliced {
                                              const at::Tensor& attn_mask = {}, bool average_attn_weights = true);
 
   at::Tensor in_proj_weight, in_proj_bias;                 // three blocks: for queries, keys and values
-  at::Tensor q_proj_weight, k_proj_weight, v_proj_weight;  // in the place of in_proj_weight, if sizes differ
+  at::Tensor q_proj_weight, k_proj_weight, v_proj_weight;  // in place of in_proj_weight, if sizes differ
   RowParallelLinear out_proj{nullptr};
 
  protected:
@@ -103,8 +103,8 @@ class ParallelMultiheadAttentionImpl : public torch::nn::Module, public Sliced {
   at::Tensor in_heads(const at::Tensor& projection) const;  // [n, this rank's heads, length, features of a head]
 
   Rank rank_;
-  const int64_t heads_, features_of_head_;  // the whole layer's
-  Dropout dropout_{nullptr};                // of the weights; null: none
+  const int64_t heads_, features_of_head_;  // the whole layer's numbers
+  Dropout dropout_{nullptr};                // the dropout of the weights; null: none
 };
 TORCH_MODULE(ParallelMultiheadAttention);
 

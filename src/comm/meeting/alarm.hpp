@@ -1,4 +1,5 @@
-// Alarm: does something if it has not been destroyed by then. For calls that have no deadline of their own.
+// Alarm: calls a function after some time, unless the Alarm is destroyed before. It is for calls that have no deadline
+// of their own.
 #pragma once
 
 #include "base/start_thread.hpp"

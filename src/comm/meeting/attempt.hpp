@@ -1,5 +1,5 @@
-// Attempt: connecting a group, or taking one down, on a thread of its own. What Gloo and NCCL do there cannot be called
-// off. So a caller that no longer wants the result leaves the thread to itself. The thread ends soon if it waits in the
+// Attempt: connects a group, or takes one down, on a thread of its own, since Gloo and NCCL cannot be called off while
+// they do so. A caller that no longer wants the result leaves the thread alone. The thread ends soon if it waits in the
 // store, or else at Gloo's timeout or with the process. Thread-safe.
 #pragma once
 
@@ -21,8 +21,8 @@ namespace lockstep::comm {
 
 class Attempt {
  public:
-  // `connect` must own all that it uses; its argument says whether it was called off. Throws Error if no thread can be
-  // started.
+  // `connect` must own all that it uses; its argument says whether the attempt was called off. Throws Error if no
+  // thread can be started.
   static std::shared_ptr<Attempt> start(std::function<GroupMember(std::stop_token)> connect) {
     auto attempt = std::make_shared<Attempt>();
     start_thread([attempt, connect = std::move(connect)] {
@@ -39,7 +39,7 @@ class Attempt {
     return attempt;
   }
 
-  // Waits until the attempt has ended or wake() was called; gives the group in the first case only. Throws what
+  // Waits until the attempt has ended or wake() was called. Gives the group in the first case only. Throws what
   // `connect` threw.
   std::optional<GroupMember> wait() {
     std::unique_lock lock(mutex_);
@@ -47,14 +47,14 @@ class Attempt {
     return news();
   }
 
-  // The same, for some time at most.
+  // The same, but waits for at most `time`.
   std::optional<GroupMember> wait_for(std::chrono::microseconds time) {
     std::unique_lock lock(mutex_);
     changed_.wait_for(lock, time, [this] { return has_news(); });
     return news();
   }
 
-  // A group that has come about, or does so later, is closed.
+  // Closes the group, also one that is connected later.
   void call_off() {
     called_off_.request_stop();
     std::optional<GroupMember> group;

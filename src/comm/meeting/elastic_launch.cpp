@@ -41,8 +41,8 @@ bool ElasticLaunch::note_end(int member, const ProcessEnd& end, bool killed) {
   return true;
 }
 
-// Once the others of a training have come to their end: all but the first, which keeps the run's files, and may not be
-// done with them.
+// Whether a member may be lost after the others of a training have come to their end. The first member may not: it
+// keeps the run's files, and may not be done with them.
 bool ElasticLaunch::is_dispensable(int member, const Generation& last) {
   return takes_part() && !has_failed_ && !last.members.empty() && last.members.front() != member;
 }
@@ -53,8 +53,9 @@ void ElasticLaunch::call_off_until(const Generation& now, const Failure& failure
   }
 }
 
-// A successor needs as much memory. What lacked for a moment may be there again, so the first gets one. After that the
-// machine has too little for so many processes, whichever of them the kernel kills.
+// A successor needs as much memory as the process that was killed. The first one gets a successor, since memory may
+// have lacked for a moment only. After that the machine has too little for so many processes, whichever of them the
+// kernel kills.
 void ElasticLaunch::vacate(int member, bool lacked_memory) {
   if (lacked_memory && std::exchange(lacked_memory_, true)) {
     given_up_.push_back(member);
@@ -90,7 +91,7 @@ ElasticLaunch::Look ElasticLaunch::look() {
   std::vector<std::optional<Generations::Heart>> hearts(members_.size());
   const auto count = static_cast<int>(members_.size());
   auto limit = looks_.limit();                      // if one process beats late, the others may too
-  for (int number = 0; number < count; ++number) {  // all, before one of them is late
+  for (int number = 0; number < count; ++number) {  // all hearts, before any process is called late
     Member& member = members_[number];
     if (member.has_ended) continue;
     hearts[number] = generations_.heart_of(number);
@@ -109,8 +110,8 @@ ElasticLaunch::Look ElasticLaunch::look() {
     const auto& heart = hearts[number];
     has_come_to_its_end_ = has_come_to_its_end_ || (member.is_in && heart && heart->silence.count() == 0);
     const bool beats = heart && (std::exchange(member.beats, heart->beats) != heart->beats || heart->beats == 0);
-    // Much of the silence between two looks: this process stood still (Ctrl-Z, a machine that was paused), and others
-    // maybe too.
+    // If the time between two looks is more than half of the limit, this process stood still (Ctrl-Z, a paused
+    // machine), and others may have too.
     const auto silence = heart ? std::min(limit, heart->most) : limits_.until_first_beat;
     const bool stood_still = since_last > silence / 2;
     if (beats || stood_still) member.seen = time;

@@ -1,6 +1,7 @@
-// ElasticLaunch: what a launcher keeps of an elastic job (generations.hpp), whose store it keeps. It tells the others
-// who is gone, says when successors are to be started, and whom the others have gone on without. It starts and ends no
-// process itself (elastic_launcher.hpp). Used by one thread. Its calls throw c10::DistError if the store is gone.
+// ElasticLaunch: what a launcher knows and decides of an elastic job (generations.hpp), whose store it keeps. It tells
+// the other processes who is gone. It says when to start successors, and whom the others have gone on without. It
+// starts and ends no process itself (elastic_launcher.hpp). Used by one thread. Its calls throw c10::DistError if the
+// store is gone.
 #pragma once
 
 #include "comm/silence_limit.hpp"
@@ -17,45 +18,46 @@ namespace lockstep::comm {
 class ElasticLaunch {
  public:
   struct Limits {
-    // Once a process has a heart, another one without a heart counts as dead this long after its start. It has at least
-    // twice the time of the slowest start.
+    // Once one process has a heart, another process without a heart counts as dead this long after its start. It has at
+    // least twice the time of the slowest start.
     std::chrono::milliseconds until_first_beat{60'000};
-    // From a loss until a successor starts even if the others do not go on yet.
+    // How long after a loss a successor starts even if the others do not go on yet.
     std::chrono::milliseconds until_start{1'000};
   };
 
-  // To be made before the processes start. They are the members 0 … processes - 1; successors get the next numbers. At
+  // Make this before the processes start. They are the members 0 … processes - 1; successors get the next numbers. At
   // most `restarts` successors are asked for.
   ElasticLaunch(const StorePtr& store, std::string job, int processes, int restarts, const Limits& limits);
 
   struct Start {
     int member;
-    int place;  // among the processes that run at the same time; the number of the first that had it
+    int place;  // among the processes that run at the same time: the number of the first member that had it
   };
 
   // The first processes, which start now.
   std::vector<Start> begin();
 
-  // Gives whether the others go on, or have come to their end without it. One that was killed is a loss, and any other
-  // failure ends the job, but for a successor that has not joined.
+  // Gives whether the job goes on without this member, or does not need it, since the others have come to their end. A
+  // killed process is a loss. Any other failure ends the job, except that of a successor that has not joined.
   bool note_end(int member, const ProcessEnd& end, bool killed);
 
-  // Those that are to be started now, which is once the others go on: a program that starts takes the others' time.
+  // The processes to start now. There are none until the others go on or until_start is over, since a program that
+  // starts takes CPU time from them.
   std::vector<Start> successors();
 
   struct Look {
-    std::vector<int> dead;    // members whose heart has stopped, or that the others have gone on without
-    std::vector<int> late;    // processes that have not begun in time, and count as dead too
-    std::vector<int> joined;  // since the last look
-    // Members that get no successor, because the kernel has killed another one for want of memory too.
+    std::vector<int> dead;    // members whose heart has stopped, or without whom the others have gone on
+    std::vector<int> late;    // processes that did not begin in time, and count as dead too
+    std::vector<int> joined;  // members that have joined since the last look
+    // Members that get no successor, because the kernel had killed another process for want of memory before.
     std::vector<int> given_up;
   };
-  Look look();  // to be called some times a second
+  Look look();  // call this some times a second
 
   int place_of(int member) const { return members_[member].place; }
   bool takes_part() { return generations_.takes_part(); }
-  std::string folder() { return generations_.folder(); }  // of the program's checkpoints; "": it keeps none
-  bool has_lost_all() const { return has_lost_all_; }     // who had the state of the training
+  std::string folder() { return generations_.folder(); }  // the folder of the program's checkpoints; "": it keeps none
+  bool has_lost_all() const { return has_lost_all_; }     // nobody who had the training's state is left
   bool has_lost() const { return has_lost_; }
   bool lacks_successors() const { return lacks_successors_; }  // a place stays empty, since no restart is left
 
@@ -63,10 +65,10 @@ class ElasticLaunch {
   using Clock = std::chrono::steady_clock;
   struct Member {
     int place;
-    bool is_in;  // the newest generation, when last looked at
+    bool is_in;  // it was in the newest generation at the last look
     bool has_begun = false;
     bool has_ended = false;
-    int64_t beats = 0;                      // when last looked at
+    int64_t beats = 0;                      // its heart's beats at the last look
     Clock::time_point seen = Clock::now();  // its silence counts from here
   };
 
@@ -80,21 +82,21 @@ class ElasticLaunch {
   Generations generations_;
   int restarts_left_;
   const Limits limits_;
-  int called_off_ = 0;           // generations
+  int called_off_ = 0;           // how many generations
   std::vector<Member> members_;  // by number
   std::vector<int> vacant_ = {};
-  std::vector<int> given_up_ = {};  // since the last look
-  std::vector<int> coming_ = {};    // members that have not the state yet
+  std::vector<int> given_up_ = {};  // since the last look; see Look::given_up
+  std::vector<int> coming_ = {};    // members that do not have the state yet
   bool lacked_memory_ = false;
   bool has_lost_ = false;
   bool has_lost_all_ = false;
-  bool has_failed_ = false;           // a process, and its failure ends the job
+  bool has_failed_ = false;           // a process has failed, which ends the job
   bool has_come_to_its_end_ = false;  // a member is done with the job, so nobody could join it
   bool lacks_successors_ = false;
   Clock::time_point looked_ = Clock::now();
-  SilenceLimit looks_{kSilence};                  // this launcher's own
-  std::optional<Clock::duration> longest_start_;  // until the first beat; none: nobody has begun
-  Clock::time_point lost_ = {};                   // the last that was lost
+  SilenceLimit looks_{kSilence};                  // the limit from this launcher's own looks
+  std::optional<Clock::duration> longest_start_;  // longest time from start to first beat; none: nobody has begun
+  Clock::time_point lost_ = {};                   // when the last process was lost
 };
 
 }  // namespace lockstep::comm

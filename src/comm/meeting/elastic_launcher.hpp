@@ -1,5 +1,5 @@
-// ElasticLauncher: what the launcher of an elastic job decides (elastic_launch.hpp), and what it says. It keeps the
-// job's store. `lockstep launch` gives it real processes; the simulation of jobs has its own. Used by one thread.
+// ElasticLauncher: acts on what ElasticLaunch decides for an elastic job, and tells the user. It keeps the job's store.
+// `lockstep launch` gives it real processes; the simulation of jobs has its own. Used by one thread.
 #pragma once
 
 #include "elastic_launch.hpp"
@@ -13,9 +13,9 @@ class LaunchedProcesses {
  public:
   virtual ~LaunchedProcesses() = default;
 
-  virtual void start(int member, int place) = 0;  // throws Error: it cannot be started
+  virtual void start(int member, int place) = 0;  // throws Error if it cannot be started
   virtual void kill(int member) = 0;
-  virtual void say(const std::string& text) = 0;  // to the launcher's user
+  virtual void say(const std::string& text) = 0;  // tells the launcher's user
 };
 
 class ElasticLauncher {
@@ -25,22 +25,22 @@ class ElasticLauncher {
     int processes;
     int restarts;
     ElasticLaunch::Limits limits = {};
-    std::string restarts_name = {};  // what the user calls the number of restarts
+    std::string restarts_name = {};  // the user's name for the number of restarts
   };
-  // For a program that takes no part in elastic jobs: tells those who wait for it that a process has ended.
+  // For a program that takes no part in elastic jobs: tells the processes that wait for a process that it has ended.
   using Announce = std::function<void(int member, int place, const ProcessEnd& end)>;
 
   ElasticLauncher(const StorePtr& store, Job job, LaunchedProcesses& processes, Announce announce);
 
   void begin();  // starts the processes
 
-  // To be called some times a second until the processes are to end. Gives whether it has started one.
+  // Call this some times a second until the processes are to end. Gives whether it started a process.
   bool look();
 
-  bool note_end(int member, const ProcessEnd& end, bool killed);  // gives whether the others go on
+  bool note_end(int member, const ProcessEnd& end, bool killed);  // gives whether the job goes on without it
 
-  // To be called when all processes have ended, and the job has failed. Says why where the end of a process does not
-  // tell it. `newest_in` gives the newest checkpoint in a folder, or "".
+  // Call this when all processes have ended, and the job has failed. Says why where the end of a process does not tell
+  // it. `newest_in` gives the newest checkpoint in a folder, or "".
   void say_why(const std::function<std::string(const std::string& folder)>& newest_in);
 
  private:

@@ -1,16 +1,16 @@
 // Generations: which processes an elastic job has, one set after the other. In such a job (`lockstep launch --elastic`)
 // the others go on when a process is gone, and a successor joins them.
 //
-//  1. The newest generation is one value in the store. It changes by comparison alone, so all agree on it, whoever
-//     changes it: the launcher, a member, or one that joins.
-//  2. A member is a process by its number in the job. A successor has a number of its own, so none comes twice.
+//  1. The newest generation is one value in the store. It changes by comparison alone. So all agree on it, whether the
+//     launcher changes it, a member, or a process that joins.
+//  2. A member is a process by its number in the job. A successor has a number of its own, so no number comes twice.
 //  3. Members keep their order, and those who join come last. So the first has been a member for longest.
-//  4. One joins a generation that has begun: all of its members have the job's state. Else two that join one after the
-//     other would wait for each other's generation.
+//  4. A process joins a generation that has begun: all of its members have the job's state. Otherwise two processes
+//     that join one after the other would wait for each other's generation.
 //  5. A job that is over gets no other generation.
 //
 // Keys in the store: newest (JSON), takes_part, folder, heart/<m>, begun/<n>, and left/<n>/<m> (member m has left
-// generation n since somebody is gone). Thread-safe as the store is: everybody has a connection of his own.
+// generation n since somebody is gone). Thread-safe as the store is: each user has a connection of its own.
 #pragma once
 
 #include "comm/failure.hpp"
@@ -35,9 +35,9 @@ struct Generation {
 };
 
 inline const std::string kGenerations = "generations";  // the prefix of the keys
-std::string keys_of_generation(int number);             // of its run's keys
+std::string keys_of_generation(int number);             // the prefix of its run's keys
 
-// For the launcher. Ends a run of this generation, or what waits for its members, unless it has ended before.
+// For the launcher. Ends the run of this generation, or the wait for its members, unless it has ended before.
 void call_off(const StorePtr& store, const std::string& job, int generation, const Failure& failure);
 
 class Generations {
@@ -45,40 +45,41 @@ class Generations {
   explicit Generations(StorePtr store) : store_(std::move(store)) {}  // Rendezvous::connect(kGenerations)
   Generations(const StorePtr& store, const std::string& job);         // for the launcher, which keeps the store
 
-  void begin(int processes);  // the launcher, before it starts them: the first generation has all of them
+  void begin(int processes);  // for the launcher, before it starts the processes: the first generation has all of them
   Generation newest();        // throws c10::DistError if the store is gone
 
-  // These give the newest generation afterwards. It lacks one that wanted to join if it has not begun.
+  // Each of these gives the newest generation afterwards. If that has not begun, a process that wanted to join is not
+  // in it.
   Generation lose(int member);  // takes the member out, if it is in
   Generation join(int member);
   Generation end();
 
-  void note_beginning(int generation);  // its members have met, and have one state
+  void note_beginning(int generation);  // its members have met, and have the same state
   bool has_begun(int generation);
 
-  // A member that takes part has a heart, from when it begins until it is done with the job. The launcher watches it,
-  // so that nobody waits for one that stands still, whatever it was doing.
+  // A member that takes part has a heart, from its beginning until it is done with the job. The launcher watches it, so
+  // that nobody waits for a member that stands still, whatever it was doing.
   struct Heart {
-    int64_t beats = 0;                    // 0: it is done
-    std::chrono::milliseconds silence{};  // after which it counts as dead, by its own gaps
-    std::chrono::milliseconds most{};     // by others' too; see silence_limit.hpp
+    int64_t beats = 0;                    // 0: the member is done
+    std::chrono::milliseconds silence{};  // how long a member may be silent before it counts as dead, by its own gaps
+    std::chrono::milliseconds most{};     // at most this long, by the others' gaps too; see silence_limit.hpp
   };
   void beat(int member, const Heart& heart);
-  std::optional<Heart> heart_of(int member);  // nothing: it has not begun
+  std::optional<Heart> heart_of(int member);  // nothing: the member has not begun
 
-  // The program takes part, so a successor of a lost process can join it. It keeps its checkpoints in this folder; "":
-  // it keeps none.
+  // Says that the program takes part, so a successor of a lost process can join it, and that it keeps its checkpoints
+  // in this folder. "": it keeps none.
   void take_part(const std::string& folder = {});
   bool takes_part();
   std::string folder();
 
-  // A member has left a generation because somebody is gone. If the launcher does not know who, as when a process
-  // stands still, those go on together who have left by then.
+  // Notes that a member has left a generation because somebody is gone. The launcher may not know who, as when a
+  // process stands still. Then those who have left by that time go on together.
   void leave(int generation, int member);
   Generation keep_those_who_left(int generation);
 
  private:
-  Generation change(const std::function<bool(Generation&)>& change);  // does nothing where that gives false
+  Generation change(const std::function<bool(Generation&)>& change);  // does nothing if `change` gives false
 
   const StorePtr store_;
 };

@@ -12,7 +12,7 @@
 namespace lockstep::comm {
 namespace {
 
-constexpr auto kAnswerOfTcpStore = std::chrono::seconds(10);  // one that takes longer is taken for frozen
+constexpr auto kAnswerOfTcpStore = std::chrono::seconds(10);  // a store that takes longer counts as frozen
 constexpr auto kConnectingToIt = kAnswerOfTcpStore * 2 / 5;   // c10d tries for up to 2.5 times its timeout
 
 KeptStore keep_store(const Listener& listener, StoreGuard guard) {

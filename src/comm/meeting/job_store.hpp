@@ -1,5 +1,6 @@
-// The store of a job over the system's sockets: to keep one, and to connect to one. All else of a job reaches its store
-// through these, so tests of whole runs bring a store of their own in their place (tests/simulation).
+// The store of a job over the system's sockets: how to keep one, and how to connect to one. All other code of a job
+// reaches its store through these functions, so tests of whole runs can put a store of their own in their place
+// (tests/simulation).
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -14,8 +15,8 @@ namespace lockstep::comm {
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
 struct KeptStore {
-  StorePtr store;  // lasts as long as this does; null: none
-  int port = 0;    // where it listens
+  StorePtr store;  // the server lives as long as this; null: no store
+  int port = 0;    // the port where the store listens
 };
 
 // A store that listens at a numeric address; port 0 takes a free one. Throws Error that names both.
@@ -24,13 +25,13 @@ KeptStore host_store(const std::string& address, int port, StoreGuard guard);
 // The same at every address of this machine.
 KeptStore host_store_everywhere(int port, StoreGuard guard);
 
-// A connection to the store there, which takes a store for gone that does not answer for 10 s. Throws c10::Error.
+// A connection to the store there. A store that does not answer for 10 s counts as gone. Throws c10::Error.
 StorePtr connect_to_store(const std::string& address, int port, const JobKey& key);
 
-// The same to torchrun's, which is c10d's TCPStore and lets everybody in.
+// The same to torchrun's store, which is c10d's TCPStore and lets everybody in.
 StorePtr connect_to_tcp_store(const std::string& address, int port);
 
-// Whether a store accepts connections there, now. Never waits past the deadline.
+// Whether a store accepts connections there now. Never waits past the deadline.
 bool store_answers(const std::string& address, int port, std::chrono::steady_clock::time_point deadline);
 
 }  // namespace lockstep::comm

@@ -23,7 +23,7 @@ class Reader {
 
   bool has(const char* name) const { return !text(name).empty(); }
 
-  // Empty: not set, or set to nothing.
+  // Gives "" for a variable that is not set, or set to nothing.
   std::string text(const char* name) const {
     const char* const value = environment_(name);
     return value == nullptr ? "" : value;
@@ -51,7 +51,7 @@ class Reader {
     return number;
   }
 
-  // index < count, by the names of both.
+  // Checks that index < count, by the names of both variables.
   void check_below(const char* index, const char* count) const {
     if (number(index) >= number(count)) contradiction(set(index) + " must be less than " + set(count));
   }
@@ -100,13 +100,13 @@ LaunchEnvironment torchrun(const Reader& reader) {
   const std::string agent_store = reader.text("TORCHELASTIC_USE_AGENT_STORE");
   launch.agent_store = agent_store == "True" || agent_store == "true" || agent_store == "1";
   launch.tcp_store = launch.agent_store && reader.text("LOCKSTEP_STORE_PORT") != reader.text("MASTER_PORT");
-  // The agent's store outlives a restart of the processes.
+  // The job's name has the attempt, since the agent's store outlives a restart of the processes.
   launch.job =
       "attempt-" + (reader.has("TORCHELASTIC_RESTART_COUNT") ? reader.text("TORCHELASTIC_RESTART_COUNT") : "0");
   return launch;
 }
 
-// Launchers that say nothing of a rendezvous: on one machine there is loopback; beyond it, the user names an address.
+// These launchers give no place to meet. One machine has loopback; for several, the user names an address.
 void add_rendezvous(const Reader& reader, LaunchEnvironment& launch, const std::string& how_to_set) {
   if (reader.has("MASTER_ADDR")) launch.address = reader.text("MASTER_ADDR");
   if (reader.has("MASTER_PORT")) launch.port = port_number(reader);
@@ -193,7 +193,7 @@ void add_elastic(const Environment& environment, LaunchEnvironment& launch) {
 
 std::optional<LaunchEnvironment> by_launcher(const Environment& environment) {
   const Reader any(environment, "torchrun or lockstep launch");
-  // MASTER_ADDR and MASTER_PORT alone say nothing: clusters set them for everybody.
+  // MASTER_ADDR and MASTER_PORT alone mean nothing, since clusters set them for everybody.
   const auto is_set = [&](const char* name) { return any.has(name); };
   if (std::any_of(torchrun_names, torchrun_names + 4, is_set)) return torchrun(any);
   if (is_set("OMPI_COMM_WORLD_RANK") || is_set("OMPI_COMM_WORLD_SIZE")) {
@@ -234,7 +234,7 @@ bool mixed_processors_in(const Environment& environment) {
 
 Devices share_out(const Devices& devices, int local_rank, int local_world_size) {
   const auto count = static_cast<int>(devices.size());
-  if (count == 1) return devices;  // a GPU must be one that this process alone sees: meet() compares
+  if (count == 1) return devices;  // meet() refuses one GPU in several processes
   if (count % local_world_size != 0) {
     throw Error(
         "the device list " + to_string(devices) + " has " + std::to_string(count) + " entries, which the " +

@@ -36,9 +36,9 @@ std::string came_key(int process) {
   return "came/" + std::to_string(process);
 }
 
-const std::string kMet = "met";  // the size of the job whose processes have met
+const std::string kMet = "met";  // the key of the size of the job whose processes have met
 
-// Without this, a job that came later could end the one that has met: all of a run read its failure.
+// Otherwise a job that comes later could end the one that has met, whose processes all read its failure.
 void leave_another_job_alone(c10d::Store& store, const LaunchEnvironment& launch) {
   if (!store.check({kMet})) return;
   const std::string size = store.get_to_str(kMet);
@@ -86,8 +86,8 @@ void wait_for_all(c10d::Store& store, const LaunchEnvironment& launch, const Wai
 struct Introduction {
   std::string configuration, host;
   Devices devices = {};
-  std::vector<std::vector<int>> ids = {};  // of the devices, as JSON can hold them: a number per byte
-  std::vector<std::string> kinds = {};     // of the devices (devices/processor_kind.hpp)
+  std::vector<std::vector<int>> ids = {};  // the devices' identities, as JSON can hold them: a number per byte
+  std::vector<std::string> kinds = {};     // the devices' kinds (devices/processor_kind.hpp)
 
   std::string to_text() const {
     json names = json::array();
@@ -103,7 +103,7 @@ struct Introduction {
     object.at("ids").get_to(read.ids);
     if (read.devices.empty() || read.ids.size() != read.devices.size()) throw Error("no devices");
     read.kinds = object.value("kinds", read.kinds);
-    read.kinds.resize(read.devices.size());  // an earlier release has none, and is refused for its version
+    read.kinds.resize(read.devices.size());  // an earlier release sends no kinds, and is refused for its version
     return read;
   }
 };
@@ -125,7 +125,7 @@ Roster roster_of(const std::vector<Introduction>& all) {
   return roster;
 }
 
-// None but CUDA's devices have one.
+// Only CUDA's devices have an identity.
 std::vector<int> identity(const c10::Device& device) {
   if (!device.is_cuda()) return {};
   const std::string id = gpu_id(device.index());
@@ -134,7 +134,7 @@ std::vector<int> identity(const c10::Device& device) {
   return numbers;
 }
 
-// What reaches over processes is Gloo, for the CPU, and NCCL.
+// Between processes there are only Gloo, for the CPU, and NCCL.
 void check_that_something_connects(const std::vector<Introduction>& all) {
   for (int process = 0; process < static_cast<int>(all.size()); ++process) {
     for (const c10::Device& device : all[process].devices) {
@@ -146,8 +146,8 @@ void check_that_something_connects(const std::vector<Introduction>& all) {
   }
 }
 
-// NCCL takes a GPU once only; ranks that share one must be threads of one process. Indices do not tell: where a
-// launcher shows each process a GPU of its own (CUDA_VISIBLE_DEVICES), each calls it cuda:0.
+// NCCL takes a GPU only once, so ranks that share one must be threads of one process. Indices do not tell: if a
+// launcher shows each process another GPU (CUDA_VISIBLE_DEVICES), each calls its own cuda:0.
 void check_that_gpus_differ(const std::vector<Introduction>& all) {
   std::map<std::vector<int>, int> owners;
   for (int process = 0; process < static_cast<int>(all.size()); ++process) {
@@ -179,7 +179,7 @@ int last_run_of(const StorePtr& store, const LaunchEnvironment& launch) {
   return run;
 }
 
-// Drops what two lists of settings, parted by commas, have in common at both ends: it says nothing about why they
+// Drops what two comma-separated lists of settings have in common at both ends, since that does not say why they
 // differ.
 std::string without_common_ends(std::string_view text, std::string_view other) {
   constexpr std::string_view comma = ", ";
@@ -253,7 +253,7 @@ void call_off(c10d::Store& store, const Failure& failure) {
     const std::string text = to_stored(failure);
     const std::vector<uint8_t> bytes(text.begin(), text.end());
     store.compareSet("failure", {}, bytes);
-  } catch (const std::exception&) {  // then the others learn it from their deadline
+  } catch (const std::exception&) {  // then the others end at their deadline
   }
 }
 
@@ -263,14 +263,14 @@ Failure::Kind kind_of(const ProcessEnd& process) {
   return process.stopped ? Failure::Kind::stop : Failure::Kind::error;
 }
 
-// Named by its ranks, if the processes have met.
+// Names the process by its ranks if the processes have met.
 Failure end_in(c10d::Store& run, const LaunchEnvironment& launch, const ProcessEnd& process) {
   const Failure before_they_met{process_name(launch.rank, launch) + " is gone: " + process.how, kind_of(process)};
   if (!absent(run, launch.world_size).empty()) return before_they_met;
   try {
     const auto name = roster_of(read_all(run, launch.world_size)).name_process(launch.rank);
     return {"the process of " + name + " is gone: " + process.how, Failure::Kind::death};
-  } catch (const ForeignValue&) {  // the processes say so
+  } catch (const ForeignValue&) {  // the processes report that themselves
     return before_they_met;
   }
 }
@@ -298,7 +298,7 @@ std::string farewell(c10d::Store& store, const Rendezvous& rendezvous, std::chro
     }
   } catch (const ForeignValue& error) {
     return error.what();
-  } catch (const std::exception&) {  // nobody to talk to
+  } catch (const std::exception&) {  // the store is gone, so nobody listens
   }
   return "";
 }

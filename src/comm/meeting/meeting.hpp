@@ -15,27 +15,28 @@
 
 namespace lockstep::comm {
 
-// The job's k-th run as this process knows it, which must be the same k everywhere.
+// The prefix of the job's k-th run, as this process counts; k must be equal in all processes.
 std::string run_prefix(int run);
 
-// Another process has this one's rank, or the job another size, and all have met: a second job at the same port. The
-// first one goes on.
+// Another process has this one's rank, or the job has another size, although all processes of the first job have met:
+// this is a second job at the same port. The first one goes on.
 class NobodyMissed : public Error {
  public:
   using Error::Error;
 };
 
-// Leaves this process's devices and configuration, waits for all others', and compares. Throws Error: a process that
-// does not come before the deadline, that reported a failure, whose configuration differs, or that has the same rank.
+// Leaves this process's devices and configuration, waits for those of all others, and compares. Throws Error if a
+// process does not come before the deadline, reports a failure, has another configuration, or has the same rank.
 Roster meet(c10d::Store& store, const LaunchEnvironment& launch, const Devices& devices_here,
             const std::string& configuration, const WaitLimit& limit);
 
 // Says what ended this process's run before the meeting was complete, so that the others need not wait.
 void call_off(c10d::Store& store, const Failure& failure);
 
-// A launcher that keeps the store and sees how its processes end calls this. Processes that wait for this one, or will,
-// are told at once. Processes that are in a run with it are told if it failed. A failure that a rank left before stays.
-// To those who wait for it to come, a process that a user stopped is a stop. Gives what those are told.
+// Call this from a launcher that keeps the store and sees how its processes end. Processes that wait for this one, or
+// will, are told at once; the other processes of its run are told if it failed. A failure that a rank left before
+// stays. To those that wait for it to come, a process that a user stopped counts as a stop. Gives the text for those
+// that wait.
 struct ProcessEnd {
   bool failed = false;
   bool stopped = false;        // a user asked for it
@@ -44,8 +45,8 @@ struct ProcessEnd {
 };
 std::string announce_end(const StorePtr& store, const LaunchEnvironment& launch, const ProcessEnd& process);
 
-// Says this process's last word in a run. The process that keeps the store waits for the others' last word, `limit` at
-// most. `dead` processes have none. Gives what is wrong with the store's values, or "".
+// Says this process's last word in a run. The process that keeps the store waits for the others' last words, for at
+// most `limit`; `dead` processes have none. Gives what is wrong with the store's values, or "".
 std::string farewell(c10d::Store& store, const Rendezvous& rendezvous, std::chrono::milliseconds limit, int dead = 0);
 
 }  // namespace lockstep::comm

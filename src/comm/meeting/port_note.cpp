@@ -29,7 +29,7 @@ void PortNote::leave(int port) {
   is_left_ = true;
 }
 
-// Only the user's own processes are asked.
+// A file of another user's counts for nothing.
 int PortNote::read() const {
   const int fd = open(file_.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
   if (fd < 0) return 0;

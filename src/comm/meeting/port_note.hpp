@@ -1,6 +1,5 @@
-// PortNote: where the process with rank 0 leaves the port that it took for the job's store, and the others of its
-// machine look for it: a file of the temporary folder. It may be what an earlier job left, so whoever reads it must see
-// whether a store answers at that port.
+// PortNote: a file of the temporary folder by which the process of rank 0 tells the other processes of its machine the
+// port of the job's store. The file may be left from an earlier job, so check that a store answers at the port.
 #pragma once
 
 #include <string>
@@ -17,8 +16,8 @@ class PortNote {
   void leave(int port);
   int read() const;  // 0: nothing is there, or another user's file
 
-  bool is_left() const { return is_left_; }  // by this process, which is to take it away
-  void take_away();                          // if it is left
+  bool is_left() const { return is_left_; }  // this process left it, and must take it away
+  void take_away();                          // does nothing if this process left no note
   const std::string& place() const { return file_; }
 
  private:

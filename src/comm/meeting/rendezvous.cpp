@@ -20,10 +20,11 @@ using Clock = std::chrono::steady_clock;
 
 constexpr auto kPause = std::chrono::milliseconds(30);
 
-const std::string kSize = "lockstep/size";  // of the job whose process keeps the store, in words
+// The key of the job's size, in words, which the process that keeps the store leaves.
+const std::string kSize = "lockstep/size";
 
-// Means the machine itself everywhere, so it is a mistake where there are several. Other names may mean loopback on one
-// machine alone: Debian's /etc/hosts gives a machine's own name the address 127.0.1.1.
+// Such a name means the machine itself on every machine, so it is a mistake if there are several. Other names may mean
+// loopback on one machine alone: Debian's /etc/hosts gives a machine's own name the address 127.0.1.1.
 bool is_every_machines_own(const std::string& host) {
   return is_loopback(host) || host.find("localhost") != std::string::npos || host == "ip6-loopback";
 }
@@ -94,8 +95,8 @@ void Rendezvous::host() {
   if (note_) note_->leave(port_);
 }
 
-// The way from rank 0's machine to itself is loopback, which the other machines do not reach. They say where they are,
-// and this machine's address towards there is the one that they reach.
+// Rank 0's machine reaches its own name by loopback, which the other machines do not reach. So the other machines leave
+// their address, and they reach this machine at its address towards there.
 void Rendezvous::learn_local_address(Clock::time_point deadline, const WaitLimit& limit) {
   const auto store = connect("network");
   while (!store->check({"address"})) {
@@ -115,7 +116,7 @@ void Rendezvous::learn_local_address(Clock::time_point deadline, const WaitLimit
 void Rendezvous::find_host(Clock::time_point deadline, const WaitLimit& limit) {
   for (;;) {
     limit.check(process_name());
-    // Again each time: it may be left over from a job that was killed.
+    // The note is read each time, since it may be left from a job that was killed.
     if (note_) port_ = note_->read();
     if (port_ != 0 && store_answers(address_, port_, deadline)) return note_.reset();
     if (Clock::now() + kPause >= deadline) break;
@@ -131,12 +132,12 @@ void Rendezvous::find_host(Clock::time_point deadline, const WaitLimit& limit) {
               "LOCKSTEP_RENDEZVOUS_TIMEOUT (seconds)");
 }
 
-// Whoever keeps the store has the port, so it is the others of another job who are wrong here. They leave nothing that
-// this one's processes would take for their own's.
+// The process that keeps the store has the port, so the processes of another job are wrong here. They must leave
+// nothing that this job's processes would take for a message of their own job.
 void Rendezvous::check_size(Clock::time_point deadline, const WaitLimit& limit) {
   const StorePtr store = idle_client();
-  deadline = std::min(deadline, Clock::now() + std::chrono::seconds(5));  // an older release does not say it
-  while (!store->check({kSize})) {                                        // it has just begun to listen
+  deadline = std::min(deadline, Clock::now() + std::chrono::seconds(5));  // an older release does not say its size
+  while (!store->check({kSize})) {                                        // the store may have just begun to listen
     limit.check(process_name());
     if (Clock::now() >= deadline) return;
     std::this_thread::sleep_for(kPause);

@@ -1,9 +1,9 @@
 // Rendezvous: how the processes of a job find each other, through a store.
 //
-// torchrun and `lockstep launch` keep the store themselves, and every process is a client. Otherwise the process with
-// rank 0 keeps it at MASTER_ADDR and MASTER_PORT. On one machine a free port of loopback does, of which a note tells
-// the others (port_note.hpp). The store listens on loopback unless MASTER_ADDR names another address. It answers those
-// who know the job's key; torchrun's answers everybody. Every wait has a deadline. Thread-safe.
+// torchrun and `lockstep launch` keep the store themselves, and every process is a client. Otherwise the process of
+// rank 0 keeps it at MASTER_ADDR and MASTER_PORT. On one machine it may take a free port of loopback, which a note
+// tells the others (port_note.hpp). The store listens on loopback unless MASTER_ADDR names another address. It answers
+// only clients that know the job's key, but torchrun's store answers everybody. Every wait has a deadline. Thread-safe.
 #pragma once
 
 #include "job_store.hpp"
@@ -23,34 +23,36 @@ namespace lockstep::comm {
 // The prefix of all of a job's keys in its store.
 std::string job_prefix(const std::string& job);
 
-// Where processes of one machine meet: 127.0.0.1, or ::1 if the machine has IPv6 alone. Throws Error: neither is there.
+// The address where processes of one machine meet: 127.0.0.1, or ::1 if the machine has IPv6 alone. Throws Error if it
+// has neither.
 std::string loopback_address();
 
-// Why a process is wrong at its MASTER_PORT: words that follow its name. `size` is that of the job that is there.
+// Says why a process is wrong at its MASTER_PORT: words that follow its name. `size` is the size of the job that is
+// there.
 std::string another_job_text(const std::string& size);
 
 class Rendezvous {
  public:
-  // Throws Error at the deadline: nothing answers where the store should be. Throws Error if the job's key is unusable,
-  // or if the store there is of a job of another size.
+  // Throws Error if at the deadline nothing answers where the store should be. Throws Error if the job's key is
+  // unusable, or if the store there is of a job of another size.
   Rendezvous(LaunchEnvironment launch, const WaitLimit& limit);
 
   const LaunchEnvironment& launch() const { return launch_; }
 
-  // A connection for the caller alone: a client of torchrun's store serves one thread at a time. Keys of other jobs and
-  // attempts are not seen. Connections that earlier callers have let go are used again, because c10d asks the name
-  // service for every new one, which may take seconds.
+  // A connection for the caller alone, since a client of torchrun's store serves one thread at a time. It does not see
+  // keys of other jobs and attempts. A connection that an earlier caller has let go is used again: for every new one
+  // c10d asks the name service, which may take seconds.
   StorePtr connect(const std::string& prefix);
 
-  // To be called when a run has failed. The store may still owe an answer, which would be taken for that to the next
+  // Call this when a run has failed. The store may still owe an answer, which would be taken for the answer to the next
   // question. So nobody uses these connections again.
   void drop_connections();
 
-  // Removes the note by which the others find this process's store, once all have found it. To be called when all have
-  // met: whoever is killed later leaves no file.
+  // Removes the note by which the others find this process's store, once all have found it. Call this when all have
+  // met, so that a process that is killed later leaves no file.
   void take_note_away();
 
-  // This machine's numeric address that peers reach, and whether that is loopback.
+  // This machine's numeric address that peers reach; it may be loopback.
   const std::string& local_address() const { return local_address_; }
 
   const std::optional<JobKey>& key() const { return key_; }  // nothing: the job has none

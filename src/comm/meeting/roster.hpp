@@ -16,7 +16,7 @@ struct Roster {
   int processes() const { return static_cast<int>(by_process.size()); }
   Range ranks_of(int process) const;
   int process_of(int rank) const;
-  Devices devices() const;  // of all ranks
+  Devices devices() const;  // the devices of all ranks
   bool one_rank_per_process() const;
   std::string name(int rank) const;             // "rank 1 (cpu)"
   std::string name_process(int process) const;  // "rank 1 (cpu)", or "ranks 2 to 3"

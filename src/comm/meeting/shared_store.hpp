@@ -1,8 +1,8 @@
 // SharedStore: one connection to the store for several threads, whose waits can be called off.
 //
-// A wait asks again and again, so it does not keep other threads from the connection. Once `stop` was requested it
-// throws DistStoreError, as at its deadline. A connection of its own for each group would cost a question to the name
-// service each, which may take seconds. Thread-safe.
+// A wait asks again and again, so it does not keep other threads from the connection. Once `stop` is requested, a wait
+// throws DistStoreError, as at its deadline. One connection serves all groups, since c10d asks the name service for
+// each new one, which may take seconds. Thread-safe.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Store.hpp>

@@ -70,7 +70,7 @@ Address to_address(const std::string& numeric, int port) {
 std::string to_text(const sockaddr* address, socklen_t size) {
   char text[NI_MAXHOST] = {};
   if (getnameinfo(address, size, text, sizeof text, nullptr, 0, NI_NUMERICHOST) != 0) return "";
-  const std::string mapped = "::ffff:";  // an IPv4 address as sockets of both kinds have it
+  const std::string mapped = "::ffff:";  // begins an IPv4 address on sockets of both kinds
   return std::string(text).starts_with(mapped) ? text + mapped.size() : text;
 }
 
@@ -96,7 +96,7 @@ class Socket {
   int fd_;
 };
 
-// This machine's address from which that one is reached; of size 0 if there is no way, and errno says why.
+// This machine's address from which that one is reached. If there is no way, its size is 0, and errno says why.
 Address local_address(const sockaddr* towards, socklen_t size) {
   const Socket socket(towards->sa_family, SOCK_DGRAM);  // connecting it sends nothing
   Address here;
@@ -105,8 +105,8 @@ Address local_address(const sockaddr* towards, socklen_t size) {
   return here;
 }
 
-// If two begin to listen at one port at the same moment, Linux may refuse both. So who is refused tries again, after
-// a time that is not the other's.
+// If two sockets begin to listen at one port at the same moment, Linux may refuse both. So a process that is refused
+// tries again, after a time that differs from the other's.
 bool begins_to_listen(int fd) {
   for (int i = 0; i < 4; ++i) {
     if (i > 0) std::this_thread::sleep_for(std::chrono::milliseconds(1 + getpid() % 16) * i);
@@ -134,13 +134,13 @@ Listener listen_at(const std::string& address, int port, bool both_kinds) {
 
 }  // namespace
 
-// A name may have addresses of a kind that this machine does not have.
+// Addresses that this machine reaches come first, since a name may have addresses of a kind that it does not have.
 std::string numeric_address(const std::string& host) {
   const auto list = look_up(host, 0);
   const auto is_reached = [](const addrinfo& entry) {
     try {
       return local_address(entry.ai_addr, entry.ai_addrlen).size > 0;
-    } catch (const Error&) {  // a kernel without sockets of this kind
+    } catch (const Error&) {  // the kernel has no sockets of this kind
       return false;
     }
   };
@@ -164,7 +164,7 @@ Listener listen_on(const std::string& address, int port) {
 
 Listener listen_everywhere(int port) {
   const int probe = socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  if (probe < 0) return listen_at("0.0.0.0", port, /*both_kinds=*/false);  // a kernel without IPv6
+  if (probe < 0) return listen_at("0.0.0.0", port, /*both_kinds=*/false);  // the kernel has no IPv6
   close(probe);
   return listen_at("::", port, /*both_kinds=*/true);
 }

@@ -7,8 +7,8 @@
 
 namespace lockstep::comm {
 
-// The address of a host. If it has several: one that this machine reaches, and of those rather one of IPv4. Throws
-// Error that names the host.
+// The numeric address of a host. If a host has several, the address is one that this machine reaches, preferably of
+// IPv4. Throws Error that names the host.
 std::string numeric_address(const std::string& host);
 
 bool is_loopback(const std::string& address);
@@ -21,38 +21,39 @@ struct Listener {
 // A socket that listens at this address alone; port 0 takes a free one. Throws Error that names both.
 Listener listen_on(const std::string& address, int port);
 
-// The same at every address of this machine, of both kinds.
+// The same at every address of this machine, IPv4 and IPv6.
 Listener listen_everywhere(int port);
 
-// A connection to what listens there, which does not block; -1: nothing accepts one by then, or within 3 s.
+// A connection, which does not block, to what listens there. Gives -1 if nothing accepts it by the deadline, or within
+// 3 s.
 int connect_to(const std::string& address, int port, std::chrono::steady_clock::time_point deadline);
 
-// Whether something accepts connections there, now. Never waits past the deadline.
+// Whether something accepts connections there now. Never waits past the deadline.
 bool answers(const std::string& address, int port, std::chrono::steady_clock::time_point deadline);
 
-void send_at_once(int fd);         // lets small messages not wait for others
-std::string own_address(int fd);   // of a socket, as place_text gives it; "": it has none
-std::string peer_address(int fd);  // of a connection's other end
+void send_at_once(int fd);         // sends small messages without waiting for more
+std::string own_address(int fd);   // a socket's address, as place_text gives it; "": it has none
+std::string peer_address(int fd);  // the address of a connection's other end
 
 // "127.0.0.1:80", "[::1]:80"
 std::string place_text(const std::string& address, int port);
 
-// Its connections over TCP, both ends as place_text gives them.
+// This process's connections over TCP, both ends as place_text gives them.
 struct Connection {
   int fd;
   std::string here, peer;
 };
 std::vector<Connection> connections_of_this_process();
 
-// Lets this process's reads from its connections to that address fail, from now on, if nothing comes for so long.
+// From now on, this process's reads from its connections to that address fail if nothing comes for so long.
 void limit_silence(const std::string& address, int port, std::chrono::seconds limit);
 
-// Ends every connection of this process to that address: what waits there for an answer fails.
+// Ends every connection of this process to that address, so that waits for an answer fail.
 void hang_up(const std::string& address, int port);
 
 // This machine's address from which `address` is reached. Throws Error if there is no way to it.
 std::string local_address_towards(const std::string& address, int port);
 
-std::string host_name();  // of this machine
+std::string host_name();  // the name of this machine
 
 }  // namespace lockstep::comm

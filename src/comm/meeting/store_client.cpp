@@ -25,16 +25,16 @@ using std::chrono::milliseconds;
 using Bytes = StoreClient::Bytes;
 using Keys = StoreClient::Keys;
 
-constexpr milliseconds kAnswer{10'000};  // a store that takes longer is taken for frozen
-constexpr milliseconds kSlice{100};      // of which a wait consists: one in which this process stood still counts once
-constexpr int kConnectingTries = 10;     // a server with too many strangers may turn us away, too
+constexpr milliseconds kAnswer{10'000};  // a store that takes longer counts as frozen
+constexpr milliseconds kSlice{100};      // a wait is cut into these; one in which this process stood still counts once
+constexpr int kConnectingTries = 10;     // a server with too many strangers may turn this client away too
 constexpr milliseconds kBetweenTries{20};
 
 [[noreturn]] void lose_store(const std::string& why) {
   C10_THROW_ERROR(DistNetworkError, "the connection to the store is lost: " + why);
 }
 
-// What recv() or send() gave: how far it got. Throws if that says that the connection is lost.
+// How many bytes recv() or send() got through. Throws if `result` says that the connection is lost.
 size_t progress(ssize_t result, milliseconds& waited) {
   if (result > 0) return static_cast<size_t>(result);
   if (result == 0) lose_store("it was closed");
@@ -136,7 +136,7 @@ Fields StoreClient::ask(const Fields& question) {
     const size_t length = length_at_start(receive(fd_, kLengthBytes));
     if (length > kLongestMessage) lose_store("the answer makes no sense");
     answer = fields_of(receive(fd_, length));
-  } catch (...) {  // the answer may still come, and would be taken for the next one
+  } catch (...) {  // the answer may still come, and would be taken for that to the next question
     close(std::exchange(fd_, -1));
     throw;
   }

@@ -1,7 +1,7 @@
 // StoreClient: a connection to a job's store as c10d knows stores (store_server.hpp has the other end).
 //
 // A question takes one message and its answer. A wait asks again and again, so that other threads get to the store
-// meanwhile. A store that does not answer for ten seconds counts as gone; time in which this process stood still
+// meanwhile. A store that does not answer for ten seconds counts as gone, but time in which this process stood still
 // does not count. A connection that failed once stays so. Thread-safe.
 #pragma once
 
@@ -24,12 +24,12 @@ class StoreClient : public c10d::Store {
   using Bytes = std::vector<uint8_t>;
   using Keys = std::vector<std::string>;
 
-  // Connects, and shows the key. Throws DistNetworkError: nothing listens there, it does not answer, or one of the two
-  // does not know the other's key.
+  // Connects, and shows the key. Throws DistNetworkError if nothing listens there, if it does not answer, or if one of
+  // the two does not know the other's key.
   static c10::intrusive_ptr<StoreClient> connect(const std::string& address, int port, const JobKey& key);
 
-  explicit StoreClient(int fd);                                   // shown the key already
-  explicit StoreClient(std::unique_ptr<StoreServer> own_server);  // which it keeps
+  explicit StoreClient(int fd);                                   // `fd` has shown the key already
+  explicit StoreClient(std::unique_ptr<StoreServer> own_server);  // keeps the server
   ~StoreClient() override;
   StoreClient(const StoreClient&) = delete;
   StoreClient& operator=(const StoreClient&) = delete;

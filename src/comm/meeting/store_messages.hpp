@@ -1,4 +1,4 @@
-// What goes over a connection to the job's store (store_server.hpp). Lengths have four bytes, the lowest first.
+// The bytes that go over a connection to the job's store (store_server.hpp). Lengths have four bytes, the lowest first.
 //
 //  1. The server greets: the protocol's name, and a nonce. The client answers with a nonce of its own and its signature
 //     of both; the server with its own signature of both. Each must be the job key's. Until then the server takes 64
@@ -19,7 +19,8 @@ inline const std::string kGreeting = "lockstep store 1";
 inline constexpr size_t kGreetingBytes = 16 + JobKey::kBytes;
 inline constexpr size_t kProofBytes = 2 * JobKey::kBytes;  // the client's nonce, and its signature
 
-// What a side of a new connection signs. Both sides' texts differ, so no signature can be sent back to who made it.
+// The text that a side of a new connection signs. The sides' texts differ, so nobody can send a side its own signature
+// back.
 inline std::vector<std::string> signed_by(const std::string& side, const std::string& servers_nonce,
                                           const std::string& clients_nonce) {
   return {kGreeting, side, servers_nonce, clients_nonce};
@@ -56,7 +57,7 @@ inline std::string message_of(const Fields& fields) {
   return message;
 }
 
-// Takes a message behind its length. Gives nothing if it is cut off somewhere.
+// Takes a message without its length. Gives nothing if it is cut off somewhere.
 inline Fields fields_of(std::string_view text) {
   Fields fields;
   while (!text.empty()) {

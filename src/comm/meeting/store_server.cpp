@@ -30,17 +30,17 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr size_t kMostStrangers = 64;
-constexpr int kAcceptedAtOnce = 32;  // then the others are served
+constexpr int kAcceptedAtOnce = 32;  // then the peers are served
 constexpr size_t kReadAtOnce = 64 << 10;
-constexpr auto kUntilNextTry = std::chrono::milliseconds(100);  // when there are no more descriptors
+constexpr auto kUntilNextTry = std::chrono::milliseconds(100);  // if there are no more descriptors
 
 struct Peer {
   int fd;
-  std::string address;  // for texts
+  std::string address;  // the address, for texts
   bool is_known = false;
   Clock::time_point came = Clock::now();
-  std::string nonce = {};         // that it was sent
-  std::string in = {}, out = {};  // not yet taken, not yet sent
+  std::string nonce = {};         // the nonce that it was sent
+  std::string in = {}, out = {};  // bytes not yet taken, bytes not yet sent
   bool is_gone = false;
 };
 
@@ -63,7 +63,7 @@ class Strangers {
   int64_t count_ = 0, next_ = 10;
 };
 
-// What the server's thread does.
+// The work of the server's thread.
 class Service {
  public:
   Service(int listener, int stop, int own_end, StoreGuard guard)
@@ -89,7 +89,7 @@ class Service {
   }
 
  private:
-  // Waits until there is something to do, and does it. False: the server is to end.
+  // Waits until there is something to do, and does it. Gives false if the server is to end.
   bool look() {
     const bool has_rest = Clock::now() < accepts_from_;
     std::vector<pollfd> polled = {{stop_, POLLIN, 0}, {has_rest ? -1 : listener_, POLLIN, 0}};
@@ -143,7 +143,7 @@ class Service {
     return std::find_if(peers_.begin(), peers_.end(), [](auto& peer) { return !peer.is_known; });
   }
 
-  // Who has to go then may be one of the job's own, so nobody is called a stranger.
+  // The peer that has to go may belong to the job, so it is not called a stranger.
   void lack_descriptors(int error) {
     if (!std::exchange(has_told_of_lack_, true)) {
       guard_.say("the job's store takes no more connections: " + io::reason(error) +
@@ -162,7 +162,7 @@ class Service {
     strangers_.turned_away(peer.address, why);
   }
 
-  // Who goes without a word only looked whether somebody listens.
+  // A peer that goes without a word only looked whether somebody listens.
   void lose(Peer& peer) {
     if (!peer.is_known && !peer.in.empty()) return turn_away(peer, "it went away before it had shown the job's key");
     peer.is_gone = true;
@@ -235,7 +235,7 @@ class Service {
 }  // namespace
 
 StoreServer::StoreServer(const Listener& listener, StoreGuard guard) {
-  io::libcrypto();  // here, since the thread could tell nobody that it is missing
+  io::libcrypto();  // called here, since the thread could tell nobody that libcrypto is missing
   int ends[2] = {-1, -1};
   stop_ = eventfd(0, EFD_CLOEXEC);
   if (stop_ < 0 || socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0 ||

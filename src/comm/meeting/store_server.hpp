@@ -1,9 +1,10 @@
-// StoreServer: keeps a job's store, and answers those who show that they know the job's key (store_messages.hpp).
+// StoreServer: keeps a job's store, and answers clients that show that they know the job's key (store_messages.hpp).
 //
 //  1. One thread serves all. Nothing that a stranger sends or leaves out makes it wait.
-//  2. A stranger gets a greeting, and no answer. It has a few seconds to show the key, and at most 64 can be about it
-//     at the same time: another one takes the place of who has been there for longest.
-//  3. Who is turned away is said, the first ones one by one, then the tenth, the hundredth and so on.
+//  2. A stranger gets a greeting, and no answer. It has a few seconds to show the key. At most 64 strangers can be
+//     about it at the same time: another one takes the place of the one that has been there for longest.
+//  3. The server reports strangers that it turns away: the first ones one by one, then the tenth, the hundredth and so
+//     on.
 //
 // All calls are thread-safe. A question takes some 15 us over loopback.
 #pragma once
@@ -18,11 +19,11 @@
 
 namespace lockstep::comm {
 
-// Who gets into a store, and who hears of those who do not.
+// The key that lets clients into a store, and a function that is told of strangers.
 struct StoreGuard {
   JobKey key = JobKey::known_to_all();
   std::function<void(const std::string& text)> say = [](const std::string&) {};  // called on the server's thread
-  std::chrono::milliseconds patience{5'000};  // until a stranger must have shown the key
+  std::chrono::milliseconds patience{5'000};  // how long a stranger has to show the key
 };
 
 class StoreServer {
@@ -33,7 +34,7 @@ class StoreServer {
   StoreServer(const StoreServer&) = delete;
   StoreServer& operator=(const StoreServer&) = delete;
 
-  // The other end of a connection that this process itself may use. To be closed by the caller; once.
+  // The other end of a connection that this process itself may use. Close it; call this once.
   int own_connection() const { return own_end_; }
 
  private:

@@ -1,4 +1,4 @@
-// Reads values strictly that other processes have left in the store: a stranger can write there too.
+// Reads values that other processes have left in the store, strictly: a stranger can write there too.
 #pragma once
 
 #include <lockstep/base/error.hpp>
@@ -13,7 +13,7 @@
 
 namespace lockstep::comm {
 
-// A key of the run holds what none of its processes can have written. The store itself is there.
+// A key of the run holds a value that none of its processes can have written. The store itself is there.
 class ForeignValue : public Error {
  public:
   ForeignValue(const std::string& key, const std::string& value)
@@ -33,7 +33,7 @@ class ForeignValue : public Error {
   }
 };
 
-// parse(value), whatever it throws being a ForeignValue.
+// Gives parse(value). If that throws, it throws ForeignValue.
 template <class Parse>
 auto parse_stored(const std::string& key, const std::string& value, Parse&& parse) {
   try {
@@ -43,7 +43,7 @@ auto parse_stored(const std::string& key, const std::string& value, Parse&& pars
   }
 }
 
-// A count that several processes add to; 0 if nobody has. Throws ForeignValue if it is none.
+// A count that several processes add to; 0 if nobody has. Throws ForeignValue if it is no count.
 inline int64_t stored_count(c10d::Store& store, const std::string& key) {
   if (!store.check({key})) return 0;
   return parse_stored(key, store.get_to_str(key), [](const std::string& text) {
@@ -55,7 +55,8 @@ inline int64_t stored_count(c10d::Store& store, const std::string& key) {
   });
 }
 
-// The count afterwards. It is read before, because torchrun's store hangs up on whoever adds to what is no number.
+// Gives the count afterwards. It reads the count first, since torchrun's store hangs up on a client that adds to what
+// is no number.
 inline int64_t add_to_count(c10d::Store& store, const std::string& key, int64_t number) {
   stored_count(store, key);
   return store.add(key, number);

@@ -14,7 +14,7 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr auto kBetweenLooksAtThreads = 250ms;
-constexpr int kLeastPart = 20;  // computing counts above 1/20 of the time; a process that only waits takes less
+constexpr int kLeastPart = 20;  // computing counts above 1/20 of the time, since a process that only waits takes less
 
 std::chrono::nanoseconds time_of(clockid_t clock) {
   timespec time{};

@@ -24,7 +24,7 @@ std::string calls_key(int rank) {
   return "calls/" + std::to_string(rank);
 }
 
-const std::string kEndedWell = "ended well";  // no failure's text, which begins with the name of a rank or a process
+const std::string kEndedWell = "ended well";  // a failure's text begins with the name of a rank or a process
 
 Failure failure_in(const std::string& stored) {
   return stored == kEndedWell ? Failure() : failure_from(stored);
@@ -57,16 +57,16 @@ Board::Board(StorePtr store, Roster roster, int process, std::string host)
 void Board::begin(const Heartbeat& first) {
   put_heartbeat(first);
   const Range ranks = roster_.ranks_of(process_);
-  for (int64_t rank = ranks.begin; rank < ranks.end; ++rank) {  // so that one request reads all states
+  for (int64_t rank = ranks.begin; rank < ranks.end; ++rank) {  // leaves all keys, so that one request reads all states
     put_state(static_cast<int>(rank), RankState().to_text());
   }
 }
 
-// A process that has met the others may not have begun yet. Its values are "".
+// A process that has met the others may not have begun yet; then its values are "".
 std::vector<std::string> Board::read_all(const std::string& prefix, int count) {
   std::vector<std::string> keys, values;
   for (int index = 0; index < count; ++index) keys.push_back(prefix + std::to_string(index));
-  if (!store_->check(keys)) {  // a read of all would wait
+  if (!store_->check(keys)) {  // then multiGet would wait
     for (const auto& key : keys) values.push_back(store_->check({key}) ? store_->get_to_str(key) : "");
     return values;
   }

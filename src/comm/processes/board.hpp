@@ -1,4 +1,4 @@
-// Board: what the processes of a run tell each other, as keys in the store.
+// Board: by these keys in the store the processes of a run tell each other how they are.
 //
 //   failure          the job's first failure, or that it ended well; whichever comes first is final
 //   where            where one rank was when another process died
@@ -27,9 +27,9 @@
 namespace lockstep::comm {
 
 struct Heartbeat {
-  int64_t count = 0;                    // of the process's beats; 0: it has not begun
+  int64_t count = 0;                    // the process's count of beats; 0: it has not begun
   int64_t activity = 0;                 // see activity.hpp
-  std::chrono::milliseconds silence{};  // after which it counts as dead, by its own gaps (silence_limit.hpp)
+  std::chrono::milliseconds silence{};  // how long the process may be silent before it counts as dead, by its own gaps
 };
 
 class Board {
@@ -48,21 +48,21 @@ class Board {
   void put_calls(int rank, const Calls& calls);
   std::vector<Calls> calls();  // by rank
 
-  void put_come(const std::string& place);  // this process has come to "done" or "closed"
-  bool all_come(const std::string& place);  // so has every process
+  void put_come(const std::string& place);  // says that this process has come to "done" or "closed"
+  bool all_come(const std::string& place);  // whether every process has come there
 
   Failure failure();  // empty while there is none, or if the run ended well
 
-  // All processes are done, and all is well. Gives the failure that came before all the same. Later ones do not count:
-  // some processes may have returned by then.
+  // Call this when all processes are done and all is well. Gives the failure that came before all the same. Later
+  // failures do not count, since some processes may have returned by then.
   Failure agreed_end();
 
-  // All processes get the same here: the first that one of them gave. It is this one if this process is the first, or
-  // if the store does not answer. agreed_failure gives an empty one if the run had ended well before.
+  // All processes get the same from these: what the first of them gave. If the store does not answer, this process gets
+  // its own. agreed_failure gives an empty one if the run had ended well before.
   Failure agreed_failure(const Failure& failure);
   std::string agreed_where(const std::string& text);
 
-  // The store does not answer any more. Gives the failure's text.
+  // Notes that the store does not answer any more. Gives the failure for that.
   Failure lose_store();
   bool store_is_lost() const { return store_is_lost_; }
   const std::string& host() const { return host_; }

@@ -14,7 +14,7 @@ namespace {
 
 constexpr size_t kRecent = 8;
 
-using CallsByRank = std::vector<std::pair<int, const CollectiveCalls*>>;  // of one group, by rank
+using CallsByRank = std::vector<std::pair<int, const CollectiveCalls*>>;  // the calls of one group, by rank
 
 std::string differing(const CallsByRank& members, const Roster& roster) {
   const auto& [first_rank, first] = members[0];

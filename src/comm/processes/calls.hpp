@@ -1,5 +1,5 @@
-// Calls: counts what a rank of a run in several processes has called. So the end of the run finds a call that nobody
-// answered.
+// Calls: counts the calls that a rank of a run in several processes has made. So at the end of the run a call is found
+// that nobody answered.
 #pragma once
 
 #include "comm/meeting/roster.hpp"
@@ -12,7 +12,7 @@
 
 namespace lockstep::comm {
 
-// The collective calls among some ranks: all, or a group's.
+// The collective calls among some ranks: all ranks, or a group's.
 struct CollectiveCalls {
   void add(const std::string& text);
   std::string text_of(int64_t number) const;  // "" if it is not among the recent ones
@@ -20,8 +20,8 @@ struct CollectiveCalls {
 
   int64_t count = 0;
   std::vector<std::string> recent = {};  // the last few: "allreduce(sum) of float [2]"
-  int64_t complete = 0;                  // how many came about, as this rank knows; not for other processes
-  uint64_t fingerprint = 0;              // of all of them, in order
+  int64_t complete = 0;                  // how many came about, as this rank knows; it is not told to other processes
+  uint64_t fingerprint = 0;              // a hash of all texts, in order
 };
 
 struct Calls {
@@ -30,16 +30,16 @@ struct Calls {
   std::map<std::string, CollectiveCalls> collective;  // by the group's name; "": among all ranks
   std::vector<int64_t> sent, received;                // messages, in groups too, by the other rank
 
-  // The calls in the group of this name; none if the rank does not know it.
+  // The calls in the group of this name; it is empty if the rank does not know the group.
   const CollectiveCalls& of(const std::string& group) const;
 
   std::string to_text() const;
   static Calls from_text(const std::string& text, size_t world_size);  // throws if it is not of such a world
 };
 
-// To be asked when all ranks are done, each without an error. Says which call came about on some ranks only, and whose
-// is missing. Or it says whose calls were others although as many; "" if all fit together. Neither can happen to calls
-// that were waited for.
+// Ask this when all ranks are done, each without an error. Says which call came about on some ranks only, and whose is
+// missing, or whose calls differ although they are as many. Gives "" if all fit together. Calls that were waited for
+// fit in any case.
 std::string unanswered(const std::vector<Calls>& by_rank, const Roster& roster);
 
 // The calls of this process's ranks. Thread-safe.
@@ -47,10 +47,10 @@ class CallLog {
  public:
   CallLog(const Range& ranks, size_t world_size);
 
-  void join(int rank, const std::string& group);  // the rank is a member from now on
-  int64_t add_collective(int rank, const std::string& group, const std::string& text);  // its number in the group
-  void complete(int rank, const std::string& group, int64_t number);                    // this call came about
-  int64_t add_message(int rank, int peer, bool sends);  // how many there are now in this direction
+  void join(int rank, const std::string& group);  // from now on the rank is a member
+  int64_t add_collective(int rank, const std::string& group, const std::string& text);  // gives its number in the group
+  void complete(int rank, const std::string& group, int64_t number);  // says that this call came about
+  int64_t add_message(int rank, int peer, bool sends);                // gives how many there are now in this direction
   Calls of(int rank) const;
 
  private:

@@ -21,7 +21,7 @@ bool listens(int fd) {
   return getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &answer, &size) == 0 && answer != 0;
 }
 
-// The kind of address, the port and the address of a socket. What follows may be anything.
+// The bytes of a socket's kind of address, port and address. The bytes after them may be anything.
 std::vector<uint8_t> address_bytes(int fd) {
   sockaddr_storage address{};
   socklen_t size = sizeof address;
@@ -62,8 +62,8 @@ std::string shut_doors(const std::vector<int>& doors) {
   return attach_filter(doors, drop_all);
 }
 
-// A filter sees a segment from its header on, whose length in words stands in the upper half of byte 12. Connections
-// inherit their door's.
+// A filter sees a segment from its header on; the upper half of byte 12 has the header's length in words. Connections
+// inherit their door's filter.
 std::string hush_doors(const std::vector<int>& doors) {
   sock_filter drop_content[] = {BPF_STMT(BPF_LD | BPF_B | BPF_ABS, 12), BPF_STMT(BPF_ALU | BPF_RSH | BPF_K, 4),
                                 BPF_STMT(BPF_ALU | BPF_LSH | BPF_K, 2), BPF_STMT(BPF_MISC | BPF_TAX, 0),

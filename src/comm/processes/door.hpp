@@ -1,6 +1,5 @@
-// Doors: the listening sockets of Gloo, which itself lets everybody in for as long as a group lives. A door that is
-// shut makes the system drop whoever knocks, without an answer. Connections that are there are left alone. For sockets
-// that nobody closes meanwhile.
+// Doors: Gloo's listening sockets. Gloo itself lets everybody in for as long as a group lives. When a door is shut, the
+// system drops whoever knocks, without an answer; connections that are there stay. Keep the sockets open meanwhile.
 #pragma once
 
 #include <cstdint>
@@ -9,18 +8,18 @@
 
 namespace lockstep::comm {
 
-// This process's listening sockets whose address, as the system writes it, stands somewhere in these bytes. What Gloo
-// tells its peers has it.
+// This process's listening sockets whose address, as the system writes it, stands somewhere in these bytes. The bytes
+// that Gloo tells its peers have it.
 std::vector<int> doors_told_in(const std::vector<uint8_t>& bytes);
 
-// Gives why a door stays open; "": none does.
+// Says why a door stays open; "": none does.
 [[nodiscard]] std::string shut_doors(const std::vector<int>& doors);
 
-// Lets everybody connect. What they then say is dropped, until the connection itself is opened like a door. Gives why a
+// Lets everybody connect, but drops what they then say, until the connection itself is opened like a door. Says why a
 // door is not hushed; "": all are.
 [[nodiscard]] std::string hush_doors(const std::vector<int>& doors);
 
-// One that is not shut, or that its owner has closed meanwhile, is left as it is.
+// A door that is not shut, or that its owner has closed meanwhile, is left as it is.
 void open_doors(const std::vector<int>& doors);
 
 }  // namespace lockstep::comm

@@ -1,4 +1,4 @@
-// c10d's Gloo, which LibTorch's wheel holds without Gloo's headers; those come from the system and nothing of the
+// c10d's Gloo. LibTorch's wheel holds it without Gloo's headers; those come from the system, and nothing of the
 // system's Gloo is linked.
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
@@ -31,22 +31,22 @@ namespace {
 using c10d::ProcessGroupGloo;
 
 constexpr int kMostThreadsTried = 16;
-constexpr int kClosingTag = 0x7fff << 16;  // used once a run has failed, so it may be a message's too
-// For calls whose connections are closed. Most end within one.
+constexpr int kClosingTag = 0x7fff << 16;  // used only once a run has failed, so a message may have the same tag
+// How long to wait for calls whose connections are closed. Most end within the first time.
 constexpr std::chrono::milliseconds kUntilEnded{20}, kUntilForgotten{500};
 
-// What only a class derived from c10d's may name.
+// Members of c10d's class that only a class derived from it may name.
 struct Insides : ProcessGroupGloo {
-  // c10d counts its collectives and takes the count as their tag. Ours says more (see tag_of in process_backend.cpp),
-  // so the count is set before each call.
+  // c10d counts its collectives and takes the count as their tag. Our tag says more (see tag_of in
+  // process_backend.cpp), so the count is set before each call.
   static void set_counter(ProcessGroupGloo& group, uint32_t count) { group.*(&Insides::collectiveCounter_) = count; }
 
-  // Collective calls that its threads are at, or have yet to come to.
+  // The collective calls that its threads work at, or have in their queue.
   static std::vector<c10::intrusive_ptr<c10d::Work>> open_calls(ProcessGroupGloo& group) {
     const std::lock_guard lock(group.*(&Insides::workMutex_));
     std::vector<c10::intrusive_ptr<c10d::Work>> calls;
     for (const auto& call : group.*(&Insides::workInProgress_)) {
-      if (call) calls.emplace_back(call);  // an idle thread has none
+      if (call) calls.emplace_back(call);  // an idle thread has no call
     }
     for (const auto& call : group.*(&Insides::workQueue_)) calls.emplace_back(call);
     return calls;
@@ -69,8 +69,8 @@ std::vector<std::shared_ptr<gloo::transport::Device>> devices_for(const std::str
 }
 
 // c10d offers no way to end Gloo's waits. But a receive that times out closes all connections of its context, and so
-// ends everything that waits on them on either side. There is one context per device, picked by the tag. If a peer's
-// connection is closed already, a receive from it fails at once and closes nothing, so each peer is tried.
+// ends all waits on them on either side. There is one context per device, picked by the tag. If a peer's connection is
+// closed already, a receive from it fails at once and closes nothing, so each peer is tried.
 void close_connections(ProcessGroupGloo& group, int contexts) {
   const SignalBlocked sigpipe_blocked(SIGPIPE);
   for (int context = 0; context < contexts; ++context) {
@@ -79,17 +79,17 @@ void close_connections(ProcessGroupGloo& group, int contexts) {
       try {
         std::vector<at::Tensor> nothing{at::zeros({1})};
         group.recv(nothing, peer, kClosingTag + context)->wait(std::chrono::milliseconds(1));
-      } catch (const std::exception&) {  // as intended
+      } catch (const std::exception&) {  // this is intended
       }
     }
   }
 }
 
-// When a connection closes, Gloo wakes those who wait for a message over it. It forgets those whose tensor was just
-// being written: Pair::signalException() of its TCP transport leaves that queue out. Such a call never ends, c10d's
-// thread stays in it, and the group's destructor would wait for the thread. So a call that has not ended soon is ended
-// here: its rank goes on. If Gloo's thread does not come back either, the group lives as long as the process: nobody
-// gives this reference back.
+// When a connection closes, Gloo wakes the calls that wait for a message over it. It forgets calls whose tensor was
+// just being written: Pair::signalException() of its TCP transport leaves that queue out. Such a call never ends,
+// c10d's thread stays in it, and the group's destructor would wait for the thread. So a call that does not end soon is
+// ended here, and its rank goes on. If Gloo's thread does not come back either, the group must live as long as the
+// process: this reference is never given back.
 void end_forgotten_calls(const c10::intrusive_ptr<ProcessGroupGloo>& group) {
   using Clock = std::chrono::steady_clock;
   const auto begin = Clock::now();
@@ -107,8 +107,8 @@ void end_forgotten_calls(const c10::intrusive_ptr<ProcessGroupGloo>& group) {
   [[maybe_unused]] const auto* const kept = c10::intrusive_ptr<ProcessGroupGloo>(group).release();
 }
 
-// The store as Gloo sees it while it connects a guarded group. For each device Gloo writes there where it listens, and
-// connects to the others once it has read where they do. So a door is open from when all members have one until all
+// The store as Gloo sees it while it connects a guarded group. For each device, Gloo writes its own listening address
+// there, and connects to the others once it has read theirs. So a door is open from when all members have one until all
 // are connected, and nobody learns sooner where it is.
 class Gate : public c10d::PrefixStore {
  public:
@@ -133,7 +133,7 @@ class Gate : public c10d::PrefixStore {
 
  private:
   void warn_of_open_doors(const std::string& why) {
-    static std::atomic<bool> has_warned = false;  // a process makes many groups
+    static std::atomic<bool> has_warned = false;  // one warning is enough, since a process makes many groups
     if (why.empty() || has_warned.exchange(true)) return;
     warn_as_libtorch("lockstep: this system shuts no ports (" + why +
                      "), so strangers can connect to those of the ranks. Without the job's key they get no rank's "
@@ -152,8 +152,8 @@ GroupMember make_gloo_group(const GroupPlace& place, const std::string& local_ad
   options->devices = naming_thread_limit([&] { return devices_for(local_address); });
   const auto contexts = static_cast<int>(options->devices.size());
   options->threads = 2 * contexts;
-  // c10d ends the process if it can start some of its threads, and not all. Members on this machine, which have the
-  // same limit, start theirs at the same time.
+  // c10d ends the process if it can start only some of its threads. Members on this machine, which have the same limit,
+  // start theirs at the same time.
   check_that_threads_start(std::min(options->threads * place.size, kMostThreadsTried));
   const auto gate = place.guarded ? c10::make_intrusive<Gate>(place) : c10::intrusive_ptr<Gate>();
   const auto store = gate ? c10::intrusive_ptr<c10d::Store>(gate) : place.store;

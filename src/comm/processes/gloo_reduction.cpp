@@ -28,12 +28,12 @@ bool adds(ReduceOp::RedOpType op) {
   return op == ReduceOp::SUM || op == ReduceOp::AVG;
 }
 
-// Gloo's smallest and largest of floating-point numbers lose a NaN. So it gets integers in the numbers' order instead,
-// in which a NaN comes before all, or after all.
+// Gloo's smallest and largest of floating-point numbers lose a NaN. So Gloo gets integers in the numbers' order
+// instead, in which a NaN comes before all numbers, or after all.
 struct InOrder {
-  at::Tensor largest;  // of the integers
+  at::Tensor largest;  // the largest of the integers
 
-  // From a number's bits to its integer, and back: below 0, the order of the bits is reversed.
+  // From a number's bits to its integer, and back. Below 0 the order of the bits is reversed.
   at::Tensor turned(const at::Tensor& bits) const { return bits.bitwise_xor(bits.lt(0).mul(largest)); }
 
   at::Tensor integers(const at::Tensor& numbers, bool nan_is_largest) const {
@@ -88,7 +88,7 @@ Pending start_allreduce(c10d::Backend& group, const at::Tensor& flat, ReduceOp::
     return start_in_order(group, flat, options);
   }
   const at::Tensor values = flat.is_complex() ? at::view_as_real(flat).view({-1}) : flat;
-  const at::Tensor buffer = values.to(gloo_type(values.scalar_type()));  // the same tensor if the type is
+  const at::Tensor buffer = values.to(gloo_type(values.scalar_type()));  // the same tensor if the type is the same
   std::vector<at::Tensor> tensors{buffer};
   return {group.allreduce(tensors, options), [values, buffer, op, ranks] {
             if (op == ReduceOp::AVG) buffer.div_(static_cast<double>(ranks));

@@ -8,28 +8,29 @@
 
 namespace lockstep::comm {
 
-// Gloo's own timeout ends no call: it would go on while the process stands still. The watchdog ends calls that are
-// late, since a failure of the run closes their connections, which ends what is open then (GroupMember::close). What is
-// posted later may be queued behind calls that never end. So who waits looks for a failure first.
+// Gloo's own timeout must end no call, since it would go on while the process stands still. The watchdog ends calls
+// that are late: a failure of the run closes their connections, which ends what is open then (GroupMember::close). A
+// later call may be queued behind calls that never end, so look for a failure before waiting.
 constexpr std::chrono::milliseconds kUntilItComes = std::chrono::hours(24 * 365);
-constexpr std::chrono::milliseconds kUntilClosed{2'000};  // once there is a failure
+constexpr std::chrono::milliseconds kUntilClosed{2'000};  // how long to wait once there is a failure
 
 struct Pending {
-  c10::intrusive_ptr<c10d::Work> work;  // null: nothing to wait for
-  std::function<void()> finish = {};    // once it is complete
+  c10::intrusive_ptr<c10d::Work> work;  // null: there is nothing to wait for
+  std::function<void()> finish = {};    // called once the work is complete
 };
 
-// Also in place of calls that have nothing to move: a call that differs from it elsewhere must not go unnoticed.
+// Use it also in place of calls that have nothing to move: a call that differs from them on another rank must be
+// noticed.
 Pending start_barrier(c10d::Backend& group);
 
-// Whether start_allreduce() takes such values.
+// Whether start_allreduce() takes values of this type.
 bool reduces(at::ScalarType type, c10d::ReduceOp::RedOpType op);
 
 // Starts to reduce `flat`, one dimension and contiguous, in place over the members of `group`. An average is the sum
-// divided by `ranks`, which may be more than the members. Equal bits on all members.
+// divided by `ranks`, which may be more than the members. All members get equal bits.
 Pending start_allreduce(c10d::Backend& group, const at::Tensor& flat, c10d::ReduceOp::RedOpType op, int ranks);
 
-// The same memory as bytes: Gloo moves those, whatever type they are of.
+// The same memory as bytes, since Gloo moves bytes of any type.
 inline at::Tensor as_bytes(const at::Tensor& flat) {
   return flat.view(at::kByte);
 }

@@ -48,7 +48,7 @@ std::vector<std::string> Guests::turn_strangers_away() {
   std::vector<std::string> strangers;
   for (const auto& connection : connections_of_this_process()) {
     if (!doors_[rank_].contains(connection.here) || let_in_.contains(connection.fd)) continue;
-    shutdown(connection.fd, SHUT_RDWR);  // Gloo then lets go of it
+    shutdown(connection.fd, SHUT_RDWR);  // then Gloo lets go of the connection
     strangers.push_back(connection.peer);
   }
   return strangers;

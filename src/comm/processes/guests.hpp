@@ -1,11 +1,11 @@
-// Guests: who may talk at this member's doors (door.hpp), where connections are hushed until they are let in.
+// Guests: decides who may talk at this member's doors (door.hpp), where connections are hushed until they are let in.
 //
-//  1. A member that has connected to another one's door tells it in the store from which address.
-//  2. That one lets this connection talk. What it said too soon, the system sends again.
-//  3. What strangers say is dropped, before Gloo can read it. So none gets a rank's place, however fast it is.
+//  1. A member that has connected to another member's door leaves its own address for that member in the store.
+//  2. That member lets the connection talk. The system sends again what the connection said too soon.
+//  3. What strangers say is dropped before Gloo can read it. So no stranger gets a rank's place, however fast it is.
 //
-// It takes some 0.2 s, after which a system sends again, so it is for groups that strangers have disturbed. One thread
-// at a time.
+// It takes some 0.2 s, the time after which a system sends again, so it is for groups that strangers have disturbed.
+// Used by one thread at a time.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -18,16 +18,16 @@ namespace lockstep::comm {
 
 class Guests {
  public:
-  // Member `rank` of `size`. The store's keys are this group's, for the present try.
+  // Member `rank` of `size`. The store's keys are of this group and of the present try.
   Guests(c10::intrusive_ptr<c10d::Store> store, int rank, int size);
 
-  // Tells the other members where this one's doors are, before they learn it from Gloo.
+  // Tells the other members where this member's doors are, before they learn it from Gloo.
   static void tell_of_doors(c10d::Store& store, int rank, const std::vector<int>& doors);
 
-  // To be called again and again while the group connects. Throws what the store throws.
+  // Call this again and again while the group connects. Throws what the store throws.
   void look();
 
-  // Ends the connections of those who were not let in, and gives their addresses.
+  // Ends the connections that were not let in, and gives their addresses.
   std::vector<std::string> turn_strangers_away();
 
  private:
@@ -36,7 +36,7 @@ class Guests {
   const c10::intrusive_ptr<c10d::Store> store_;
   const int rank_, size_;
   std::vector<std::set<std::string>> doors_;  // by member
-  std::set<std::string> told_;                // of this member's own connections
+  std::set<std::string> told_;                // addresses of this member's connections that others were told
   std::set<int> let_in_;
 };
 

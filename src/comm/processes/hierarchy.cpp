@@ -20,7 +20,7 @@ using c10d::ReduceOp;
 
 namespace {
 
-// An average is a sum until all processes have added theirs.
+// An average is a sum until all processes have added their values.
 ReduceOp::RedOpType op_inside(ReduceOp::RedOpType op) {
   return op == ReduceOp::AVG ? ReduceOp::SUM : op;
 }
@@ -169,7 +169,7 @@ void Hierarchy::allreduce(const std::vector<RankCall>& calls) {
   for (size_t i = 1; i < calls.size(); ++i) calls[i].flat.copy_(sum);
 }
 
-// Like an allreduce, so that the root's bits are the same; only the root keeps them.
+// It is an allreduce, so that the root's bits are the same; only the root keeps them.
 void Hierarchy::reduce(const std::vector<RankCall>& calls) {
   const at::Tensor sum = at::empty_like(calls[0].flat);
   reduce_inside(calls, sum);

@@ -1,13 +1,13 @@
-// Hierarchy: several ranks in one process speak to other processes with one voice.
+// Hierarchy: the ranks of one process make one call together to the other processes.
 //
 // Once all ranks of the process have posted a call, a thread of the process, the courier, reduces their values. It
-// reduces the result with the other processes, over a Gloo group with one member per process, and hands it out. So the
-// exchange goes on while the ranks compute. Thread-safe.
+// reduces the result with the other processes, over a Gloo group with one member per process, and gives it to the
+// ranks. So the exchange goes on while the ranks compute. Thread-safe.
 //
 //  1. The courier takes the calls in the order of their posts, which is the same in all processes.
 //  2. Within a process it adds in the order of the ranks.
-//  3. It alone calls the group of the leaders.
-//  4. After close() no call completes: all that are open, and all later ones, end with an error.
+//  3. The courier alone calls the group of the leaders.
+//  4. After close() no call completes: open calls and later ones end with an error.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Work.hpp>
@@ -38,7 +38,7 @@ class Hierarchy {
     int root = 0;
     std::string text;      // equal on all ranks
     at::Tensor flat = {};  // one dimension, contiguous
-    uint32_t tag = 0;      // of the call between the processes; equal on all ranks
+    uint32_t tag = 0;      // the tag of the call between the processes; equal on all ranks
   };
 
   // `leaders` is this process's member of a group of all processes.
@@ -47,7 +47,7 @@ class Hierarchy {
   Hierarchy(const Hierarchy&) = delete;
   Hierarchy& operator=(const Hierarchy&) = delete;
 
-  // Throws Error if another rank of this process made another call at this place.
+  // Posts a rank's call. Throws Error if another rank of this process made another call at this place.
   c10::intrusive_ptr<c10d::Work> post(int rank, RankCall call);
 
   void close();  // ends every present and later call
@@ -76,7 +76,7 @@ class Hierarchy {
 
   std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;
-  std::deque<std::shared_ptr<JointCall>> queue_;  // the first is call number first_
+  std::deque<std::shared_ptr<JointCall>> queue_;  // the first of these is call number first_
   int64_t first_ = 0;
   std::vector<int64_t> next_;  // by the rank's place in this process
   bool closed_ = false;

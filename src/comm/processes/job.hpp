@@ -1,5 +1,5 @@
 // Job: this process's place in its launcher's job, and its store, for the process's whole life. In an elastic job the
-// place is another one in each generation (comm/meeting/generations.hpp).
+// place changes with each generation (comm/meeting/generations.hpp).
 #pragma once
 
 #include <lockstep/base/error.hpp>
@@ -27,10 +27,12 @@ class Job {
   Job(const Job&) = delete;
   Job& operator=(const Job&) = delete;
 
-  // In a simulation, where one program is many processes, each has its own (tests/simulation).
+  // The job of this process. In a simulation one program is many processes, and each has its own job
+  // (tests/simulation).
   static Job& of_this_process();
 
-  // The number of the run that begins. Throws Error if one is under way: the other processes could not tell which.
+  // Gives the number of the run that begins. Throws Error if another run is under way: the other processes could not
+  // tell which of the two a call belongs to.
   int begin() {
     if (running_.exchange(true)) {
       throw Error(
@@ -41,8 +43,8 @@ class Job {
   }
   void end() { running_ = false; }
 
-  // Where this process stands, as its launcher says, or in the generation that it has entered. A process of an elastic
-  // job that has entered none yet is rank 0 only if it is the first of all.
+  // This process's place, as its launcher says, or in the generation that it has entered. A process of an elastic job
+  // that has not entered a generation yet is rank 0 only if it is member 0.
   std::optional<LaunchEnvironment> launch() const {
     auto launch = read_launch_environment(std::getenv);
     if (!launch || launch->member < 0) return launch;
@@ -95,7 +97,7 @@ class Job {
   int runs_ = 0;
   mutable std::mutex mutex_;  // guards what follows
   std::unique_ptr<Rendezvous> rendezvous_;
-  std::optional<Seat> seat_;  // of an elastic job
+  std::optional<Seat> seat_;  // the seat in an elastic job
   std::mutex beside_mutex_;   // guards what follows
   std::thread beside_;
 };

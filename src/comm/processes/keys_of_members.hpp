@@ -1,4 +1,4 @@
-// What each member of a group leaves in the store so that the others know how far it is.
+// The keys by which each member of a group tells the others through the store how far it is.
 #pragma once
 
 #include "comm/group_member.hpp"
@@ -19,7 +19,7 @@ inline std::vector<std::string> keys_of_members(const std::string& what, int siz
   return keys;
 }
 
-// All members have come to this.
+// Says that this member has come to `what`, and waits until all members have.
 inline void wait_for_members(const GroupPlace& place, const std::string& what, std::chrono::milliseconds timeout) {
   place.store->set(key_of_member(what, place.rank), std::vector<uint8_t>{1});
   place.store->wait(keys_of_members(what, place.size), timeout);

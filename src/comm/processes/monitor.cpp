@@ -16,7 +16,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto kSearch = 4s;                 // for whoever closed a connection
+constexpr auto kSearch = 4s;                 // how long to search for the process that closed a connection
 constexpr auto kLongestPauseOfSearch = 5ms;  // between two looks of a search; the watchdog looks less often
 
 }  // namespace
@@ -56,7 +56,7 @@ Monitor::Waiting::~Waiting() {
 void Monitor::explain(const Waiting& waiting, const OpenCall& call, const std::exception_ptr& cause) {
   const auto name = roster_.name(call.rank);
   if (failure().empty() && waiting.is_late()) report_lateness(call, waiting.timeout());
-  // A connection was closed, and soon the store says why.
+  // A connection was closed, and the store will soon say why.
   {
     const Waits::Search search(waits_);
     const auto begin = Clock::now();
@@ -79,9 +79,9 @@ void Monitor::report_own(const OpenCall& call, const std::exception_ptr& cause) 
 void Monitor::look_for_failure() {
   try {
     waits_.fail(board_.failure());
-  } catch (const c10::DistError&) {  // before this gives up, and names nobody
+  } catch (const c10::DistError&) {  // this comes before the search gives up, which would name nobody
     waits_.fail(board_.lose_store());
-  } catch (const std::exception&) {  // the watchdog says what it is
+  } catch (const std::exception&) {  // the watchdog reports it
   }
 }
 
@@ -108,7 +108,7 @@ void Monitor::note_where(const std::string& text) {
   if (where_.empty()) where_ = text;
 }
 
-// All processes find the same.
+// All processes find the same here.
 void Monitor::check_calls() {
   if (const auto complaint = unanswered(board_.calls(), roster_); !complaint.empty()) report(complaint);
 }
@@ -144,7 +144,7 @@ Failure Monitor::finish_taking_down() {
   return last_words();
 }
 
-// After this no failure counts. GPUs take their communicators down before.
+// After this no failure counts. With GPUs it is called after the communicators are taken down.
 void Monitor::agree_on_end() {
   if (!failure().empty()) return;
   if (const auto first = board_.agreed_end(); !first.empty()) waits_.fail(first);
@@ -155,7 +155,7 @@ void Monitor::wait_for_all(const std::string& place) {
   while (failure().empty() && !board_.all_come(place)) waits_.sleep(10ms, [](bool failed) { return failed; });
 }
 
-// After a death all processes also name the same place where a survivor's rank was.
+// After a death all processes also name one place where a survivor's rank was.
 Failure Monitor::last_words() {
   const Failure first = failure();
   if (first.kind != Failure::Kind::death) return first;

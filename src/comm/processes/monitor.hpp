@@ -1,16 +1,16 @@
-// Monitor: what the processes of a run know of each other while they work, so that nothing waits for ever.
+// Monitor: lets the processes of a run know of each other while they work, so that nothing waits for ever.
 //
 // The first failure of the whole job is final. It is the same everywhere, and it ends every present and later
 // wait of every rank. Four parts do the work:
 //
-//   Board     what the processes tell each other, in the store
-//   Waits     what this process's ranks wait in, and the failure that ends it
-//   Watchdog  the thread that says that this process lives, and looks whether the others do
-//   blame     whom a rank waits for in vain: functions of values
+//   Board     has what the processes tell each other, in the store
+//   Waits     has what this process's ranks wait in, and the failure that ends it
+//   Watchdog  is the thread that says that this process lives, and looks whether the others do
+//   blame     finds whom a rank waits for in vain: functions of values
 //
 // Order and lifetimes; waits.hpp has the locks' rules.
-//  1. A failure goes to the board first. What the board gives back ends this process's waits.
-//  2. A rank's call begins as a Waiting. Then it looks at failure(), and only then it waits.
+//  1. A failure goes to the board first. The failure that the board gives back ends this process's waits.
+//  2. A rank's call begins as a Waiting. Then the rank looks at failure(), and only then it waits.
 //  3. Board and Waits outlive the Watchdog, whose thread stop() joins. After stop() nothing here calls on_failure.
 //  4. Every Waiting ends before the Monitor does.
 // Thread-safe.
@@ -41,16 +41,16 @@ class Monitor {
   using Clock = Waits::Clock;
 
   struct Options {
-    std::chrono::milliseconds timeout;  // of the run's calls
-    SilenceRange silence;               // without a heartbeat, until a process counts as dead
-    std::string host;                   // who keeps the store, in words, for when it is gone
+    std::chrono::milliseconds timeout;  // the timeout of the run's calls
+    SilenceRange silence;               // how long a process may lack a heartbeat until it counts as dead
+    std::string host;                   // who keeps the store, in words, for the error when it is gone
     std::stop_token stop = {};
   };
 
   // `store` is the monitor's own connection.
   Monitor(StorePtr store, Roster roster, int process, const Options& options);
 
-  // Both are called from the watchdog's thread: `on_failure` once, `look` again and again. What it gives is a failure.
+  // The watchdog's thread calls `on_failure` once and `look` again and again. `look` gives a failure, or an empty one.
   void start(std::function<void()> on_failure, std::function<Failure()> look);
   void stop() { watchdog_.stop(); }
 
@@ -58,15 +58,15 @@ class Monitor {
   void report(const Failure& failure);
   Failure failure() const { return waits_.failure(); }  // empty while all is well
   bool failed() const { return waits_.failed(); }
-  [[noreturn]] void raise(int rank);  // the failure, between two calls of this rank
+  [[noreturn]] void raise(int rank);  // throws the failure, between two calls of this rank
 
-  CallLog& log() { return log_; }  // of this process's ranks
+  CallLog& log() { return log_; }  // the calls of this process's ranks
   void returned(int rank) { waits_.note_return(rank); }
-  void stepped(int64_t steps) { steps_ = steps; }  // so many steps of training are done, as a rank counts them
+  void stepped(int64_t steps) { steps_ = steps; }  // notes how many steps of training are done, as a rank counts them
 
-  // A rank waits in a call while the object lives. After `timeout`, in which this process did not stand still, the run
-  // fails; but a rank that polls has to ask is_late(). `interrupt` makes its wait look whether it is in vain. Any
-  // thread calls it, when the run has failed.
+  // While the object lives, a rank waits in a call. After `timeout`, in which time of standing still does not count,
+  // the run fails; a rank that polls must ask is_late() itself. `interrupt` makes its wait look whether it is in vain.
+  // Any thread calls it, when the run has failed.
   class Waiting {
    public:
     Waiting(Monitor& monitor, OpenCall call, std::chrono::milliseconds timeout, std::function<void()> interrupt = {});
@@ -82,20 +82,21 @@ class Monitor {
     const uint64_t id_;
   };
 
-  // A rank's own call failed with `cause`, for which nobody else is to blame.
+  // Reports that a rank's own call failed with `cause`, and that no other rank is to blame.
   void report_own(const OpenCall& call, const std::exception_ptr& cause);
 
-  // A wait ended with `cause`, or because it is late or the run has failed. Finds out who is to blame, reports it and
+  // Call this when a wait ended with `cause`, is late, or the run has failed. Finds out who is to blame, reports it and
   // throws it.
   [[noreturn]] void explain(const Waiting& waiting, const OpenCall& call, const std::exception_ptr& cause);
 
-  // This process's ranks are done. Waits until all processes' are, or until there is a failure, and gives it. If
-  // that is a process's death, the text also says where one of the others' ranks was. A call that came about on some
-  // ranks only is a failure. Once all calls are known to fit together, `complete` does what is left of this process's.
+  // Call this when this process's ranks are done. Waits until all processes' ranks are, or until there is a failure,
+  // and gives it. If a process died, the text also says where a rank of another process was. A call that came about on
+  // some ranks only is a failure. Once all calls are known to fit together, `complete` does what is left of this
+  // process's calls.
   Failure finish(const std::function<void()>& complete);
-  Failure finish_taking_down();  // the same once more, after what finish() allows to be taken down
+  Failure finish_taking_down();  // the same once more, after communicators are taken down
 
-  bool is_over() const { return is_over_; }  // finish() has found no failure: no more calls
+  bool is_over() const { return is_over_; }  // finish() has found no failure, so no more calls can be made
 
   bool store_is_lost() const { return board_.store_is_lost(); }
   const Roster& roster() const { return roster_; }

@@ -1,5 +1,5 @@
-// Ranks over c10d's NCCL, one communicator rank each. Threads of one process find each other through a store in memory,
-// processes through theirs.
+// Ranks over c10d's NCCL, each with one communicator rank. Threads of one process find each other through a store in
+// memory, processes through the job's store.
 #include <ATen/ops/zeros.h>
 #include <c10/core/DeviceGuard.h>
 #include <lockstep/base/error.hpp>
@@ -30,7 +30,7 @@ using NcclWork = c10::intrusive_ptr<c10d::Work>;
 constexpr std::chrono::milliseconds kBetweenLooksAtCalls{1};
 constexpr std::chrono::hours kUntilCalledOff{24};
 
-// c10d's, which notes the calls that a run compares at its end. Any others go unnoticed.
+// c10d's NCCL backend, which notes the calls that a run compares at its end. Other calls are not noted.
 class NotedNccl : public ProcessGroupNCCL {
  public:
   NotedNccl(const GroupPlace& place, const c10::intrusive_ptr<Options>& options, CallNotes notes)
@@ -120,9 +120,9 @@ class NotedNccl : public ProcessGroupNCCL {
   const CallNotes notes_;
 };
 
-// What is in the environment already stays. Returns true.
+// Sets what the environment does not have already. Gives true.
 bool set_defaults_of_nccl() {
-  // At a timeout or an error of NCCL c10d's watchdog would end the process. In mode 2 it only aborts the communicator.
+  // At a timeout or an error of NCCL, c10d's watchdog would end the process. In mode 2 it only aborts the communicator.
   setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2", /*overwrite=*/0);
   // Kernels of a mesh's groups could wait for each other on two GPUs. From 2.26 on NCCL then runs them in the order in
   // which a rank queues them, which is the same on all ranks.
@@ -130,24 +130,24 @@ bool set_defaults_of_nccl() {
   return true;
 }
 
-// Throws nothing: the run has failed already, for a reason that is known.
+// Throws nothing, since the run has failed already, for a reason that is known.
 void abort_quietly(ProcessGroupNCCL& backend) noexcept {
   try {
     backend.abort();
   } catch (const std::exception&) {
-    return;  // it took longer than c10d waits for it, or NCCL refused
+    return;  // the abort took longer than c10d waits for it, or NCCL refused
   }
 }
 
-// What c10d's own watchdog saw, which has aborted the communicator.
+// The text of what c10d's own watchdog saw before it aborted the communicator.
 std::string text_of_nccl_error(c10d::ErrorType error, std::chrono::milliseconds timeout) {
   if (error == c10d::ErrorType::SUCCESS) return "";
   if (error != c10d::ErrorType::TIMEOUT) return "NCCL failed; NCCL_DEBUG=WARN in the environment says more";
   return "waited " + seconds(timeout) + " in a call of NCCL" + kSameCallsInOrder;
 }
 
-// c10d takes a communicator down under a lock that its abort needs, so nothing may wait there any more. A last call
-// comes about when all calls before it have; an abort ends it too. It is not noted.
+// c10d takes a communicator down under a lock that its abort needs, so nothing may wait there any more. Therefore a
+// last call comes first. It completes after all calls before it, and an abort ends it too. It is not noted.
 void take_down(ProcessGroupNCCL& backend, const c10::Device& device, const std::stop_token& stop) {
   const c10::DeviceGuard guard(device);
   NcclTensors nothing{at::zeros({1}, at::TensorOptions(device))};
@@ -167,7 +167,7 @@ GroupMember make_nccl_group(const GroupPlace& place, const c10::Device& device, 
   const c10::DeviceGuard guard(device);
   auto options = ProcessGroupNCCL::Options::create();
   options->timeout = place.timeout;
-  options->is_high_priority_stream = true;  // or its kernels would queue behind compute
+  options->is_high_priority_stream = true;  // otherwise its kernels would queue behind the computation
   wait_for_members(place, "here", kUntilCalledOff);
   const auto backend = c10::make_intrusive<NotedNccl>(place, options, notes);
   backend->setBoundDeviceId(device);

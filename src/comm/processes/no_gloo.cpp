@@ -1,4 +1,4 @@
-// Stands in for gloo.cpp where Gloo's headers were not found when this build was configured.
+// Stands in for gloo.cpp if Gloo's headers were not found when this build was configured.
 #include <lockstep/base/error.hpp>
 
 #include "comm/group_member.hpp"

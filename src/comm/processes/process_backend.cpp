@@ -27,8 +27,8 @@ using WorkPtr = OwnBackend::WorkPtr;
 
 namespace {
 
-// A tensor as one dimension of stride 1, through a copy if its elements are not in a row. A view of one value could
-// keep another stride.
+// A tensor as one dimension of stride 1, through a copy if its elements are not in a row. (A view of one value could
+// keep another stride.)
 struct Flat {
   explicit Flat(const Tensor& tensor)
       : original(tensor.detach()), packed(in_a_row(original)), flat(packed.as_strided({packed.numel()}, {1})) {}
@@ -54,10 +54,10 @@ int fingerprint_of(const std::string& text) {
   return static_cast<int>(std::hash<std::string>()(text) & 0xffff);
 }
 
-// Gloo brings calls together by their tag alone, whatever they are: of unequal sizes it ends the process, of equal
-// sizes it mixes the values. The tag holds their number and a fingerprint of their text. So calls that differ never
-// meet, but for one pair of texts in 65536, and the monitor says so. Calls of one rank that are under way at the same
-// time have different numbers.
+// Gloo brings calls together by their tag alone. If the calls differ, Gloo ends the process for unequal sizes, and
+// mixes the values for equal sizes. Therefore the tag holds the call's number and a fingerprint of its text. So calls
+// that differ never meet, except for one pair of texts in 65536, and the monitor reports them. Calls of one rank that
+// are under way at the same time have different numbers.
 uint32_t tag_of(int64_t number, const std::string& text) {
   return static_cast<uint32_t>(number) << 16 | static_cast<uint32_t>(fingerprint_of(text));
 }
@@ -65,7 +65,7 @@ uint32_t tag_of(int64_t number, const std::string& text) {
 // c10d's tags of messages have 31 bits.
 constexpr int kLargestTag = 0x7fff;
 
-// What this rank's call itself did wrong; Gloo's own errors are of other types.
+// Whether this rank's call itself was wrong; Gloo's own errors are of other types.
 bool is_own_mistake(const std::exception_ptr& cause) {
   try {
     std::rethrow_exception(cause);
@@ -140,7 +140,7 @@ WorkPtr ProcessBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& opti
         if (is_root) values.copy_back();
       });
     }
-    // An allreduce of copies: the root's bits are then the same as an allreduce's.
+    // It is an allreduce of copies, so that the root's bits are an allreduce's.
     const Tensor sum = rank_ == root ? values.flat : values.flat.clone();
     return then(start_allreduce(*group_.backend, sum, op, size_), [values, is_root = rank_ == root] {
       if (is_root) values.copy_back();
@@ -175,7 +175,7 @@ WorkPtr ProcessBackend::barrier(const c10d::BarrierOptions& options) {
   });
 }
 
-// ---- Collectives in which every rank speaks for itself.
+// ---- Collectives in which every rank sends its own values.
 
 WorkPtr ProcessBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
                                   const c10d::AllgatherOptions& options) {
@@ -293,7 +293,7 @@ Pending ProcessBackend::exchange(const Tensors& inputs, const Tensors& outputs, 
   Tensor out = at::cat(bytes), in = at::empty({received}, out.options());
   c10d::AllToAllOptions theirs;
   theirs.timeout = kUntilItComes;
-  const std::vector<int64_t> sizes = to_receive;  // Gloo moves what it gets
+  const std::vector<int64_t> sizes = to_receive;  // a copy, since Gloo moves `to_receive`
   return then({group_.backend->alltoall_base(in, out, to_receive, to_send, theirs)},
               [in, sizes, outputs, finish = std::move(finish)] {
                 const auto parts = in.split_with_sizes(sizes, 0);

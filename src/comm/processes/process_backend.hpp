@@ -1,7 +1,8 @@
 // ProcessBackend: lockstep's c10d backend of one CPU rank of a run in several processes, over c10d's Gloo.
 //
-// It takes what the in-process backend takes: every reduction, every type, tensors that are not contiguous. Collectives
-// that Gloo lacks are made of those that it has. All waits go through the Monitor. Used by the rank's own thread.
+// It offers what the in-process backend offers: every reduction, every type, tensors that are not contiguous.
+// Collectives that Gloo lacks are made of those that it has. All waits go through the Monitor. Used by the rank's own
+// thread.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -23,8 +24,8 @@
 
 namespace lockstep::comm {
 
-// Messages of this tag, or a higher one, can be received from any rank. Its number is then no part of what brings both
-// sides together (see process_backend.cpp), so that of several sides that differ fewer are found.
+// Messages with this tag or a higher one can be received from any rank. For them the message's number does not help to
+// bring both sides together (see process_backend.cpp), so fewer sides that differ are found.
 constexpr int kFirstOpenTag = 0x4000;
 
 class ProcessBackend : public OwnBackend {
@@ -51,33 +52,33 @@ class ProcessBackend : public OwnBackend {
                         std::vector<int64_t>& input_sizes, const c10d::AllToAllOptions& options) override;
   WorkPtr send(Tensors& tensors, int destination, int tag) override;
   WorkPtr recv(Tensors& tensors, int source, int tag) override;
-  WorkPtr recvAnysource(Tensors& tensors, int tag) override;  // of tag kFirstOpenTag or above
+  WorkPtr recvAnysource(Tensors& tensors, int tag) override;  // takes tags from kFirstOpenTag on
   WorkPtr barrier(const c10d::BarrierOptions& options) override;
 
  private:
   using Start = std::function<Pending()>;
 
-  // Starts a call and gives its handle. `timeout` <= 0: the run's.
+  // Starts a call and gives its handle. With `timeout` <= 0 the run's timeout holds.
   WorkPtr post(c10d::OpType type, const std::string& text, std::chrono::milliseconds timeout, Tensors result,
                const Start& start);
   WorkPtr post_call(c10d::OpType type, OpenCall call, std::chrono::milliseconds timeout, Tensors result,
                     const Start& start);
-  Pending inside(Hierarchy::RankCall call);  // through the hierarchy
+  Pending inside(Hierarchy::RankCall call);  // posts the call to the hierarchy
 
   c10d::ReduceOp::RedOpType checked_op(const c10d::ReduceOp& asked, const Tensor& tensor,
                                        const std::string& operation) const;
 
   struct Message {
     OpenCall call;
-    int tag;  // for Gloo
+    int tag;  // the tag that Gloo gets
   };
   void check_tag(int tag) const;
   Message message_of(const Tensor& tensor, int source, int destination, int tag);
 
-  // `inputs[r]` goes to rank r and `outputs[r]` comes from it; then finish().
+  // Sends `inputs[r]` to rank r and receives `outputs[r]` from it; then calls finish().
   Pending exchange(const Tensors& inputs, const Tensors& outputs, std::function<void()> finish) const;
-  // An alltoall's parts with the other ranks', unless all know them (AgreedParts). Gives what is to be done once all
-  // have come. Throws Error where two do not fit.
+  // Compares an alltoall's parts with the other ranks', unless all know them (AgreedParts). Gives a function to call
+  // once all parts have come. Throws Error if two parts do not fit.
   std::function<void()> compare(const Tensors& inputs, const Tensors& outputs) const;
   WorkPtr gather_all(c10d::OpType type, const Tensor& input, const Tensors& outputs, Tensors result,
                      const c10d::AllgatherOptions& options);

@@ -20,9 +20,9 @@ namespace lockstep::comm {
 
 class ProcessWork;
 
-// The works of one rank's backend whose end nobody has seen yet, each kind in the order of the calls. So those that
-// nobody waits for are done too: a collective call's before the next one that is waited for, and every one at the end
-// of the run. Thread-safe.
+// The works of one rank's backend whose end nobody has seen yet, each kind in the order of the calls. So works that
+// nobody waits for are done too: collective calls before the next one that is waited for, and all at the end of the
+// run. Thread-safe.
 class OpenWorks {
  public:
   using Works = std::vector<c10::intrusive_ptr<ProcessWork>>;
@@ -39,8 +39,8 @@ class OpenWorks {
 
 class ProcessWork : public c10d::Work {
  public:
-  // `rank` is the one that calls, as c10d numbers it: in its group. `result` are the tensors that hold the result once
-  // the work is complete. No timeout of its own: `timeout`.
+  // `rank` is the calling rank's number in its group, as c10d has it. `result` are the tensors that hold the result
+  // once the work is complete. `timeout` holds for waits without a timeout of their own.
   ProcessWork(int rank, c10d::OpType type, std::shared_ptr<Monitor> monitor, OpenCall call, Pending pending,
               std::chrono::milliseconds timeout, std::vector<at::Tensor> result, std::weak_ptr<OpenWorks> open)
       : Work(rank, type),
@@ -52,7 +52,7 @@ class ProcessWork : public c10d::Work {
         open_(std::move(open)) {}
 
   // Never waits for others, but ends as wait() does: at the timeout, or when the run has failed. A message is complete
-  // once it was waited for. As c10d has it, a failed work is completed too: see isSuccess() and exception().
+  // only after wait(). As c10d has it, a failed work is completed too: see isSuccess() and exception().
   bool isCompleted() override {
     if (Work::isCompleted()) return true;
     try {
@@ -76,7 +76,7 @@ class ProcessWork : public c10d::Work {
     }
     const auto limit = timeout > kNoTimeout ? timeout : timeout_;
     const auto begin = std::chrono::steady_clock::now();
-    const auto left = [&] {  // of the caller's patience, which holds for the earlier calls too
+    const auto left = [&] {  // the rest of the caller's timeout, which holds for the earlier calls too
       const auto waited = std::chrono::steady_clock::now() - begin;
       return std::max(limit - std::chrono::duration_cast<std::chrono::milliseconds>(waited),
                       std::chrono::milliseconds(1));
@@ -117,7 +117,7 @@ class ProcessWork : public c10d::Work {
   }
 
   void wait_for(std::chrono::milliseconds timeout) {
-    polled_.reset();  // a rank that waits does not go on by itself, as one that polls may
+    polled_.reset();  // a rank that waits cannot go on by itself, while one that polls may
     const Monitor::Waiting waiting(*monitor_, call_, timeout, interrupt());
     try {
       if (is_collective()) {
@@ -146,7 +146,7 @@ class ProcessWork : public c10d::Work {
     return [work = pending_.work.get()] { work->abort(); };
   }
 
-  // While someone polls, the monitor watches over the call as over one that is waited for.
+  // While a rank polls, the monitor watches over the call as if the rank waited.
   void throw_if_hopeless() {
     if (!polled_) {
       OpenCall call = call_;

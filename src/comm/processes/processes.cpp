@@ -25,7 +25,7 @@
 namespace lockstep::comm {
 namespace {
 
-constexpr std::chrono::milliseconds kFarewell{1'000};  // for the others to read why a run failed
+constexpr std::chrono::milliseconds kFarewell{1'000};  // how long the others have to read why a run failed
 
 struct Turn {
   int run = Job::of_this_process().begin();
@@ -35,14 +35,14 @@ struct Turn {
   Turn& operator=(const Turn&) = delete;
 };
 
-// Nothing where the linker gave the program no identity.
+// Gives nothing if the linker gave the program no identity.
 std::string build_text(bool may_differ) {
   if (may_differ) return ", any build (LOCKSTEP_MIXED_BUILDS=1)";
   const std::string id = build_id();
   return id.empty() ? "" : ", build " + id;
 }
 
-// All processes must have this text in common.
+// A text that must be equal in all processes.
 std::string configuration(const LaunchEnvironment& launch, const Devices& devices, const JobOptions& options) {
   std::error_code ignored;
   const std::string program = std::filesystem::read_symlink("/proc/self/exe", ignored).filename().string();
@@ -54,13 +54,13 @@ std::string configuration(const LaunchEnvironment& launch, const Devices& device
          ", " + options.configuration;
 }
 
-// All that a world needs before it can be one.
+// All that a process needs before its world is made.
 struct Place {
   LaunchEnvironment launch;
   Rendezvous& rendezvous;
   std::chrono::milliseconds rendezvous_timeout;
-  // All are connected before the meeting, since that may take seconds (see Rendezvous::connect), and right after it the
-  // others listen for this process's heart.
+  // All are connected before the meeting: that may take seconds (see Rendezvous::connect), and right after the meeting
+  // the others listen for this process's heart.
   StorePtr store, monitor_store;
   std::shared_ptr<SharedStore::Connection> groups_store;
   Roster roster;
@@ -83,7 +83,7 @@ struct Place {
     } catch (const c10::DistError&) {
       rendezvous.drop_connections();
       throw;
-    } catch (const NobodyMissed&) {  // the others go on
+    } catch (const NobodyMissed&) {  // the other job goes on
       rendezvous.drop_connections();
       throw;
     } catch (...) {
@@ -97,7 +97,7 @@ struct Place {
   }
 };
 
-// A process of an elastic job goes on in another generation.
+// A process of an elastic job goes on in another generation, so its connections are taken down beside that.
 WatchedPlace watched(const Place& place, const JobOptions& options) {
   std::function<void(std::function<void()>)> beside;
   if (Job& job = Job::of_this_process(); job.seat())
@@ -136,7 +136,7 @@ class ProcessesWorld : public WatchedWorld {
 
   Failure finish() override {
     Failure failure = WatchedWorld::finish();
-    const int silent = failure.kind == Failure::Kind::death ? 1 : 0;  // no farewell
+    const int silent = failure.kind == Failure::Kind::death ? 1 : 0;  // a dead process says no farewell
     if (!monitor().store_is_lost()) {
       const auto limit = failure.empty() ? place_.rendezvous_timeout : kFarewell;
       const std::string foreign = farewell(*place_.store, place_.rendezvous, limit, silent);
@@ -162,7 +162,7 @@ std::unique_ptr<World> make_processes_world(const Devices& devices, const JobOpt
     const auto seat = job.seat();
     auto place = Place::take(*launch, seat ? seat->keys : run_prefix(turn->run), devices, options);
     return std::make_unique<ProcessesWorld>(std::move(turn), std::move(place), options);
-  } catch (const c10::DistError&) {  // of the store, whose words say nothing about whose it was
+  } catch (const c10::DistError&) {  // the store's error does not say whose the store was
     throw Error("process " + std::to_string(launch->rank) + " of " + std::to_string(launch->world_size) + ": " +
                 (launch->agent_store ? "the launcher" : "the process of rank 0") +
                 " is gone: the store that it keeps does not answer");

@@ -32,7 +32,7 @@ using std::chrono::microseconds;
 using std::chrono::milliseconds;
 
 constexpr int kTries = 4;
-constexpr milliseconds kShortestProof{3'000};  // others may still be connecting
+constexpr milliseconds kShortestProof{3'000};  // since others may still be connecting
 constexpr int kNonceTag = 0x7ffd << 16, kProofTag = 0x7ffe << 16;
 const std::string kVoid = "void", kProven = "proven";
 
@@ -50,7 +50,7 @@ std::string to_text(const at::Tensor& bytes) {
   return {static_cast<const char*>(bytes.const_data_ptr()), static_cast<size_t>(bytes.numel())};
 }
 
-// One of the connections between each two members, over which they prove who they are.
+// The proof over one of the connections between each two members.
 class Proof {
  public:
   Proof(const ProvenPlace& place, int number, c10d::Backend& backend, int connection)
@@ -85,7 +85,7 @@ class Proof {
             the_others};
   }
 
-  // Sends a text of 32 bytes to each other member, and gives what it got from each.
+  // Sends a text of 32 bytes to each other member, and gives the text that came from each.
   template <class TextFor>
   std::vector<std::string> swap(int tag, const TextFor& text_for) {
     const auto deadline = Clock::now() + std::max(place_.silence, kShortestProof);
@@ -127,7 +127,7 @@ class Proof {
   const int connection_;
 };
 
-// One of several tries to connect all members.
+// One try to connect all members.
 class Try {
  public:
   Try(const ProvenPlace& place, int number) : place_(place), number_(number) {
@@ -137,7 +137,7 @@ class Try {
     place_.group.hushed = number > 1;
   }
 
-  // Gives nothing if some member finds that another one is a stranger, or cannot connect.
+  // Gives nothing if a member finds a stranger in another one's place, or cannot connect.
   std::optional<GroupMember> connect(const std::stop_token& stop) {
     const auto attempt = Attempt::start([one = *this](const std::stop_token&) { return one.connect_and_prove(); });
     std::optional<GroupMember> group;
@@ -145,12 +145,12 @@ class Try {
       group = wait_for_all(*attempt, stop);
     } catch (const Error& error) {
       throw Error(place_.members.at(place_.group.rank) + ": connecting to the other ranks failed: " + error.what());
-    } catch (const c10::DistError&) {  // the store's
+    } catch (const c10::DistError&) {  // the store threw it
       attempt->call_off();
       throw;
     } catch (const NotProven& error) {
       say_that_it_is_void(error.what());
-    } catch (const std::exception&) {  // Gloo's
+    } catch (const std::exception&) {  // Gloo threw it
       const std::string why = exception_text(std::current_exception());
       refuse_if_files_are_lacking(why);
       say_that_it_is_void(place_.members.at(place_.group.rank) + " could not connect: " + why);
@@ -173,7 +173,8 @@ class Try {
     return group;
   }
 
-  // Nobody who has proven who he is says that the try is void. So it is not, once all have.
+  // A member that has proven itself never says that the try is void. So the try is valid once all members have proven
+  // themselves.
   std::optional<GroupMember> wait_for_all(Attempt& attempt, const std::stop_token& stop) const {
     const auto begin = Clock::now();
     const microseconds longest(place_.group.hushed ? 1'000 : 16'000);
@@ -203,7 +204,7 @@ class Try {
     }
   }
 
-  // Another try would fail too, and no stranger is to blame.
+  // Throws if files are lacking: another try would fail too, and no stranger is to blame.
   void refuse_if_files_are_lacking(const std::string& why) const {
     const std::string too_many = io::reason(EMFILE);
     const int probe = open("/dev/null", O_RDONLY | O_CLOEXEC);
@@ -226,7 +227,7 @@ GroupMember make_proven_group(const ProvenPlace& place, const std::stop_token& s
   for (int number = 1; number <= kTries; ++number) {
     Try one(place, number);
     if (auto group = one.connect(stop)) {
-      if (place.group.rank != 0) return *std::move(group);  // one says it
+      if (place.group.rank != 0) return *std::move(group);  // only one member warns
       for (const auto& why : turned_away) warn_as_libtorch("lockstep: " + why + ". All have connected anew");
       return *std::move(group);
     }

@@ -1,10 +1,10 @@
-// A group over Gloo whose members have shown each other that they know the job's key, before anything else goes over
-// it.
+// A group over Gloo whose members have proven to each other that they know the job's key, before anything else goes
+// over it.
 //
 // Gloo lets everybody in, and a stranger who connects first gets a rank's place. So each two members sign what the
-// other has just made up, on each connection between them. If one finds that it cannot be the other it says so in the
-// store. Then all connect anew, at other ports, where nobody is heard before he is known (guests.hpp). Costs two
-// messages, and three questions to the store.
+// other has just made up, on each connection between them. A member that gets a wrong signature says so in the store.
+// Then all connect anew, at other ports, where nobody is heard before he is known (guests.hpp). It costs two messages,
+// and three questions to the store.
 #pragma once
 
 #include "comm/group_member.hpp"
@@ -19,16 +19,17 @@ namespace lockstep::comm {
 
 struct ProvenPlace {
   GroupPlace group;
-  std::string local_address;  // as make_gloo_group has it
+  std::string local_address;  // the address for make_gloo_group
   JobKey key;
-  std::string name;                  // no other group of the run has it
-  std::vector<std::string> members;  // for texts
-  // Once this member is connected, the longest wait for each of the two messages, but 3 s at least.
+  std::string name;                  // no other group of the run has the same name
+  std::vector<std::string> members;  // the members' names, for texts
+  // The longest wait for each of the two messages once this member is connected; it is 3 s at least.
   std::chrono::milliseconds silence;
 };
 
-// Connects to all other members, which must make the same call. Says who was turned away, as a warning. Throws Error:
-// strangers were faster each time. Throws what make_gloo_group throws, and DistStoreError once a stop was requested.
+// Connects to all other members, which must make the same call. Warns of strangers that were turned away. Throws Error
+// if strangers were faster in each try. Throws what make_gloo_group throws, and DistStoreError once a stop is
+// requested.
 GroupMember make_proven_group(const ProvenPlace& place, const std::stop_token& stop);
 
 }  // namespace lockstep::comm

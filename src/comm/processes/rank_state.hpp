@@ -1,5 +1,5 @@
 // RankState: what a rank of a run in several processes says of itself in the store while it waits or once it is done.
-// blame.hpp has what the others conclude from it.
+// blame.hpp concludes from it who is to blame.
 #pragma once
 
 #include "calls.hpp"
@@ -15,19 +15,19 @@ namespace lockstep::comm {
 // A call that a rank waits in.
 struct OpenCall {
   int rank = 0;
-  int64_t number = -1;       // of the rank's collective calls in this group; -1: another kind
-  Members among = {};        // of a collective call; without ranks: all
-  std::string text = {};     // "allreduce(sum) of float [2]", "recv from rank 0 of float [2]"
-  int peer = -1;             // of a message: the other rank
-  bool sends = false;        // of a message: this is the sender's side
-  int64_t messages = 0;      // of a message: how many this side has called in this direction, this one included
-  std::string message = {};  // of a message: "message 3 from rank 0 to rank 1, tag 7", equal on both sides
-  std::string content = {};  // of a message: "float [2]", which must be equal on both sides
-  bool connects = false;     // no call, but a group that is being connected
-  bool polled = false;       // asked for again and again, while the rank may do something else in between
+  int64_t number = -1;    // the call's number among the rank's collective calls in this group; -1: another kind of call
+  Members among = {};     // the members of a collective call; without ranks: all
+  std::string text = {};  // "allreduce(sum) of float [2]", "recv from rank 0 of float [2]"
+  int peer = -1;          // for a message: the other rank
+  bool sends = false;     // for a message: this is the sender's side
+  int64_t messages = 0;   // for a message: how many this side has called in this direction, this one included
+  std::string message = {};  // for a message: "message 3 from rank 0 to rank 1, tag 7", equal on both sides
+  std::string content = {};  // for a message: "float [2]", which must be equal on both sides
+  bool connects = false;     // this is no call: the rank connects a group
+  bool polled = false;       // the rank asks for it again and again, and may do something else in between
 
   bool is_message() const { return peer >= 0; }
-  bool concerns(int other) const;  // of a collective call: whether this rank makes it too
+  bool concerns(int other) const;  // for a collective call: whether this rank makes it too
   std::string place() const;       // "collective call 3 among ranks 0, 2", or the message
   std::string where() const;       // "allreduce(sum) of float [2] (collective call 3 among ranks 0, 2)"
 };
@@ -35,8 +35,8 @@ struct OpenCall {
 struct RankState {
   enum class Kind { busy, waits, returned };
   Kind kind = Kind::busy;  // busy: nothing is known
-  Calls calls = Calls();   // that the rank has made
-  OpenCall call = {};      // of one that waits
+  Calls calls = Calls();
+  OpenCall call = {};  // valid if kind is `waits`
 
   std::string to_text() const;
   static RankState from_text(const std::string& text, size_t world_size);  // throws if it is not of such a world

@@ -50,7 +50,7 @@ Waits::Snapshot Waits::snapshot() const {
 }
 
 void Waits::fail(const Failure& failure) {
-  if (failure.empty()) return;  // the run has ended well before
+  if (failure.empty()) return;  // then the run had ended well before
   {
     const std::lock_guard lock(mutex_);
     if (failure_.empty()) failure_ = failure;
@@ -68,7 +68,7 @@ Failure Waits::failure() const {
 }
 
 void Waits::wake() {
-  { const std::lock_guard lock(mutex_); }  // no sleep() is between its condition and its sleep
+  { const std::lock_guard lock(mutex_); }  // after this no sleep() is between its condition and its sleep
   changed_.notify_all();
 }
 

@@ -1,10 +1,10 @@
-// Waits: what the ranks of this process wait in, and the failure that ends their waits. Thread-safe.
+// Waits: the calls that the ranks of this process wait in, and the failure that ends their waits. Thread-safe.
 //
 //  1. One mutex guards everything here. Nobody talks to the store while holding it.
-//  2. Under the mutex two things are called: the waits' interrupts, and the conditions of sleep(). They
-//     take locks of their own (of a work), and never call Waits.
+//  2. Under the mutex two things are called: the waits' interrupts, and the conditions of sleep(). These take locks of
+//     their own (of a work), and never call Waits.
 //  3. A wait begins before it looks whether it is in vain. A failure is known before the waits are interrupted. So each
-//  wait either sees it or is interrupted.
+//     wait either sees the failure or is interrupted.
 //  4. end() takes the mutex. So no interrupt runs once its wait has ended.
 //  5. The first failure stays.
 #pragma once
@@ -33,7 +33,7 @@ class Waits {
     OpenCall call;
     std::chrono::milliseconds timeout;
     Clock::duration waited = {};             // see pass()
-    Clock::time_point since = Clock::now();  // the last of that, or when it began
+    Clock::time_point since = Clock::now();  // the last pass(), or when the wait began
 
     bool is_late() const { return waited >= timeout; }
   };
@@ -46,11 +46,11 @@ class Waits {
     bool finishing = false;  // all ranks of this process have ended
   };
 
-  // `interrupt` makes the wait look whether it is in vain; it is called from any thread. Gives what end() takes.
+  // `interrupt` makes the wait look whether it is in vain; any thread may call it. Gives the number that end() takes.
   uint64_t begin(Wait wait, std::function<void()> interrupt);
   void end(uint64_t id);
   bool is_late(uint64_t id) const;
-  void pass(Clock::duration most);  // the open waits have waited until now, but since the last time at most so long
+  void pass(Clock::duration most);  // adds the time since the last pass() to the open waits, but at most so much
   void note_return(int rank);
   void note_finish();
   Snapshot snapshot() const;
@@ -58,14 +58,14 @@ class Waits {
   void fail(const Failure& failure);  // ends all waits
   Failure failure() const;            // empty while all is well
   bool failed() const { return failed_; }
-  void wake();  // sleep() looks at its condition
+  void wake();  // makes sleep() look at its condition
 
-  // Sleeps until `enough(failed)`, for `limit` at most.
+  // Sleeps until `enough(failed)`, but at most for `limit`.
   using Condition = std::function<bool(bool failed)>;
   void sleep(Clock::duration limit, const Condition& enough);
 
-  // While it is there, snapshots show that a rank searches. The watchdog's silence begins anew with each one that does
-  // not, so a search is one from its beginning to its end, whatever it does meanwhile.
+  // While this object lives, snapshots show that a rank searches. The watchdog's silence begins anew with each snapshot
+  // that does not. So a search must be one object from beginning to end, whatever the rank does meanwhile.
   class Search {
    public:
     explicit Search(Waits& waits) : waits_(waits) { waits_.add_searching(1); }
@@ -91,10 +91,10 @@ class Waits {
   uint64_t next_id_ = 0;
   std::set<int> returned_;
   int64_t moves_ = 0;
-  int searching_ = 0;  // how many ranks
+  int searching_ = 0;  // how many ranks search
   bool finishing_ = false;
   Failure failure_;
-  std::atomic<bool> failed_ = false;  // whether there is one, for those who ask before each call
+  std::atomic<bool> failed_ = false;  // whether there is a failure, for ranks that ask before each call
 };
 
 }  // namespace lockstep::comm

@@ -17,12 +17,12 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// How long a process may be silent, if that is shorter than its limit.
+// How long a process may be silent in these cases, if its own limit is not shorter.
 constexpr auto kSilenceWhenClosed = 1200ms;    // once a connection was closed
 constexpr auto kSilenceOfConnecting = 1500ms;  // while a rank connects (Gloo does not tell if the other side is gone)
-constexpr auto kStop = 1s;                     // from a request to stop until waits end in which nothing happens
-constexpr auto kStandstill = 2s;               // between two beats: this process stood still (Ctrl-Z)
-constexpr int kFewProcesses = 16;  // more than these look around less often, or the store would have too much to say
+constexpr auto kStop = 1s;                     // how long after a request to stop waits end if nothing happens
+constexpr auto kStandstill = 2s;               // if so long passes between two beats, this process stood still (Ctrl-Z)
+constexpr int kFewProcesses = 16;              // more than these look around less often, or the store would be too busy
 
 bool any_connects(const std::vector<Waits::Wait>& waits) {
   return std::any_of(waits.begin(), waits.end(), [](const auto& wait) { return wait.call.connects; });
@@ -94,7 +94,7 @@ void Watchdog::beat() {
   const auto now = Clock::now();
   const auto since_last = now - std::exchange(last_beat_, now);
   const bool stood_still = since_last > kStandstill;
-  // A watcher that was late itself accuses nobody: others may have been later.
+  // A watcher that was late itself accuses nobody, since others may have been later.
   if (since_last > std::min<Clock::duration>(kStandstill, own_limit_.limit() / 2)) {
     std::fill(seen_.begin(), seen_.end(), now);
   }
@@ -116,7 +116,7 @@ void Watchdog::look_around() {
               waits.end());
   publish(waits, now.returned);
   const bool has_reason = !waits.empty() || connects || now.searching || now.finishing ||
-                          options_.stop.stop_requested() || !roster_.devices()[0].is_cpu();  // it sees no NCCL waits
+                          options_.stop.stop_requested() || !roster_.devices()[0].is_cpu();  // no NCCL waits are seen
   if (!has_reason) {
     std::fill(beats_.begin(), beats_.end(), Heartbeat{});  // the next look starts anew
     return;
@@ -124,7 +124,7 @@ void Watchdog::look_around() {
   if (Clock::now() < next_look_) return;
   next_look_ = Clock::now() + kBeat * (roster_.processes() / kFewProcesses);
   const auto states = board_.states();
-  if (!roster_.devices()[0].is_cpu()) {  // whose calls wait on the device: none is among the waits
+  if (!roster_.devices()[0].is_cpu()) {  // calls on GPUs wait on the device, so none is among the waits
     const Range ranks = roster_.ranks_of(process_);
     for (int64_t rank = ranks.begin; rank < ranks.end; ++rank) {
       const auto complaint = early_return(static_cast<int>(rank), log_.of(static_cast<int>(rank)), states, roster_);
@@ -145,7 +145,7 @@ void Watchdog::look_around() {
   end_waits_of_a_stop(states);
 }
 
-// Puts one call per rank on the board: the one that the rank stands in, or else the oldest that it polls.
+// Puts one call per rank on the board: the one that the rank waits in, or else the oldest that it polls.
 void Watchdog::publish(const std::vector<Waits::Wait>& waits, const std::set<int>& returned) {
   std::map<int, std::string> now;
   for (const bool polled : {false, true}) {
@@ -172,13 +172,13 @@ Watchdog::Clock::duration Watchdog::silence_of_the_dead(const std::vector<Heartb
   for (int process = 0; process < roster_.processes(); ++process) {
     const auto told = beats[process].silence;
     silence = std::max(silence, told);
-    if (told < most) learned = std::max(learned, told);  // the most may only say that nothing is known yet
+    if (told < most) learned = std::max(learned, told);  // told == most may mean that it knows nothing yet
   }
   const auto now = waits_.snapshot();
   if (now.searching) return std::min<Clock::duration>(kSilenceWhenClosed, silence);
   if (any_connects(now.open)) return std::min({learned, silence, most});
-  // Those of ranks on GPUs are always watched. Others only are once somebody has waited, so they too have twice the
-  // time.
+  // GPU ranks' hearts are always watched. CPU ranks' hearts are watched only once somebody has waited, which gives them
+  // twice the time; so GPU ranks get it too.
   if (!roster_.devices()[0].is_cpu()) silence *= 2;
   return std::min(silence, most);
 }
@@ -197,7 +197,8 @@ void Watchdog::watch_hearts() {
   }
 }
 
-// A rank that does something will soon learn of the stop from the others, or has learned it and writes a checkpoint.
+// A rank that does something will soon learn of the stop from the others. Or it has learned of it and writes a
+// checkpoint.
 void Watchdog::end_waits_of_a_stop(const std::vector<RankState>& states) {
   if (!options_.stop.stop_requested() || !roster_.devices()[0].is_cpu() || !waits_.failure().empty()) return;
   const auto now = Clock::now();

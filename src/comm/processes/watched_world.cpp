@@ -15,9 +15,9 @@
 namespace lockstep::comm {
 namespace {
 
-constexpr std::chrono::milliseconds kMargin{10'000};  // Gloo gives up connecting later than the rank, which says why
+constexpr std::chrono::milliseconds kMargin{10'000};  // Gloo must give up later than the rank, which says why
 
-// A part of the run's keys, for any thread.
+// Some of the run's keys, for use by any thread.
 StorePtr keys_of(const std::string& what, std::shared_ptr<SharedStore::Connection> connection,
                  std::stop_token stop = {}) {
   return c10::make_intrusive<c10d::PrefixStore>(
@@ -40,7 +40,7 @@ WatchedWorld::~WatchedWorld() {
 
 void WatchedWorld::stop_watching() {
   monitor_->stop();
-  if (!monitor_->failure().empty()) close();  // before the groups' destructors wait for what will never come
+  if (!monitor_->failure().empty()) close();  // before the groups' destructors wait for calls that will never come
 }
 
 // ---- Connecting.
@@ -56,7 +56,8 @@ void WatchedWorld::connect_leaders(int threads_per_rank) {
 }
 
 // A hierarchy is for calls of all ranks. A rank that is alone in its group needs no connections and no communicator,
-// which cost memory and threads. Other ranks' devices may be none of this machine's, so that rank's stands for them.
+// which cost memory and threads. Other ranks' devices may not be of this machine, so the rank's own device stands for
+// them.
 c10::intrusive_ptr<c10d::Backend> WatchedWorld::backend(int rank, const Members& members) {
   if (members.size() == 1) {
     return make_in_process_world(Devices(devices().size(), devices()[rank]), place_.timeout)->backend(rank, members);
@@ -84,7 +85,7 @@ c10::intrusive_ptr<c10d::Backend> WatchedWorld::backend(int rank, const Members&
   return backend;
 }
 
-// Fails when a peer has failed.
+// Throws Error when a peer has failed.
 GroupMember WatchedWorld::connect(int rank, const std::string& name, int index, const std::vector<std::string>& members,
                                   const CallNotes& notes) {
   const auto connecting = [=, connection = place_.groups_store, timeout = place_.timeout,
@@ -100,7 +101,7 @@ GroupMember WatchedWorld::connect(int rank, const std::string& name, int index, 
                 Attempt::start(connecting));
 }
 
-// Gives what the attempt gives, unless the run fails meanwhile.
+// Gives what the attempt gives. Throws if the run fails meanwhile.
 GroupMember WatchedWorld::attend(const OpenCall& call, std::chrono::milliseconds timeout,
                                  const std::shared_ptr<Attempt>& attempt) {
   const Monitor::Waiting waiting(*monitor_, call, timeout, [attempt] { attempt->wake(); });
@@ -130,7 +131,7 @@ CallNotes WatchedWorld::notes_of(int rank, const Members& members) {
 
 // ---- Failures.
 
-// The calls of CPU ranks say so themselves.
+// The calls of CPU ranks throw by themselves.
 void WatchedWorld::check(int rank) {
   if (over_nccl() && monitor_->failed()) monitor_->raise(rank);
 }
@@ -141,13 +142,13 @@ void WatchedWorld::check_values(int rank) {
   check(rank);
 }
 
-// What NCCL saw came before what c10d says of calls after that.
+// NCCL's error comes first: c10d's errors about later calls follow from it.
 void WatchedWorld::abort(int, const Failure& reason) {
   const Failure seen = look();
   monitor_->report(seen.empty() ? reason : seen);
 }
 
-// What NCCL knows of a failure.
+// NCCL's own error, if it has one.
 Failure WatchedWorld::look() {
   const std::lock_guard lock(mutex_);
   for (const auto& [rank, member] : groups_) {
@@ -162,7 +163,8 @@ std::vector<WatchedWorld::Group> WatchedWorld::groups() {
   return groups_;
 }
 
-// An abort of NCCL waits for what its communicator does, so none waits for another. The caller does not wait either.
+// An abort of NCCL waits for what its communicator does, so each gets a thread: none waits for another, and the caller
+// does not wait.
 void WatchedWorld::close() {
   const std::lock_guard lock(mutex_);
   if (std::exchange(closed_, true)) return;
@@ -170,7 +172,7 @@ void WatchedWorld::close() {
   for (const auto& group : groups_) {
     try {
       closing_.emplace_back(group.member.close);
-    } catch (const std::system_error&) {  // no more threads to be had
+    } catch (const std::system_error&) {  // there are no more threads to be had
       group.member.close();
     }
   }
@@ -201,7 +203,7 @@ Failure WatchedWorld::finish() {
   return monitor_->finish_taking_down();
 }
 
-// What nobody waited for.
+// Completes the calls that nobody waited for.
 void WatchedWorld::complete_calls() {
   for (const auto& works : open_works_) {
     for (const auto& work : works->all()) {
@@ -214,7 +216,7 @@ void WatchedWorld::complete_calls() {
   }
 }
 
-// The communicators of each rank in the order in which they were made, which all ranks have in common.
+// Takes down the communicators of each rank in the order in which they were made, which is the same on all ranks.
 void WatchedWorld::take_down() {
   std::vector<std::pair<int, std::shared_ptr<Attempt>>> attempts;
   try {
@@ -226,7 +228,7 @@ void WatchedWorld::take_down() {
                               return GroupMember();
                             }));
     }
-  } catch (...) {  // no more threads to be had
+  } catch (...) {  // there are no more threads to be had
     monitor_->report(failure_of(std::current_exception()));
   }
   for (const auto& [rank, attempt] : attempts) {

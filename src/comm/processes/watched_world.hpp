@@ -1,16 +1,16 @@
-// WatchedWorld: a world whose ranks a Monitor watches over. They are ranks of several processes, or ranks over NCCL
-// that are threads of one.
+// WatchedWorld: a world whose ranks a Monitor watches over: ranks of several processes, or ranks over NCCL that are
+// threads of one process.
 //
-// NCCL knows neither a rank that does not come nor one that has failed. Its waits have no limit: on the host while a
-// communicator is made or taken down, on the device within a call. So
+// NCCL notices neither a rank that does not come nor one that has failed. Its waits have no limit: on the host while a
+// communicator is made or taken down, on the device within a call. Therefore:
 //
-// 1. a communicator is made when all of its ranks have come to it, and before any of them makes a call;
+// 1. a communicator is made when all of its ranks have come, and before any rank makes a call;
 // 2. it is taken down when all ranks of the world have returned, the same calls made;
-// 3. both happen on threads that are left to themselves if the run fails meanwhile (Attempt);
+// 3. both happen on threads of their own, which the caller leaves alone if the run fails meanwhile (Attempt);
 // 4. a failure is known before it aborts every communicator, also one that is made meanwhile. So a rank whose wait an
-//    abort has ended learns it when it asks;
-// 5. c10d's watchdog sees calls that take too long, and the monitor's sees what c10d's saw;
-// 6. the ranks' calls are noted, so that one which returns without a call that others made is found at once.
+//    abort has ended learns the failure when it asks;
+// 5. c10d's watchdog sees calls that take too long, and the monitor's watchdog sees what c10d's saw;
+// 6. the ranks' calls are noted, so that a rank which returns without a call that others made is found at once.
 #pragma once
 
 #include "comm/group_member.hpp"
@@ -33,18 +33,18 @@
 
 namespace lockstep::comm {
 
-// Where a process stands in its run.
+// A process's place in its run.
 struct WatchedPlace {
   Roster roster;
   int process = 0;
   StorePtr monitor_store;
   std::shared_ptr<SharedStore::Connection> groups_store;
   std::chrono::milliseconds timeout, connect_timeout;
-  std::string local_address = {};       // where peers reach this machine; for CPU ranks
-  std::chrono::milliseconds silence{};  // after which a process counts as dead, also one that proves nothing
-  std::optional<JobKey> key = {};       // nothing: the members of a group take each other's word
-  // Has the groups' connections taken down while something else goes on, for a process that goes on after the run.
-  // Null: the world's end waits for that.
+  std::string local_address = {};       // the address where peers reach this machine; for CPU ranks
+  std::chrono::milliseconds silence{};  // how long until a process counts as dead, also one that proves nothing
+  std::optional<JobKey> key = {};       // nothing: the members of a group need no proof
+  // Calls its argument, which takes the groups' connections down, while something else goes on; for a process that goes
+  // on after the run. Null: the world's end waits until they are down.
   std::function<void(std::function<void()>)> beside = {};
 };
 
@@ -64,20 +64,20 @@ class WatchedWorld : public World {
   Failure finish() override;
 
  protected:
-  // For CPU ranks, of which processes have several: calls of all ranks go through what this connects.
+  // For several CPU ranks per process: connects the group through which calls of all ranks go.
   void connect_leaders(int threads_per_rank);
 
   Monitor& monitor() { return *monitor_; }
-  void stop_watching();  // nothing here uses the stores any more, but for destructors
+  void stop_watching();  // after it, nothing here uses the stores any more, except destructors
 
  private:
-  struct Group {  // of the world, or one that ranks made
+  struct Group {  // the whole world, or a group that ranks made
     int rank;
     GroupMember member;
   };
 
   bool over_nccl() const { return !devices()[0].is_cpu(); }
-  // As the `index`th of `members`, which are names for texts.
+  // Connects as the `index`th of `members`, which are names for texts.
   GroupMember connect(int rank, const std::string& name, int index, const std::vector<std::string>& members,
                       const CallNotes& notes = {});
   GroupMember attend(const OpenCall& call, std::chrono::milliseconds timeout, const std::shared_ptr<Attempt>& attempt);

@@ -15,8 +15,8 @@ using Clock = std::chrono::steady_clock;
 
 namespace {
 
-// Ranks that all wait for each other are told so after this time, well before their timeout. It gives another thread of
-// a rank (CUDA's backward runs on such) the chance to make the missing call.
+// Ranks that all wait for each other are told so after this time, well before their timeout. Until then another thread
+// of a rank (CUDA's backward has one) may still make the missing call.
 constexpr std::chrono::milliseconds kStallGrace{500};
 
 // How long a wait spins before it sleeps. Ranks that do equal work arrive within microseconds of each other, and waking
@@ -135,7 +135,7 @@ void Exchange::join(const std::shared_ptr<Operation>& joined, int rank, Call cal
   Operation& operation = *joined;
   auto& member = operation.member(rank);
   const int here = operation.in_world(rank);
-  if (devices_[here].is_cpu()) forget_complete(here, nullptr);  // on a GPU a stream has to wait for it yet
+  if (devices_[here].is_cpu()) forget_complete(here, nullptr);  // a GPU's stream has to wait for them yet
   {
     const std::lock_guard lock(open_[here].mutex);
     open_[here].calls.push_back(joined);
@@ -309,7 +309,8 @@ void Exchange::finish(Operation& operation) {
     return end(operation.title() + " failed: " + error.what());
   }
   operation.complete_ = true;
-  const Lock lock(mutex_);  // after complete_, so that nobody who saw it unset is asleep yet or misses this
+  // It is taken after complete_ is set: a rank that saw complete_ unset then sleeps already, and is woken.
+  const Lock lock(mutex_);
   changed_.notify_all();
 }
 
@@ -326,7 +327,7 @@ void Exchange::leave(int rank) {
   someone_left_ = true;
   changed_.notify_all();
   if (std::find(left_.begin(), left_.end(), false) != left_.end()) return;
-  // Calls that some had made when another one left are done now too, and that one's stream has not waited for them.
+  // Calls that were open when a rank left may be complete by now. That rank's stream has not waited for them.
   for (int other = 0; other < static_cast<int>(left_.size()); ++other) {
     for (const auto& call : before(nullptr, other)) {
       if (call->complete_) streams_.wait(call->done_, devices_[other]);

@@ -9,8 +9,8 @@
 //     who did what.
 //  3. One mutex guards all that is agreed. Shares run outside of it.
 //  4. The tensors of a call live until all members have posted it and its last share is done.
-//  5. A rank does its calls in the order in which it made them, as far as all members have posted them: also those that
-//     it never waits for, in its next wait or when it leaves.
+//  5. A rank does its calls in the order in which it made them, as far as all members have posted them. Calls that it
+//     never waits for are done too, in its next wait or when it leaves.
 //  6. The first failure is final: it ends every present and later wait of every rank. A failure is calls that differ, a
 //     rank that left, a timeout, ranks that wait for each other, or an exception in a share.
 #pragma once
@@ -48,7 +48,7 @@ class Exchange {
     friend class Exchange;
     std::vector<uint64_t> next_collective_;  // by rank; guarded by the Exchange, as all below
     std::map<uint64_t, std::shared_ptr<Operation>> collectives_;
-    std::map<Side, std::deque<std::shared_ptr<Operation>>> messages_;  // those with one side missing
+    std::map<Side, std::deque<std::shared_ptr<Operation>>> messages_;  // messages with one side missing
   };
   // The group of this name, made at the first call. It lives as long as the exchange.
   Group& group(const Members& members);
@@ -61,15 +61,15 @@ class Exchange {
   // Messages from one rank to another, matched in order per (source, destination, tag).
   std::shared_ptr<Operation> post_send(Group& group, int rank, int destination, int tag, Call call);
   std::shared_ptr<Operation> post_recv(Group& group, int rank, int source, int tag, Call call);
-  // The message of this tag that was sent first, or the next one that will be, of any rank.
+  // Receives the message of this tag that any rank sent first, or else the next one that any rank will send.
   std::shared_ptr<Operation> post_recv_any(Group& group, int rank, int tag, Call call);
 
-  // Does what shares are left to do, without waiting for others; true once the operation is complete. Throws Error as
-  // wait() does, where `timeout` counts from the rank's call.
+  // Does the shares that are left to do, without waiting for others. Gives true once the operation is complete. Throws
+  // Error as wait() does; `timeout` counts from the rank's call.
   bool test(Operation& operation, int rank, std::chrono::milliseconds timeout);
 
   // Waits until the operation is complete, working on it meanwhile; timeout 0 means the world's own. Throws Error, see
-  // above.
+  // 6.
   void wait(Operation& operation, int rank, std::chrono::milliseconds timeout);
 
   // Below, `rank` is the rank's number in the world.
@@ -94,31 +94,31 @@ class Exchange {
   };
 
   std::shared_ptr<Operation> post_message(Group& group, const Side& side, int rank, Call call);
-  void join(const std::shared_ptr<Operation>& joined, int rank, Call call);  // one rank's call; now there may be work
+  void join(const std::shared_ptr<Operation>& joined, int rank, Call call);  // after the last call there is work
 
   // Without the lock:
-  Operations before(const Operation* operation, int rank);     // what is open of that; null: all. Rank in the world
-  void forget_complete(int rank, const Operation* last);       // up to this one; null: all. Rank in the world
-  static bool is_held_up(const Operations& earlier);           // others do the last shares of one
-  static bool all_done(const Operations& earlier);             // of those that all members have posted
-  void work(Operation& operation, const Operations& earlier);  // what is earlier, then it, until somebody is in the way
-  void work(Operation& operation);                             // shares until none is left to take
+  Operations before(const Operation* operation, int rank);     // the open calls before it; null: all. Rank in the world
+  void forget_complete(int rank, const Operation* last);       // up to this call; null: all. Rank in the world
+  static bool is_held_up(const Operations& earlier);           // others still do the last shares of a call
+  static bool all_done(const Operations& earlier);             // looks at calls that all members have posted
+  void work(Operation& operation, const Operations& earlier);  // earlier calls first; stops where others are not done
+  void work(Operation& operation);                             // takes shares until none is left
   void complete(const Operations& earlier, int rank, std::chrono::milliseconds timeout);  // rank in the world
   void run_share(Operation& operation, int share);
   void finish(Operation& operation);     // after the last share
-  void end(const std::string& failure);  // the world, unless it has ended already
-  // Until it is complete, the world has ended, or it takes too long.
+  void end(const std::string& failure);  // ends the world, unless it has ended already
+  // Spins until the operation is complete, the world has ended, or kSpin is over.
   void spin(Operation& operation, const Operations& earlier);
-  // Until it is complete; throws.
+  // Sleeps until the operation is complete. Throws Error, see 6.
   void sleep(Operation& operation, const Operations& earlier, int rank, std::chrono::milliseconds timeout);
 
   // With the lock:
   void set_failure(const std::string& failure);
   [[noreturn]] void fail(int rank, const std::string& reason);  // ends the world and throws; rank in the world
-  void throw_if_ended(int rank) const;                          // for the rank in the world
+  void throw_if_ended(int rank) const;                          // rank in the world
   void throw_if_failed(int rank, const Operation& operation) const;
   void throw_if_left(int rank, const Operation& operation);
-  void throw_if_all_left(int rank, const Operation& operation);  // of a receive from any rank
+  void throw_if_all_left(int rank, const Operation& operation);  // for a receive from any rank
   void throw_if_unanswered(int rank);
   [[noreturn]] void fail_late(int rank, const Operation& operation, std::chrono::milliseconds timeout);
   std::vector<int> awaited(const Operation& operation) const;  // who has not posted, by rank in the world
@@ -135,7 +135,7 @@ class Exchange {
 
   std::mutex mutex_;  // guards all below
   std::condition_variable changed_;
-  std::string failure_;                                 // of the world; empty while all is well
+  std::string failure_;                                 // why the world ended; empty while all is well
   std::vector<bool> left_;                              // by rank in the world
   std::map<std::string, Group> groups_;                 // by name
   std::vector<std::vector<const Operation*>> waiting_;  // by rank: what its threads wait for

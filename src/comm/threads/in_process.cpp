@@ -26,7 +26,7 @@ using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 // A collective of so few bytes is done by one rank: the others would come too late to help.
 constexpr size_t kWholeBytes = 16384;
 
-// Elements that share `share` covers of a tensor that all shares cut up together.
+// The elements that share `share` covers of a tensor that all shares together cover.
 Range part_of_share(const Tensor& tensor, const Operation& operation, int share) {
   return part_of(tensor.numel(), share, operation.shares());
 }
@@ -53,7 +53,7 @@ Pointers rows_of_all(const Operation& operation) {
   return rows;
 }
 
-// Ranks that change one piece of memory would add it to itself.
+// Ranks that change the same memory would add it to itself.
 std::string check_own_memory(const Operation& operation) {
   const auto& members = operation.members();
   for (size_t i = 1; i < members.size(); ++i) {
@@ -83,7 +83,7 @@ size_t first_on_gpu(const Pointers& tensors, int number) {
   return 0;
 }
 
-// A tensor that is to be written: through a copy where its elements are not in a row.
+// The tensor to write to: a copy, which is copied back at the end, if the tensor's elements are not in a row.
 Tensor to_write(Call& call, const Tensor& tensor) {
   Tensor packed = in_a_row(tensor);
   if (!packed.is_same(tensor)) call.back.emplace_back(tensor.detach(), packed);
@@ -368,7 +368,7 @@ class InProcessBackend : public OwnBackend, public TreeBackend {
 
   const std::shared_ptr<Exchange> exchange_;
   Exchange::Group& group_;
-  const int gpus_;  // of all members
+  const int gpus_;  // the number of GPUs of all members
 };
 
 class InProcessWorld : public World {

@@ -47,7 +47,7 @@ class InProcessWork : public c10d::Work {
 
   std::vector<at::Tensor> result() override { return result_; }
 
-  int sourceRank() const override {  // once it is complete
+  int sourceRank() const override {  // valid once the work is complete
     return opType_ == c10d::OpType::RECV || opType_ == c10d::OpType::RECVANYSOURCE ? operation_->source()
                                                                                    : Work::sourceRank();
   }

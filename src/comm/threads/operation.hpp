@@ -27,12 +27,12 @@ class Operation;
 // One rank's call. The tensors are contiguous.
 struct Call {
   Signature signature;
-  c10::SmallVector<at::Tensor, 2> in = {};                     // read
-  c10::SmallVector<at::Tensor, 2> out = {};                    // written; what is changed in place is in `in` alone
-  std::vector<std::pair<at::Tensor, at::Tensor>> back = {};    // afterwards first.copy_(second)
-  int shares = 1;                                              // into which the work is cut for several ranks at once
+  c10::SmallVector<at::Tensor, 2> in = {};                   // read
+  c10::SmallVector<at::Tensor, 2> out = {};                  // written; what is changed in place is in `in` alone
+  std::vector<std::pair<at::Tensor, at::Tensor>> back = {};  // afterwards first.copy_(second)
+  int shares = 1;  // how many shares the work is cut into, for several ranks at once
   std::function<void(const Operation&, int share)> work = {};  // share = 0 … shares - 1; the first member's is used
-  std::function<std::string(const Operation&)> check = {};     // once all have posted: what does not fit, or ""
+  std::function<std::string(const Operation&)> check = {};     // run once all have posted; says what does not fit
 };
 
 // The source of a receive that takes the first message of any rank.
@@ -52,40 +52,40 @@ class Operation {
     int rank;  // its number among the members
     bool posted = false;
     Call call = {};
-    std::chrono::steady_clock::time_point time = {};  // of its post
-    ReadyMark ready = {};                             // what the rank's stream did before its call
+    std::chrono::steady_clock::time_point time = {};  // the time of its post
+    ReadyMark ready = {};                             // marks the rank's stream at its call
   };
 
-  // `of` outlives it.
-  Operation(const Members& of, uint64_t number);   // their collective call `number`
-  Operation(const Members& of, const Side& side);  // a message, perhaps of kAnySource
+  // `of` must outlive it.
+  Operation(const Members& of, uint64_t number);   // the members' collective call `number`
+  Operation(const Members& of, const Side& side);  // a message, perhaps from kAnySource
 
-  // For work and check, which run once all members have posted.
-  const std::vector<Member>& members() const { return members_; }  // of a collective: by rank, ascending
+  // Use these in work and check, which run once all members have posted.
+  const std::vector<Member>& members() const { return members_; }  // in a collective: by rank, ascending
   const Call& call(int rank) const;
   std::string text_of(int world_rank) const { return call(of_.index_of(world_rank)).signature.text(); }
   int shares() const { return members_[0].call.shares; }
 
-  int source() const { return std::get<Side>(place_).source; }  // of a message that was posted by both sides
+  int source() const { return std::get<Side>(place_).source; }  // for a message that both sides have posted
   int in_world(int rank) const { return of_.ranks[rank]; }
   std::string title() const;          // "collective call 3", "message 0 -> 1, tag 0 among ranks 0, 2"
-  std::string where(int rank) const;  // the rank's call with that: "barrier (collective call 3)"
+  std::string where(int rank) const;  // the rank's call and the title: "barrier (collective call 3)"
 
  private:
   friend class Exchange;
   Member& member(int rank);
-  void set_source(int rank);  // of a receive from any rank: whose message it takes
+  void set_source(int rank);  // for a receive from any rank: `rank` sends the message
   bool has_work() const { return posted_ && next_share_ < shares(); }
 
   const Members& of_;
   std::variant<uint64_t, Side> place_;
   std::vector<Member> members_;  // guarded by the Exchange until `posted_`, then read by all
   size_t posts_ = 0;
-  std::atomic<bool> posted_ = false;  // by all members, and it fits together
+  std::atomic<bool> posted_ = false;  // all members have posted, and their calls fit together
   std::atomic<int> next_share_ = 0;
   std::atomic<int> finished_shares_ = 0;
   std::atomic<bool> complete_ = false;
-  DoneMark done_;  // what streams wait for that read the results; set before complete_
+  DoneMark done_;  // streams that read the results wait for it; set before complete_
 };
 
 }  // namespace lockstep::comm

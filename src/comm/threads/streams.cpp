@@ -21,7 +21,7 @@ Streams::Streams(const Devices& devices) {
         std::any_of(streams_.begin(), streams_.end(), [&](const auto& s) { return s.device() == device; });
     if (device.is_cpu() || known) continue;
     // The priority is high, so an exchange goes first wherever a computation leaves room. Ranks compute on streams of
-    // the other pool, so this is never one of theirs.
+    // the other pool, so this is never a rank's stream.
     streams_.push_back(stream_beside(device, /*high_priority=*/true));
   }
 }

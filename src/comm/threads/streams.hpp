@@ -25,7 +25,7 @@ class Streams {
 
   bool empty() const { return streams_.empty(); }  // no GPUs: nothing to order
 
-  // On the calling rank's thread: everything queued so far on the current stream of `device`.
+  // Marks everything queued so far on the current stream of `device`. Call it on the rank's thread.
   ReadyMark ready(const c10::Device& device) const;
 
   // Runs `work` with the exchange streams as current ones, after `marks`.
@@ -34,10 +34,10 @@ class Streams {
   // Tells the allocator that the exchange stream uses `tensor`, so that its memory is not given away too early.
   void keep(const at::Tensor& tensor) const;
 
-  // Everything queued so far on the exchange streams.
+  // Marks everything queued so far on the exchange streams.
   DoneMark done() const;
 
-  // On the calling rank's thread: the current stream of `device` goes on after `mark`.
+  // Makes the current stream of `device` go on after `mark`. Call it on the rank's thread.
   void wait(const DoneMark& mark, const c10::Device& device) const;
 
  private:

@@ -3,7 +3,7 @@
 namespace lockstep::kernels {
 namespace {
 
-// 16 registers.
+// AVX2 has 16 registers.
 constexpr int64_t kLanes = 8;
 constexpr int64_t kRows = 2;
 constexpr int64_t kWeightRows = 2;

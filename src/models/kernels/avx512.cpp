@@ -3,7 +3,7 @@
 namespace lockstep::kernels {
 namespace {
 
-// 32 registers.
+// AVX-512 has 32 registers.
 constexpr int64_t kLanes = 16;
 constexpr int64_t kRows = 5;
 constexpr int64_t kWeightRows = 3;

@@ -1,34 +1,34 @@
 // The arithmetic of batch_norm_relu (src/models/batch_norm_relu.hpp) on float32 in the CPU's memory, compiled once per
 // instruction set.
 //
-// Each call computes a piece of the pixels: matrices [pixels][channels], as a channels-last image lies in memory. The
-// pieces are so small that what is read twice in a call stays in the first-level cache. What has one value per channel
-// is [channels]. The kernels do not allocate, keep nothing and start no threads.
+// Each call computes a piece of the pixels: matrices [pixels][channels], as a channels-last image lies in memory.
+// Pieces are small, so that values read twice in a call stay in the first-level cache. Values per channel are
+// [channels]. The kernels do not allocate, keep nothing and start no threads.
 #pragma once
 
 #include <cstdint>
 
 namespace lockstep::kernels {
 
-// y = relu(x * scale + shift + shortcut). No member functions in here, as in conv_relu_pool.hpp.
+// y = relu(x * scale + shift + shortcut). This struct has no member functions: see conv_relu_pool.hpp.
 struct BatchNormReluChannels {
   const float *scale, *shift, *mean;
 };
 
 struct BatchNormReluKernels {
-  // The piece's mean, and its sum of (x - mean)^2.
+  // Sets the piece's mean, and its sum of (x - mean)^2.
   void (*statistics)(const float* x, int64_t pixels, int64_t channels, float* mean, float* squares);
 
-  // shortcut: null for none.
+  // `shortcut` may be null.
   void (*forward)(const float* x, const float* shortcut, int64_t pixels, int64_t channels,
                   const BatchNormReluChannels& of, float* y);
 
-  // The piece's sums of the gradient behind the ReLU, and of its product with x - mean. With a short cut, y tells what
-  // passed the ReLU, and `passed` gets the gradient behind it. Without one both are null, and x tells it.
+  // Sets the piece's sums of the gradient behind the ReLU, and of its product with x - mean. With a short cut, y tells
+  // what passed the ReLU, and `passed` gets the gradient behind it. Without one give null for both: x tells it.
   void (*backward_sums)(const float* grad, const float* x, const float* y, int64_t pixels, int64_t channels,
                         const BatchNormReluChannels& of, float* passed, float* sum, float* product);
 
-  // grad_x = scale * (grad - offset - (x - mean) * slope). With a short cut, grad is what backward_sums has passed.
+  // grad_x = scale * (grad - offset - (x - mean) * slope). With a short cut, give `passed` of backward_sums as grad.
   void (*backward)(const float* grad, const float* x, bool shortcut, int64_t pixels, int64_t channels,
                    const BatchNormReluChannels& of, const float* offset, const float* slope, float* grad_x);
 };

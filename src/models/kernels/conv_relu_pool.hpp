@@ -1,9 +1,9 @@
 // The arithmetic of conv_relu_pool (include/lockstep/models/conv_relu_pool.hpp) on float32 in the CPU's memory,
 // compiled once per instruction set.
 //
-// The layout is what makes it fast. A block has as many samples as a vector register has lanes, and the sample's index
-// is innermost. So every step of the computation is the same for all lanes, and odd numbers of channels or odd widths
-// leave no lane idle. Shapes of what the kernels read and write, where "lane" is the sample in the block:
+// The layout makes it fast. A block has as many samples as a vector register has lanes, and the sample's index is
+// innermost. So every step of the computation is the same for all lanes, and odd numbers of channels or odd widths
+// leave no lane idle. The kernels read and write these shapes, where "lane" is the sample in the block:
 //   x, grad_x   [channel][row][column][lane]
 //   out, grad   [out_channel][pooled row][pooled column][lane]
 //   passed      [pooled row][pooled column][out_channel][lane], bytes: bit i is set if pixel i of the 2x2 block passed
@@ -15,8 +15,8 @@
 
 namespace lockstep::kernels {
 
-// No member functions in here: this header is compiled for several instruction sets. The linker keeps any one copy of
-// an inline function, perhaps one that this CPU cannot run.
+// This struct has no member functions, since the header is compiled for several instruction sets. The linker keeps any
+// one copy of an inline function, perhaps one that this CPU cannot run.
 struct ConvReluPoolShape {
   int64_t channels, height, width;
   int64_t out_channels, kernel_height, kernel_width;
@@ -31,7 +31,7 @@ struct ConvReluPoolKernels {
   void (*to_block)(const float* rows, int64_t samples, int64_t size, float* block);
   void (*from_block)(const float* block, int64_t samples, int64_t size, float* rows);
 
-  // The weight in the order in which forward and backward_input read it; as many values as the weight has.
+  // Packs the weight in the order in which forward and backward_input read it; `packed` has the weight's size.
   void (*pack_for_forward)(const ConvReluPoolShape& shape, const float* weight, float* packed);
   void (*pack_for_backward)(const ConvReluPoolShape& shape, const float* weight, float* packed);
 
@@ -40,12 +40,12 @@ struct ConvReluPoolKernels {
   void (*forward)(const ConvReluPoolShape& shape, const float* x, const float* packed, const float* bias,
                   const int64_t* tap_offsets, float* out, uint8_t* passed);
 
-  // One block: adds to grad_x. `scratch`: out_channels * 4 * lanes values.
+  // Adds one block's gradient to grad_x. `scratch`: out_channels * 4 * lanes values.
   void (*backward_input)(const ConvReluPoolShape& shape, const float* grad, const uint8_t* passed, const float* packed,
                          float* scratch, float* grad_x);
 
-  // Sets the parts of grad_weight and grad_bias that belong to one group of output channels, over all blocks, at least
-  // one. Groups count from 0 to weight_groups(shape). `scratch`: weight_scratch(shape) values.
+  // Sets grad_weight and grad_bias of one group of output channels, over all blocks; give at least one block. Groups
+  // count from 0 to weight_groups(shape). `scratch`: weight_scratch(shape) values.
   int64_t (*weight_groups)(const ConvReluPoolShape& shape);
   int64_t (*weight_scratch)(const ConvReluPoolShape& shape);
   void (*backward_weight)(const ConvReluPoolShape& shape, int64_t blocks, int64_t group, const float* x,

@@ -3,7 +3,7 @@
 namespace lockstep::kernels {
 namespace {
 
-// 16 registers in SSE2, 32 in Neon; small tiles suit both.
+// SSE2 has 16 registers, Neon 32; small tiles suit both.
 constexpr int64_t kLanes = 4;
 constexpr int64_t kRows = 2;
 constexpr int64_t kWeightRows = 2;

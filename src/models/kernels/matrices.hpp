@@ -1,7 +1,7 @@
-// Copies and sums of float32 matrices in the CPU's memory, compiled once per instruction set.
+// Copies and adds float32 matrices in the CPU's memory. It is compiled once per instruction set.
 //
-// The values of a matrix's row lie one after the other. `row_of_x` says how many values after a row of x the next one
-// begins. The kernels do not allocate, keep nothing and start no threads.
+// The values of a matrix's row lie one after the other. `row_of_x` is the distance between the beginnings of two rows
+// of x, in values. The kernels do not allocate, keep nothing and start no threads.
 #pragma once
 
 #include <cstdint>
