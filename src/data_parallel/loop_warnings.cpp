@@ -113,7 +113,7 @@ void LoopWarnings::see_mode(const torch::nn::Module& net, const Rank& rank) {
   const std::string layer = layer_that_evaluates(net);
   if (layer.empty()) return;
   comm::RankPlace::of(rank).warn("DataParallel: a backward while the net is in eval() mode, so that " + layer +
-                                 " acts as in an evaluation. Call net->train() after each evaluation; if it is meant, "
+                                 " acts as in an evaluation. Call net.train() after each evaluation; if it is meant, "
                                  "put only the layers that it is meant for into eval() mode");
 }
 

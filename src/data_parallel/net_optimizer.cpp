@@ -90,6 +90,7 @@ Step NetOptimizer::step(const StepOptions& options) {
   if (std::has_single_bit(static_cast<uint64_t>(++steps_))) compare_options();
   Step step;
   if (options.skip_not_finite && !has_finite_gradients(*net_)) {
+    zero_grad();
     step.taken = false;
     return step;
   }
@@ -176,6 +177,8 @@ void NetOptimizer::tell_of_new_ones(const io::NamedTensors& state) const {
 void NetOptimizer::save(const std::filesystem::path& file) {
   const io::NamedTensors whole = state();
   if (net_->is_first()) io::write_checked(file, whole, {{kOptionsKey, options_text(*inner_)}});
+  for (Rank* const group : net_->other_parts()) group->barrier();
+  net_->replica()->rank().barrier();
 }
 
 void NetOptimizer::load(const std::filesystem::path& file) {

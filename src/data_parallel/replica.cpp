@@ -75,6 +75,10 @@ Replica::Replica(std::shared_ptr<torch::nn::Module> module, Rank& rank, const Da
   if (options.check_arithmetic != 0) {
     arithmetic_ = std::make_unique<ArithmeticCheck>(options.check_arithmetic, *module_, rank_);
   }
+  if (options.sharded != Sharded::parameters && !options.units.empty()) {
+    throw Error(rank_.name() +
+                ": DataParallel: `units` are of Sharded::parameters; leave them out, or shard the parameters");
+  }
   if (options.sharded != Sharded::nothing) {
     sharded_ = std::make_shared<ShardedNet>(*module_, rank_, options);
     set_averaging(sharded_->reducer());

@@ -35,9 +35,6 @@ void check(const torch::nn::Module& module, const TrainedParameters& parameters,
   if (options.bucket_bytes < 1) {
     refuse("bucket_bytes is " + std::to_string(options.bucket_bytes) + "; it must be at least 1");
   }
-  if (options.sharded != Sharded::parameters && !options.units.empty()) {
-    refuse("`units` are of Sharded::parameters; leave them out, or shard the parameters");
-  }
   if (options.sharded != Sharded::state && has_sync_batchnorm(module)) {
     refuse(
         "the net has a SyncBatchNorm, in whose backward ranks wait for each other, as they do for sharded gradients; "

@@ -17,7 +17,7 @@ std::vector<at::Tensor> tensors_in(const std::vector<torch::optim::OptimizerPara
 void check_groups(const std::vector<torch::optim::OptimizerParamGroup>& groups, const io::NamedTensors& parameters,
                   const std::string& who) {
   const auto refuse = [&](const std::string& what) {
-    throw Error(who + ": " + what + ". Make the groups of net->parameters(), each parameter in one of them");
+    throw Error(who + ": " + what + ". Make the groups of the module's parameters(), each parameter in one of them");
   };
   std::set<const c10::TensorImpl*> left;
   for (const auto& [name, parameter] : parameters) {
@@ -51,7 +51,7 @@ std::unique_ptr<torch::optim::Optimizer> checked_optimizer(std::unique_ptr<torch
                    ? std::to_string(others) + " tensors that are none of the " + what + " that the factory was given"
                    : std::to_string(given.size() - left.size()) + " of the " + std::to_string(given.size()) + " " +
                          what + " that the factory was given") +
-              ". Make it of the factory's argument, all of it, and not of net->parameters()");
+              ". Make it of the factory's argument, all of it, and not of the module's parameters()");
 }
 
 }  // namespace lockstep

@@ -37,8 +37,8 @@ struct StepOptions {
   // Gradients are scaled down so that their norm over all parameters of the network is at most this (Pascanu et al.
   // 2013). Infinity: the norm is only computed. 0: neither.
   double clip = 0;
-  // A step whose averaged gradients have a NaN or an infinity is not taken, on all ranks. Call zero_grad() before the
-  // next backward, which would add to them. On a GPU the host waits for the gradients.
+  // A step whose averaged gradients have a NaN or an infinity is not taken, on all ranks, and the gradients are
+  // dropped. On a GPU the host waits for them.
   bool skip_not_finite = false;
 };
 
@@ -109,7 +109,8 @@ class Optimizer {
   // Writes the whole optimizer as a safetensors file: state by name, as "exp_avg.fc1.weight", and the options of the
   // groups. So any other layout and number of ranks, or one device, goes on from it with the same bits. load() replaces
   // both. Parameters that are frozen now lose their state; those that have none in the file begin anew; a warning names
-  // either. All ranks must call them; rank 0 writes. Throws Error, before anything is changed, for a file that cannot
+  // either. All ranks must call them; rank 0 writes, and the
+  // others return when it has. Throws Error, before anything is changed, for a file that cannot
   // be read or written, or that is of another network, of another kind of optimizer, or of other groups. Cost of
   // save(): an allgather of the state where ranks have different parts of it.
   void save(const std::filesystem::path& file);
