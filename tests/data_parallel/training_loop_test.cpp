@@ -188,7 +188,7 @@ TEST(TrainingLoop, ABackwardInEvalModeIsAWarning) {
     });
   };
   EXPECT_THAT(warnings([] { return torch::nn::BatchNorm1d(3); }),
-              ElementsAre(AllOf(HasSubstr("in eval() mode, so that layer acts"), HasSubstr("Call net->train()"))));
+              ElementsAre(AllOf(HasSubstr("in eval() mode, so that layer acts"), HasSubstr("Call net.train()"))));
   EXPECT_THAT(warnings([] { return lockstep::Dropout(0.5); }), ElementsAre(HasSubstr("in eval() mode")));
   EXPECT_THAT(warnings([] { return torch::nn::ReLU(); }), IsEmpty());
 }
