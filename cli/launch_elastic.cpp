@@ -9,6 +9,7 @@
 #include "comm/meeting/elastic_launcher.hpp"
 #include "comm/meeting/rendezvous.hpp"
 #include "launched_job.hpp"
+#include "option_flags.hpp"
 #include "trainer/checkpoint_folder.hpp"
 
 namespace lockstep::cli {
@@ -70,7 +71,7 @@ class ElasticProcesses : public comm::LaunchedProcesses {
     processes_->start(words_, variables, member);
   }
   void kill(int member) override { processes_->end(member); }
-  void say(const std::string& text) override { messages_.say(text); }
+  void say(const std::string& text) override { messages_.say(with_flags(text)); }
 
   const LaunchFlags& flags_;
   LaunchMessages& messages_;

@@ -25,7 +25,7 @@ bool is_of_cpu_memory(const c10::Error& error) {
 
 std::string what_needs_less_memory(const std::string& where) {
   return "with a smaller batch, with fewer ranks on " + where +
-         ", or with the optimizer's state divided among the ranks (ZeRO)";
+         ", or with the optimizer's state divided among the ranks (ZeRO, which no elastic job has)";
 }
 
 std::string exception_text(const std::exception_ptr& exception) {
@@ -40,7 +40,7 @@ std::string exception_text(const std::exception_ptr& exception) {
     return out_of_memory("", /*is_of_gpu=*/false);
   } catch (const std::system_error& error) {
     const bool lacks = error.code() == std::errc::resource_unavailable_try_again;
-    return error.what() + (lacks ? std::string(". If a thread was to start: ") + kNoMoreThreads : "");
+    return error.what() + (lacks ? std::string(". Perhaps ") + kNoMoreThreads : "");
   } catch (const std::exception& error) {
     return error.what();
   } catch (...) {

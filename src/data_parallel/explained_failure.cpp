@@ -28,11 +28,11 @@ std::string why_graph_is_gone(const torch::nn::Module& module) {
          "graph an earlier backward has used up. Compute it in each forward(), or keep its detach()";
 }
 
-// Parameters and buffers are refused before.
+// DataParallel has refused parameters and buffers of that mode when it was made.
 std::string why_inference_tensors() {
   return "a tensor that is no parameter or buffer, such as the batch, was made in InferenceMode, so no backward can "
-         "use "
-         "it. Make it outside, under NoGradGuard if it needs no gradients, or take its clone() there";
+         "use it. Make it outside of that mode, under NoGradGuard if it needs no gradients; or take a clone() of it "
+         "outside, and use that";
 }
 
 }  // namespace
@@ -41,7 +41,7 @@ void explain_failure(const torch::nn::Module& module, const Rank& rank, bool of_
   if (!std::current_exception()) return;
   try {
     throw;
-  } catch (const c10::Error&) {  // and not what was explained already
+  } catch (const c10::Error&) {  // an Error of lockstep explains itself
     const std::string text = exception_text(std::current_exception());
     const auto says = [&](const char* part) { return text.find(part) != std::string::npos; };
     std::string why;
@@ -49,7 +49,7 @@ void explain_failure(const torch::nn::Module& module, const Rank& rank, bool of_
     if (says("backward through the graph a second time")) why = why_graph_is_gone(module);
     if (says("nference tensor")) why = why_inference_tensors();
     if (why.empty()) return;
-    std::throw_with_nested(Error(rank.name() + ": DataParallel: " + why + ". What it said: " + text));
+    std::throw_with_nested(Error(rank.name() + ": DataParallel: " + why + ". LibTorch said: " + text));
   } catch (const std::exception&) {
   }
 }

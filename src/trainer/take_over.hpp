@@ -16,16 +16,15 @@ namespace lockstep {
 struct TakingOver {
   bool met = false;      // this process has trained with others, so a run of this job is in the folder
   bool goes_on = false;  // the job itself has begun with the run that is in the folder
-  std::chrono::milliseconds patience{10'000};  // with a keeper that still has the lock
+  std::chrono::milliseconds patience{10'000};  // take_over() waits so long for a keeper that still has the lock
   std::function<void(const std::string&)> warn = {};
   io::FileSystem& files = io::real_files();
 };
 
-// Makes options.keep.run_dir the folder that this process keeps. Its keeper is gone, or stands still and is about to be
-// killed by the launcher, and its lock goes with it. It may have been writing, so nobody else may until then: this
-// waits. What a keeper began that was killed before it met the others is removed. Gives whether a run was there that
-// this process has trained with. Throws Error if the lock is not to be had, or if a run is there that is not this
-// job's.
+// Makes this process the keeper of options.keep.run_dir. The keeper before is gone, or stands still until the launcher
+// kills it. That one may have been writing, so take_over() waits until the system has given back its lock. If it was
+// killed before it met the others, take_over() removes what it had begun. The result says whether the folder holds a
+// run that this process has trained with. Throws Error if the lock stays taken, or if a run of another job is there.
 bool take_over(std::optional<RunFolder>& folder, const TrainOptions& options, const Judge& judge,
                const TakingOver& how);
 

@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "cli_fixture.hpp"
+#include "trainer/checkpoint_folder.hpp"
 
 namespace cli_sweep_test {
 
@@ -33,6 +34,11 @@ class CliSweep : public Cli {
   }
 
   Finished sweep(const std::vector<std::string>& more) const { return run_program(words(more), surroundings()); }
+
+  bool wait_for_checkpoint(const std::string& run) const {
+    return lockstep::comes_true(
+        [&] { return !lockstep::newest_checkpoint(work_ / "runs/grid" / run / "checkpoints").empty(); });
+  }
 
   std::vector<std::string> kept() const {
     std::vector<std::string> names;
@@ -74,29 +80,59 @@ TEST_F(CliSweep, TrainsTheGridAndLaterWhatIsNew) {
   EXPECT_THAT(other.out, ContainsRegex("cpu_batch60_lr0.05: error: .*its run has seed 1, and this one 2"));
 }
 
-TEST_F(CliSweep, GoesOnWhereItWasStopped) {
+TEST_F(CliSweep, GoesOnWhereItWasStoppedOrKilled) {
   const std::vector<std::string> flags = {"--devices", "cpu", "--batch-size", "20", "30", "--lr", "0.05", "--epochs"};
   const auto with_epochs = [&](const std::string& epochs) {
     std::vector<std::string> all = flags;
     all.push_back(epochs);
     return words(all);
   };
-  Program program(with_epochs("100000"), surroundings());
-  const fs::path first = work_ / "runs/grid/cpu_batch20_lr0.05/metrics.jsonl";
-  for (int i = 0; i < 6000 && !fs::exists(first); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  program.send(SIGINT);
-  const Finished stopped = program.finish();
-  EXPECT_EQ(stopped.code, 130);
-  EXPECT_THAT(stopped.out, HasSubstr("\nstopped; the same command goes on\n"));
-  EXPECT_THAT(kept(), ElementsAre("cpu_batch20_lr0.05"));
+  for (const int signal : {SIGINT, SIGKILL}) {
+    Program program(with_epochs("100000"), surroundings());
+    ASSERT_TRUE(wait_for_checkpoint("cpu_batch20_lr0.05"));
+    program.send(signal);
+    const Finished ended = program.finish();
+    if (signal == SIGINT) {
+      EXPECT_EQ(ended.code, 130);
+      EXPECT_THAT(ended.out, HasSubstr("\nstopped; the same command goes on\n"));
+    }
+    EXPECT_THAT(kept(), ElementsAre("cpu_batch20_lr0.05"));
+
+    const auto begun = metrics("grid/cpu_batch20_lr0.05");
+    const Finished again = run_program(with_epochs(std::to_string(begun.size() + 2)), surroundings());
+    ASSERT_EQ(again.code, 0) << again.err << again.out;
+    const auto whole = metrics("grid/cpu_batch20_lr0.05");
+    ASSERT_EQ(whole.size(), begun.size() + 2);
+    EXPECT_EQ(whole[0].seconds, begun[0].seconds);  // was not trained again
+    EXPECT_EQ(metrics("grid/cpu_batch30_lr0.05").size(), whole.size());
+    fs::remove_all(work_ / "runs");
+  }
+}
+
+TEST_F(CliSweep, ASecondOneAtOnceLeavesARunAloneThatTheFirstOneTrains) {
+  const std::vector<std::string> flags = {"--devices", "cpu", "--batch-size", "20"};
+  const auto with = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> all = flags;
+    all.insert(all.end(), more.begin(), more.end());
+    return words(all);
+  };
+  Program first(with({"--lr", "0.05", "--epochs", "100000"}), surroundings());
+  ASSERT_TRUE(wait_for_checkpoint("cpu_batch20_lr0.05"));
+  const Finished second = run_program(with({"--lr", "0.05", "0.1", "--epochs", "2"}), surroundings());
+  EXPECT_EQ(second.code, 1);
+  EXPECT_THAT(second.out, AllOf(ContainsRegex("\ncpu_batch20_lr0.05: error: [^\n]*another process"),
+                                HasSubstr("\ncpu_batch20_lr0.1: test acc")));
+  EXPECT_THAT(second.err, HasSubstr("the same command tries them again: cpu_batch20_lr0.05\n"));
+  first.send(SIGINT);
+  EXPECT_EQ(first.finish().code, 130);
 
   const auto begun = metrics("grid/cpu_batch20_lr0.05");
-  const Finished again = run_program(with_epochs(std::to_string(begun.size() + 2)), surroundings());
-  ASSERT_EQ(again.code, 0) << again.err;
+  const Finished again =
+      run_program(with({"--lr", "0.05", "--epochs", std::to_string(begun.size() + 1)}), surroundings());
+  EXPECT_EQ(again.code, 0) << again.err << again.out;
   const auto whole = metrics("grid/cpu_batch20_lr0.05");
-  ASSERT_EQ(whole.size(), begun.size() + 2);
-  EXPECT_EQ(whole[0].seconds, begun[0].seconds);  // was not trained again
-  EXPECT_EQ(metrics("grid/cpu_batch30_lr0.05").size(), whole.size());
+  ASSERT_EQ(whole.size(), begun.size() + 1);
+  EXPECT_EQ(whole[0].seconds, begun[0].seconds);
 }
 
 TEST_F(CliSweep, ARunThatFailsLeavesTheOthersAndALossThatIsNanIsNoFailure) {

@@ -345,6 +345,48 @@ TEST_P(C10dWorlds, MessagesFromAnyRankAreTakenInTheOrderOfTheReceives) {
   });
 }
 
+// A receive from one rank goes before one from any rank, whichever was posted first: Gloo has it so.
+TEST_P(C10dWorlds, AMessageOfOneRankMayHaveATagThatIsReceivedFromAnyRankToo) {
+  const int world = GetParam();
+  if (world == 1) GTEST_SKIP() << "a rank sends itself nothing";
+  lockstep::run(lockstep::test_devices(world), [&](Rank& rank) {
+    constexpr int kTag = 0x4001;
+    if (is_nccl(rank)) return;
+    const int last = world - 1, me = rank.index();
+    const auto number = [](int which, int from) { return torch::full({2}, 10.0F * which + from); };
+    const auto send = [&](int which) {
+      Tensors message{number(which, me).to(rank.device())};
+      rank.backend().send(message, 0, kTag)->wait();
+    };
+    Tensors of_last{torch::zeros({2}, rank.device())}, of_any{torch::zeros({2}, rank.device())};
+    const auto from_last = [&] { return rank.backend().recv(of_last, last, kTag); };
+    const auto from_any = [&] { return rank.backend().recvAnysource(of_any, kTag); };
+    for (const bool any_first : {true, false}) {
+      if (me == 0) {
+        const auto first = any_first ? from_any() : from_last(), second = any_first ? from_last() : from_any();
+        rank.barrier();  // both wait by now
+        first->wait();
+        second->wait();
+        expect_equal(of_last[0], number(1, last));
+        expect_equal(of_any[0], number(2, last));
+      } else {
+        rank.barrier();
+        if (me == last) send(1), send(2);
+      }
+      rank.barrier();
+    }
+    if (me != 0) return send(3);
+    from_last()->wait();
+    expect_equal(of_last[0], number(3, last));
+    for (int left = last - 1; left > 0; --left) {
+      const auto work = from_any();
+      work->wait();
+      EXPECT_LT(work->sourceRank(), last);
+      expect_equal(of_any[0], number(3, work->sourceRank()));
+    }
+  });
+}
+
 // ---- What is refused.
 
 TEST_P(C10dWorlds, WhatIsNotOfferedIsRefusedInOurWords) {

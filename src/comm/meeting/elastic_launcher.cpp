@@ -43,14 +43,17 @@ void ElasticLauncher::say_why(const std::function<std::string(const std::string&
   if (!elastic_.has_lost()) return;
   if (!elastic_.takes_part()) {
     processes_.say(
-        "a process was killed before the program took part in the elastic job; without that the others cannot go on. "
-        "lockstep train, fit() and a run() with RunOptions::elastic take part once they begin, other programs never");
+        "a process was killed before the program took part in the elastic job, so the others cannot go on. lockstep "
+        "train, fit() and a run() with RunOptions::elastic take part once they begin to train: start the job again, "
+        "since no step is lost. Other programs never take part: start them as a job that is not elastic");
   } else if (elastic_.has_lost_all()) {
     const std::string folder = elastic_.folder(), newest = folder.empty() ? "" : newest_in(folder);
-    processes_.say("all processes that had the state of the training are gone, so nobody could go on. " +
-                   (newest.empty()
-                        ? std::string("There is no checkpoint, so start the job again from its beginning")
-                        : "Start the job again with `resume` auto: it goes on from its newest checkpoint, " + newest));
+    const std::string what_to_do = folder.empty()
+                                       ? "Start the job again"
+                                       : "Start the job again with `resume` auto (keep.resume in a fit()): it " +
+                                             (newest.empty() ? "begins anew, since there is no checkpoint"
+                                                             : "goes on from its newest checkpoint, " + newest);
+    processes_.say("all processes that had the state of the training are gone, so nobody could go on. " + what_to_do);
   }
 }
 

@@ -41,14 +41,15 @@ TEST_F(AnElasticLauncher, WhenAllWithTheStateAreKilledSaysSoAndNamesTheNewestChe
   EXPECT_FALSE(launcher_.note_end(1, killed_, /*killed=*/true));
   EXPECT_THAT(why("epoch-0001"), AllOf(HasSubstr("all processes that had the state of the training are gone"),
                                        HasSubstr("it goes on from its newest checkpoint, /runs/a/epoch-0001")));
-  EXPECT_THAT(why(""), HasSubstr("There is no checkpoint, so start the job again from its beginning"));
+  EXPECT_THAT(why(""), HasSubstr("Start the job again with `resume` auto (keep.resume in a fit()): it begins anew"));
 }
 
 TEST_F(AnElasticLauncher, DoesNotSayOfAProgramThatHasNotBegunThatItNeverTakesPart) {
   EXPECT_TRUE(launcher_.note_end(0, killed_, /*killed=*/true));
   EXPECT_FALSE(launcher_.note_end(1, killed_, /*killed=*/true));
-  EXPECT_THAT(why("epoch-0001"), AllOf(HasSubstr("was killed before the program took part in the elastic job"),
-                                       Not(HasSubstr("takes no part"))));
+  EXPECT_THAT(why("epoch-0001"),
+              AllOf(HasSubstr("was killed before the program took part in the elastic job"),
+                    HasSubstr("start the job again, since no step is lost"), Not(HasSubstr("takes no part"))));
 }
 
 }  // namespace elastic_launcher_test

@@ -220,7 +220,8 @@ TEST_F(Elastic, WhenAllWithTheStateAreKilledItSaysSoAndNamesTheNewestCheckpoint)
   EXPECT_THAT(newest, HasSubstr("epoch-"));
   EXPECT_THAT(ended.err,
               AllOf(HasSubstr("all processes that had the state of the training are gone, so nobody could go on"),
-                    HasSubstr("it goes on from its newest checkpoint, " + newest)));
+                    HasSubstr("with --resume auto (keep.resume in a fit()): it goes on from its newest checkpoint, " +
+                              newest)));
 }
 
 TEST_F(Elastic, KilledBeforeTheyBeginTheyAreNotCalledAnotherProgram) {

@@ -293,25 +293,69 @@ TEST_F(TrainUnderALauncher, OtherDataOfTheSameSizeInOneProcessAreRefused) {
   EXPECT_FALSE(std::filesystem::exists(work_ / "runs"));
 }
 
-TEST_F(TrainUnderALauncher, GoesOnFromItsLastCheckpointWhenItIsStartedAgain) {
-  const Words more = {"--devices", "cpu", "--epochs", "12", "--keep-last", "12", "--resume", "auto"};
-  const Words lockstep = {from_environment("LOCKSTEP_PROGRAM")};
-  ASSERT_EQ(
-      run_program(Words{"launch", "-n", "2"} + lockstep + train(Words{"--name", "undisturbed"} + more), surroundings())
-          .code,
-      0);
-  // Rank 1 is killed as soon as there is a checkpoint.
-  const Words dies = {"sh", "-c",
-                      "test $RANK.$TORCHELASTIC_RESTART_COUNT != 1.0 || "
-                      "(until test -e runs/killed/checkpoints/epoch-0001*; do sleep 0.02; done; kill -9 $$) & "
-                      "exec \"$0\" \"$@\""};
+// The first start's rank 1 is killed as soon as there is a checkpoint.
+class TrainThatStartsAgain : public Cli {
+ protected:
+  // `number`: a shell's words that give "1.0" for that rank of that start.
+  Words dying(const std::string& number) const {
+    return {"sh", "-c",
+            "test " + number +
+                " != 1.0 || (until test -e runs/killed/checkpoints/epoch-0001*; do sleep 0.02; done; kill -9 $$) & "
+                "exec \"$0\" \"$@\"",
+            from_environment("LOCKSTEP_PROGRAM")};
+  }
+
+  Words settings(const std::string& name, const Words& more) const {
+    return train(Words{"--name", name, "--devices", "cpu", "--model", "mlp", "--width", "0.125", "--epochs", "30",
+                       "--keep-last", "30", "--resume", "auto"} +
+                 more);
+  }
+
+  void expect_goes_on(const Finished& job, const Words& more) const {
+    EXPECT_EQ(job.code, 0) << job.err;
+    EXPECT_THAT(job.out, HasSubstr("goes on from      runs/killed/checkpoints/epoch-"));
+    const Words launch = {"launch", "-n", "2", from_environment("LOCKSTEP_PROGRAM")};
+    ASSERT_EQ(run_program(launch + settings("undisturbed", more), surroundings()).code, 0);
+    EXPECT_EQ(difference(work_ / "runs/killed/model.safetensors", work_ / "runs/undisturbed/model.safetensors"), 0);
+  }
+};
+
+TEST_F(TrainThatStartsAgain, GoesOnFromItsLastCheckpoint) {
+  // The guide has the second one.
+  for (const Words& more : {Words{}, Words{"--grain", "8", "--optimizer", "adam", "--lr", "0.001", "--zero-stage", "1",
+                                           "--checkpoint-every", "3"}}) {
+    const auto job = run_program(Words{"launch", "-n", "2", "--max-restarts", "1"} +
+                                     dying("$RANK.$TORCHELASTIC_RESTART_COUNT") + settings("killed", more),
+                                 surroundings());
+    EXPECT_THAT(job.err, HasSubstr("lockstep launch: all processes start again, restart 1 of 1\n"));
+    expect_goes_on(job, more);
+    std::filesystem::remove_all(work_ / "runs");
+  }
+}
+
+// The loop of a batch script. There is no srun here: this one starts two processes of a step, and ends the other if one
+// fails.
+TEST_F(TrainThatStartsAgain, GoesOnInALoopAroundSrun) {
+  const std::string loop =
+      "srun() {\n"
+      "  export SLURM_STEP_NUM_TASKS=2 SLURM_STEP_TASKS_PER_NODE=2 SLURM_NODEID=0 SLURM_JOB_ID=$$ SLURM_STEP_ID=$try\n"
+      "  SLURM_PROCID=0 SLURM_LOCALID=0 \"$@\" &\n"
+      "  first=$!\n"
+      "  SLURM_PROCID=1 SLURM_LOCALID=1 \"$@\" || { kill $first; wait $first; return 1; }\n"
+      "  wait $first\n"
+      "}\n"
+      "for try in 0 1 2; do\n"
+      "  srun \"$0\" \"$@\" && exit\n"
+      "  echo again\n"
+      "done\n"
+      "exit 1\n";
+  auto slurm = surroundings();
+  slurm.program = "/bin/sh";
+  slurm.environment.insert(slurm.environment.end(), {"MASTER_ADDR=127.0.0.1", "MASTER_PORT=" + free_port()});
   const auto job = run_program(
-      Words{"launch", "-n", "2", "--max-restarts", "1"} + dies + lockstep + train(Words{"--name", "killed"} + more),
-      surroundings());
-  EXPECT_EQ(job.code, 0) << job.err;
-  EXPECT_THAT(job.err, HasSubstr("lockstep launch: all processes start again, restart 1 of 1\n"));
-  EXPECT_THAT(job.out, HasSubstr("goes on from      runs/killed/checkpoints/epoch-"));
-  EXPECT_EQ(work_.read("runs/killed/model.safetensors"), work_.read("runs/undisturbed/model.safetensors"));
+      Words{"-c", loop} + dying("$SLURM_PROCID.$SLURM_STEP_ID") + settings("killed", {"--grain", "8"}), slurm);
+  EXPECT_THAT(job.out, HasSubstr("again\n"));
+  expect_goes_on(job, {"--grain", "8"});
 }
 
 TEST_F(TrainUnderALauncher, StandsStillAndGoesOnToTheSameBits) {
