@@ -45,14 +45,15 @@ class Rank {
   int process() const;
   int index_in_process() const;
 
-  // The backend, for everything that c10d can do, also asynchronously. All ranks must make the same collective calls in
-  // the same order. On the CPU, calls that differ are every rank's Error, which shows both. Between processes the tags
-  // of messages go from 0 to 32767, and those of recvAnysource() start at 16384. NCCL, between GPUs, compares nothing:
-  // calls that differ there are an Error at the end of the run, or at the timeout. A rank that returns without a call
-  // that another has made is an Error at once. A collective call that nobody waits for is done before a later one
-  // of the same group is waited for, or at the end of the run. Between processes wait for each message: until then its
-  // memory stays, and a recvAnysource() that nobody waits for is an Error. What is not offered is an Error: gathers and
-  // scatters with a root, coalesced calls, setTimeout(), abort(), shutdown(). So is a call after the run.
+  // The backend, for everything that c10d can do, also asynchronously. Make the same collective calls in the same order
+  // on all ranks. On the CPU, calls that differ are every rank's Error, which shows both. NCCL, between GPUs, compares
+  // nothing: calls that differ there are an Error at the end of the run, or at the timeout. If a rank returns without a
+  // call that another has made, that is an Error at once. A collective call that nobody waits for is done before a
+  // later one of the same group is waited for, or at the end of the run. Between processes, wait for each message that
+  // you send or receive: lockstep keeps its memory until then, and a recvAnysource() without a wait is an Error. There,
+  // give messages tags from 0 to 32767, and those that recvAnysource() takes tags from 16384 on. Gathers and scatters
+  // with a root, coalesced calls, setTimeout(), abort() and shutdown() are not offered: they throw Error, and so does
+  // any call after the run.
   c10d::Backend& backend();
 
   // The most used collectives, waited for; tensors are changed in place, lie on device() and have any strides. (Through
