@@ -32,6 +32,7 @@ class Streams {
   void run_after(const std::vector<const ReadyMark*>& marks, const std::function<void()>& work) const;
 
   // Tells the allocator that the exchange stream uses `tensor`, so that its memory is not given away too early.
+  // A run that fails needs it: there a call's tensors are freed though no stream of their rank has waited for the call.
   void keep(const at::Tensor& tensor) const;
 
   // Marks everything queued so far on the exchange streams.

@@ -306,8 +306,8 @@ class TrainThatStartsAgain : public Cli {
   }
 
   Words settings(const std::string& name, const Words& more) const {
-    return train(Words{"--name", name, "--devices", "cpu", "--model", "mlp", "--width", "0.125", "--epochs", "30",
-                       "--keep-last", "30", "--resume", "auto"} +
+    return train(Words{"--name", name, "--devices", "cpu", "--model", "mlp", "--width", "0.125", "--epochs", "20",
+                       "--batch-size", "100", "--keep-last", "20", "--resume", "auto"} +
                  more);
   }
 

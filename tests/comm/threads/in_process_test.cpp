@@ -247,6 +247,20 @@ TEST_P(InProcessWorlds, AWorkThatNobodyWaitsForKeepsItsMemory) {
   });
 }
 
+// Rank 0 does not wait for the call, so its memory goes back while other ranks' GPUs may still use it.
+TEST_P(InProcessWorlds, ARunThatFailsGivesNoMemoryAwayThatACallStillUses) {
+  const int world = GetParam();
+  const auto failing = [&](Rank& rank) {
+    Tensors tensor{torch::ones({1000}, rank.device())};
+    const auto work = rank.backend().allreduce(tensor);
+    if (rank.index() != 0) work->wait();
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    if (rank.index() == 0) throw std::runtime_error("out of luck");
+  };
+  EXPECT_THAT(lockstep::any_error_of([&] { lockstep::run(lockstep::test_devices(world), failing); }),
+              testing::HasSubstr("out of luck"));
+}
+
 TEST_P(InProcessWorlds, MessagesGoAroundTheRingInOrder) {
   const int world = GetParam();
   if (world == 1) GTEST_SKIP() << "a rank sends itself nothing";
