@@ -53,7 +53,7 @@ def draw_gpt(net, layers, seed):
 
 
 def shuffled(size, seed, epoch):
-    """The permutation that lockstep::batches (src/data/data.cpp) draws for this seed and epoch."""
+    """The permutation that lockstep::batches (src/data/batches.cpp) draws for this seed and epoch."""
     def scramble(z):
         z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) % 2**64
         z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) % 2**64

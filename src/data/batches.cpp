@@ -1,3 +1,4 @@
+// Batches: which samples each batch has, where they come from, and the mark by which ranks compare batches.
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Functions.h>
 #include <lockstep/base/error.hpp>
@@ -5,9 +6,6 @@
 #include <lockstep/data/parts.hpp>
 
 #include <algorithm>
-#include <array>
-#include <cstdlib>
-#include <fstream>
 #include <functional>
 #include <numeric>
 #include <string_view>
@@ -18,180 +16,11 @@
 #include "base/scramble.hpp"
 #include "batch_mark.hpp"
 #include "batch_tensors.hpp"
-#include "data_digests.hpp"
 #include "devices/upload.hpp"
-#include "io/fashion_mnist_files.hpp"
-#include "io/idx.hpp"
-#include "latest_batch.hpp"
 #include "read_ahead.hpp"
 #include "sizes_text.hpp"
 
 namespace lockstep {
-namespace {
-
-constexpr int64_t classes = 10;
-constexpr int64_t image_side = 28;
-
-Dataset load_set(const std::filesystem::path& dir, const char* images_name, const char* labels_name) {
-  std::filesystem::path images_file = io::find_idx(dir, images_name);
-  std::filesystem::path labels_file = io::find_idx(dir, labels_name);
-  at::Tensor images = io::read_idx(images_file, 3);
-  at::Tensor labels = io::read_idx(labels_file, 1);
-
-  if (images.size(0) == 0) throw Error("'" + images_file.string() + "' holds no images");
-  if (images.size(1) != image_side || images.size(2) != image_side) {
-    throw Error("'" + images_file.string() + "' holds images of " + std::to_string(images.size(1)) + " x " +
-                std::to_string(images.size(2)) + " pixels; expected 28 x 28");
-  }
-  if (images.size(0) != labels.size(0)) {
-    throw Error("'" + images_file.string() + "' holds " + std::to_string(images.size(0)) + " images, but '" +
-                labels_file.string() + "' holds " + std::to_string(labels.size(0)) + " labels");
-  }
-  auto [largest, position] = labels.max(0);
-  if (largest.item<int64_t>() >= classes) {
-    throw Error("'" + labels_file.string() + "': label " + std::to_string(largest.item<int64_t>()) + " at position " +
-                std::to_string(position.item<int64_t>()) + "; expected 0 to 9");
-  }
-  return {images.unsqueeze(1), labels.to(at::kLong)};
-}
-
-// A plain file has no checksum, as a gzipped one has. So a wrong bit shows only where it is known what must be there:
-// as many images or labels as a known set has, beside another file of that set.
-void check_plain_files(const std::filesystem::path& folder, const ImageData& data) {
-  constexpr std::array<int64_t, 4> counts = {60000, 60000, 10000, 10000};  // of both known sets
-  std::array<std::filesystem::path, 4> plain;
-  for (size_t i = 0; i < plain.size(); ++i) {
-    const auto file = io::find_idx(folder, io::fashion_mnist_files[i]);
-    const int64_t count = (i < 2 ? data.train : data.test).size();
-    if (count == counts[i] && std::ifstream(file, std::ios::binary).get() == 0) plain[i] = file;  // gzip begins with 31
-  }
-  if (std::all_of(plain.begin(), plain.end(), [](const auto& file) { return file.empty(); })) return;
-  const DataDigests digests = digests_of(data);
-  const auto is_of = [&](const KnownImages& known, const DataPart& part) {
-    return digests.*part.digest == known.digests.*part.digest;
-  };
-  for (const KnownImages& known : known_images()) {
-    const auto good =
-        std::find_if(kDataParts.begin(), kDataParts.end(), [&](const auto& part) { return is_of(known, part); });
-    if (good == kDataParts.end()) continue;
-    for (size_t i = 0; i < plain.size(); ++i) {
-      const DataPart& part = kDataParts[i];
-      const bool is_known = std::any_of(known_images().begin(), known_images().end(),
-                                        [&](const KnownImages& one) { return is_of(one, part); });
-      if (plain[i].empty() || is_known) continue;
-      throw Error("'" + plain[i].string() + "' is damaged: its SHA-256 is " + digests.*part.digest + ", and that of " +
-                  known.name + ", whose " + good->name + " lie beside it, is " + known.digests.*part.digest +
-                  "; take another copy. If the values are meant to be others, gzip the file, whose own checksum then "
-                  "guards it");
-    }
-  }
-}
-
-std::filesystem::path absolute_path_from(const char* variable) {
-  const char* value = std::getenv(variable);
-  std::filesystem::path path = value == nullptr ? "" : value;
-  return path.is_absolute() ? path : std::filesystem::path();
-}
-
-}  // namespace
-
-std::filesystem::path fashion_mnist_download_place() {
-  std::filesystem::path data = absolute_path_from("XDG_DATA_HOME");
-  if (data.empty()) {
-    std::filesystem::path home = absolute_path_from("HOME");
-    if (home.empty()) return {};
-    data = home / ".local" / "share";
-  }
-  return data / "lockstep" / "fashion-mnist";
-}
-
-std::vector<std::filesystem::path> fashion_mnist_places() {
-  std::vector<std::filesystem::path> places = {"/usr/share/datasets/fashion-mnist"};
-  if (auto place = fashion_mnist_download_place(); !place.empty()) places.push_back(place);
-  return places;
-}
-
-ImageData load_fashion_mnist(const std::filesystem::path& dir) {
-  std::filesystem::path folder = dir.empty() ? io::find_fashion_mnist(fashion_mnist_places()) : dir;
-  std::string missing = io::what_lacks(folder);
-  if (!missing.empty()) throw Error("cannot load Fashion-MNIST from '" + folder.string() + "': " + missing);
-  ImageData data{.train = load_set(folder, io::train_images, io::train_labels),
-                 .test = load_set(folder, io::test_images, io::test_labels),
-                 .source = folder.string(),
-                 .synthetic = false};
-  check_plain_files(folder, data);
-  return data;
-}
-
-namespace {
-
-// The first sample of these.
-Dataset example_of(const Batch& samples) {
-  return with_each_tensor(Dataset{samples.x, samples.y, samples.more},
-                          [](const at::Tensor& tensor) { return tensor.slice(0, 0, 1); });
-}
-
-}  // namespace
-
-const at::Tensor& Batch::operator[](const std::string& name) const {
-  const auto found = more.find(name);
-  if (found != more.end()) return found->second;
-  std::string names;
-  for (const auto& [other, tensor] : more) names += (names.empty() ? "\"" : ", \"") + other + "\"";
-  throw Error("Batch: there is no tensor \"" + name + "\" beside x and y; " +
-              (names.empty() ? "the data have no others (Dataset::more)" : "the data have " + names));
-}
-
-std::vector<Batch> Batch::in_parts(int64_t count) const {
-  if (count < 1)
-    throw Error("Batch::in_parts: the number of parts is " + std::to_string(count) + "; expected 1 or more");
-  const int64_t unit = std::max<int64_t>(grain, 1), own = (size() + unit - 1) / unit;
-  const int64_t units = grain > 0 ? std::max(own, most_grains()) : own;
-  const int64_t parts = std::clamp<int64_t>(units, 1, count);
-  std::vector<Batch> batches;
-  for (int64_t i = 0; i < parts; ++i) {
-    const Range part = part_of(units, static_cast<int>(i), static_cast<int>(parts));
-    const int64_t begin = std::min(part.begin * unit, size()), end = std::min(part.end * unit, size());
-    Batch cut = with_each_tensor(*this, [&](const at::Tensor& tensor) { return tensor.slice(0, begin, end); });
-    if (first >= 0) cut.first = first + begin;
-    if (grain > 0) cut.turns = part.size();
-    if (grain > 0 && begin == end && size() > 0) cut.like = example_of(*this);
-    batches.push_back(std::move(cut));
-  }
-  return batches;
-}
-
-int64_t Batch::most_grains() const {
-  int64_t most = turns;
-  for (size_t shard = 1; turns == 0 && shard < runs.size(); ++shard)
-    most = std::max(most, runs[shard] - runs[shard - 1]);
-  return most;
-}
-
-namespace {
-
-// Rows `begin` up to `end`, where memory of their own would begin as far as kernels care: on a CPU these ask for 64
-// bytes, the vectors of AVX-512, and a GPU's for more. So a grain's bits do not depend on where it lies in its batch.
-at::Tensor aligned_rows(const at::Tensor& tensor, int64_t begin, int64_t end) {
-  const at::Tensor rows = tensor.slice(0, begin, end);
-  const auto address = reinterpret_cast<std::uintptr_t>(rows.const_data_ptr());
-  return rows.is_cpu() && address % 64 == 0 ? rows : rows.clone();
-}
-
-}  // namespace
-
-Batch Batch::of_grain(int64_t number) const {
-  const int64_t begin = number * grain - first, end = std::min(begin + grain, size());
-  if (grain < 1 || begin < 0 || begin >= end) {
-    throw Error("Batch::of_grain: there is no grain " + std::to_string(number) + " of " + std::to_string(grain) +
-                " samples among the " + std::to_string(size()) + " samples from sample " + std::to_string(first) +
-                " on");
-  }
-  Batch one = with_each_tensor(*this, [&](const at::Tensor& tensor) { return aligned_rows(tensor, begin, end); });
-  one.first = number * grain;
-  return one;
-}
-
 namespace {
 
 void check_tensors(const Dataset& dataset) {
@@ -434,68 +263,6 @@ int32_t Batches::mark_of(int64_t index) const {
 Batches::Iterator Batches::begin() && {
   const auto kept = std::make_shared<const Batches>(std::move(*this));
   return {kept.get(), kept->options_.start, kept};
-}
-
-namespace {
-
-// How often each tensor was written to. A batch that is rows of it has the same count.
-std::vector<uint32_t> versions_of(const Dataset& data) {
-  std::vector<uint32_t> versions;
-  each_tensor(data, [&](const at::Tensor& tensor) {
-    versions.push_back(tensor.is_inference() ? 0 : static_cast<uint32_t>(tensor._version()));
-  });
-  return versions;
-}
-
-std::vector<bool> shares_memory(const Batch& batch, const Dataset& data) {
-  std::vector<bool> shares;
-  std::vector<at::Tensor> rows;
-  each_tensor(batch, [&](const at::Tensor& tensor) { rows.push_back(tensor); });
-  each_tensor(data, [&](const at::Tensor& tensor) {
-    const bool is_there = shares.size() < rows.size() && rows[shares.size()].defined();
-    shares.push_back(is_there && rows[shares.size()].is_alias_of(tensor));
-  });
-  return shares;
-}
-
-// A batch without shuffling is a view of the data set, which an in-place operation changes in every epoch.
-void check_unchanged(const Batch& batch, const Dataset& data) {
-  const auto noted = versions_of_batch(batch);
-  if (noted.empty()) return;
-  const auto now = versions_of(data);
-  const auto shares = shares_memory(batch, data);
-  for (size_t i = 0; i < noted.size() && i < now.size(); ++i) {
-    if (!shares[i] || now[i] == noted[i]) continue;
-    throw Error(
-        "batches: the data set was changed in place while a batch of it was in use. Without shuffling a batch shares "
-        "the data set's memory, so an operation such as batch.x.div_(2) changes the data too. Take batch.x = "
-        "batch.x.div(2), or clone() it first; change the data set itself before the iteration");
-  }
-}
-
-}  // namespace
-
-Batches::Iterator::Iterator(const Batches* owner, int64_t index, std::shared_ptr<const Batches> kept)
-    : kept_(std::move(kept)), owner_(owner), index_(index) {
-  load();
-}
-
-Batches::Iterator& Batches::Iterator::operator++() {
-  if (owner_->samples_.in_memory()) check_unchanged(batch_, owner_->samples_.tensors());
-  ++index_;
-  load();
-  return *this;
-}
-
-void Batches::Iterator::load() {
-  if (index_ >= owner_->count()) {
-    batch_ = {};
-    return;
-  }
-  batch_ = owner_->get(index_);
-  const bool in_memory = owner_->samples_.in_memory();
-  note_batch(batch_, owner_->shard_.count,
-             in_memory ? versions_of(owner_->samples_.tensors()) : std::vector<uint32_t>());
 }
 
 Batches batches(const Dataset& dataset, const BatchOptions& options, const Partner& shard) {
