@@ -37,8 +37,7 @@ Tensor norm_of_all(const AveragedGradients& gradients, const Counts& counts, con
 // Computes the factor as LibTorch does, without asking the device whether it is needed.
 void scale_down(const AveragedGradients& gradients, const Tensor& norm, double max_norm) {
   const Tensor factor = (max_norm / (norm + 1e-6)).clamp_max(1.0);
-  for (const auto& piece : gradients.pieces)
-    piece.second.mul_(factor.to(c10::toRealValueType(piece.second.scalar_type())));
+  for (const auto& piece : gradients.pieces) piece.second.mul_(factor.to(piece.second.scalar_type()));
 }
 
 void check_max_norm(double max_norm, const Rank& rank) {
