@@ -15,7 +15,6 @@
 #include <new>
 #include <string>
 #include <string_view>
-#include <system_error>
 #include <vector>
 
 #include "base/exception_text.hpp"
@@ -119,10 +118,6 @@ int run_and_report_errors(const std::vector<const char*>& words, Output& output)
   } catch (const c10::Error&) {
     const std::string text = exception_text(std::current_exception());
     complain((text.starts_with("out of memory") ? "error: " : "error in LibTorch, please report it: ") + text);
-  } catch (const std::system_error& error) {
-    const bool no_thread = error.code() == std::errc::resource_unavailable_try_again;
-    complain((no_thread ? "error: " : "error that should not happen, please report it: ") +
-             exception_text(std::current_exception()));
   } catch (const std::exception&) {
     const std::string text = exception_text(std::current_exception());
     complain("error that should not happen, please report it: " + text);

@@ -15,10 +15,11 @@ class ProgramNotFound : public Error {
   using Error::Error;
 };
 
-// Starts `arguments`[0], found through PATH and without a shell, with `input` as its standard input. Returns the bytes
-// of its standard output. The program runs in a process group of its own, so that Ctrl-C on the terminal does not reach
-// it. Throws Error, which names the program: ProgramNotFound if it is missing; Error with its standard error if it
-// failed; Error if a signal ended it, or if it took longer than `limit` and was killed.
+// Starts `arguments`[0], found through PATH and without a shell. Gives it `input` as standard input, and returns what
+// it wrote to standard output. It runs in a process group of its own, so that Ctrl-C on the terminal does not reach it.
+// Throws Error, which names the program, if it is not there (ProgramNotFound), if it failed (with its standard error),
+// if a signal ended it, or if it took longer than `limit` and was killed. Where this process ignores SIGCHLD nobody
+// knows how a program ended, so there it failed if it wrote to standard error.
 std::string run_program(const std::vector<std::string>& arguments, const std::string& input,
                         std::chrono::milliseconds limit);
 

@@ -200,7 +200,7 @@ Tensor sums_of_squares(const std::vector<Tensor>& pieces, const Tensor& largest)
 Tensor sums_by_operators(const std::vector<Tensor>& pieces, const Tensor& largest) {
   const c10::NoGradGuard no_grad;
   int64_t values = 0;
-  for (const auto& piece : pieces) values += piece.numel() * (piece.is_complex() ? 2 : 1);
+  for (const auto& piece : pieces) values += piece.numel();
   SquareSum sum(largest, values);
   for (const auto& piece : pieces) sum.add(piece);
   return sum.result();

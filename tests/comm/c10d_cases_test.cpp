@@ -480,6 +480,11 @@ TEST_P(C10dWorlds, WhatARanksOwnCallDoesWrongIsToldAtOnceToAll) {
                   AllOf(HasSubstr("allreduce(sum) of float [2]"), HasSubstr("allreduce(sum) of float [3]")));
   const auto no_sum = [](Rank& rank) { rank.allreduce(torch::ones({2}).to(torch::kUInt16)); };
   expect_all_told(GetParam(), no_sum, AnyOf(HasSubstr("is not offered between processes"), HasSubstr("UInt16")));
+  const auto too_large = [](Rank& rank) {  // its copy would have more bytes than 64 bits count
+    Tensors message{torch::ones({1}).expand({int64_t{1} << 62})};
+    if (rank.index() < 2) rank.backend().send(message, 1 - rank.index(), 1)->wait();
+  };
+  expect_all_told(GetParam(), too_large, HasSubstr("Storage size calculation overflowed"));
 }
 
 TEST_P(C10dWorlds, ABackendThatIsKeptBeyondItsRunSaysSo) {

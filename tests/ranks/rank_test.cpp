@@ -293,33 +293,39 @@ TEST(Run, LeavesNoThreadFileOrMemoryBehind) {
   EXPECT_LT(resident_kib() - memory, 50 * 1024);
 }
 
-// Rank 1's reader stands still at the second batch, until a warning was given and rank 0's wait is over. Gives the
-// error and the warnings.
+// Rank 1's reader stands still at the second batch, until a warning was given and rank 0's wait is over. If it
+// `leaves`, rank 1 takes the first batch alone, and waits for the thread that reads ahead. Gives the error and the
+// warnings.
 template <typename Failure>
-std::pair<std::string, std::string> of_a_standing_reader(int ahead, const std::stop_token& stop) {
+std::pair<std::string, std::string> of_a_standing_reader(int ahead, const std::stop_token& stop, bool leaves = false) {
   std::string said, error;
-  std::atomic<bool> warned = false;
+  std::atomic<bool> stands = false, warned = false;
   const auto begin = std::chrono::steady_clock::now();
   try {
-    lockstep::run(lockstep::Devices(2, torch::kCPU),
-                  [&](Rank& rank) {
-                    lockstep::Samples samples(8, [&](const std::vector<int64_t>& numbers) {
-                      if (rank.index() == 1 && numbers[0] >= 4) {
-                        while (!warned && std::chrono::steady_clock::now() < begin + 10s)
-                          std::this_thread::sleep_for(10ms);
-                        std::this_thread::sleep_for(1s);
-                      }
-                      const auto count = static_cast<int64_t>(numbers.size());
-                      return lockstep::Dataset{torch::ones({count, 1}), torch::ones({count})};
-                    });
-                    if (ahead > 0) samples = samples.read_ahead(ahead);
-                    for (const lockstep::Batch& batch : lockstep::batches(samples, {.size = 4, .shuffle = false}, rank))
-                      rank.allreduce(batch.x.clone());
-                  },
-                  {.timeout = 500ms, .stop = stop, .on_warning = [&](const std::string& warning) {
-                     said += warning;
-                     warned = true;
-                   }});
+    lockstep::run(
+        lockstep::Devices(2, torch::kCPU),
+        [&](Rank& rank) {
+          lockstep::Samples samples(8, [&](const std::vector<int64_t>& numbers) {
+            if (rank.index() == 1 && numbers[0] >= 4) {
+              stands = true;
+              while (!warned && std::chrono::steady_clock::now() < begin + 10s) std::this_thread::sleep_for(10ms);
+              std::this_thread::sleep_for(1s);
+            }
+            const auto count = static_cast<int64_t>(numbers.size());
+            return lockstep::Dataset{torch::ones({count, 1}), torch::ones({count})};
+          });
+          if (ahead > 0) samples = samples.read_ahead(ahead);
+          for (const lockstep::Batch& batch : lockstep::batches(samples, {.size = 4, .shuffle = false}, rank)) {
+            rank.allreduce(batch.x.clone());
+            if (!leaves || rank.index() == 0) continue;
+            while (!stands) std::this_thread::sleep_for(1ms);
+            return;
+          }
+        },
+        {.timeout = 500ms, .stop = stop, .on_warning = [&](const std::string& warning) {
+           said += warning;
+           warned = true;
+         }});
   } catch (const Failure& failure) {
     error = failure.what();
   }
@@ -332,6 +338,9 @@ TEST(Run, NamesAReaderThatStandsStillWhenTheTimeoutStrikes) {
     EXPECT_THAT(said, HasSubstr("rank 1 (cpu) has been in Samples::read (batch 1) for "));
     EXPECT_THAT(error, HasSubstr("rank 0 (cpu) waited 0.5 s in allreduce"));
   }
+  const auto [error, said] = of_a_standing_reader<lockstep::Error>(2, {}, /*leaves=*/true);
+  EXPECT_THAT(said, HasSubstr("rank 1 (cpu) has been in Samples::read (ahead) for "));
+  EXPECT_THAT(error, HasSubstr("rank 0 (cpu) waited 0.5 s in allreduce"));
 }
 
 TEST(Run, AStopWhileAReaderStandsStillNamesItAndEndsAsAStop) {

@@ -53,4 +53,13 @@ TEST(FewThreads, AreNamedByAParameterServer) {
   expect_named(3, {"serves", "cpu", "0"}, 2, {6, 15}, /*code=*/128 + SIGKILL);  // rank 2 is the server
 }
 
+// Its environment is a rank's, to which the library's limit applies.
+TEST(FewThreads, AreNamedByALauncherThatCanStartNone) {
+  const auto job = run_program({"launch", "-n", "1", "true"},
+                               surroundings_with({"LD_PRELOAD=" + from_environment("LOCKSTEP_FAULTY_THREADS"), "RANK=0",
+                                                  "FAULT_RANK=0", "FAULT_THREADS=0"}));
+  EXPECT_EQ(job.code, 1);
+  EXPECT_THAT(job.err, HasSubstr("lockstep: error: the system starts no more threads: ulimit -u"));
+}
+
 }  // namespace few_threads_test
