@@ -53,7 +53,7 @@ Tensor clip_gradients(TrainedNet& net, double max_norm) {
   for (Rank* const group : groups) group->allreduce(sums);
   Tensor norm = norm_of(sums, largest);
   const Tensor factor = (max_norm / (norm + 1e-6)).clamp_max(1.0);
-  for (const auto& [name, gradient] : gradients) gradient.mul_(factor.to(c10::toRealValueType(gradient.scalar_type())));
+  for (const auto& [name, gradient] : gradients) gradient.mul_(factor.to(gradient.scalar_type()));
   net.scaled();
   return norm;
 }
