@@ -74,7 +74,7 @@ Samples train_on(Rank& world, const Scheme& scheme, const SchemeOptions& options
     const auto start = Clock::now();
     sgd.zero_grad();
     const torch::Tensor loss = net.forward_backward(batch, model_loss(options.model));
-    samples.cost.gradients = bytes_in(sgd.gradients());
+    samples.cost.gradients = bytes_in(sgd.gradients()) + (scheme.zero_stage == 1 ? bytes_in(net.parameters()) : 0);
     sgd.step();
     synchronize(rank.device());
     const double seconds = seconds_since(start);

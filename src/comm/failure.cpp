@@ -12,13 +12,15 @@ namespace {
 
 // An error's text begins with the name of a rank or a process, and so with none of these.
 constexpr std::array kMarks{std::pair{Failure::Kind::stop, std::string_view("stop: ")},
-                            std::pair{Failure::Kind::death, std::string_view("death: ")}};
+                            std::pair{Failure::Kind::death, std::string_view("death: ")},
+                            std::pair{Failure::Kind::late, std::string_view("late: ")}};
 
 }  // namespace
 
 void Failure::raise() const {
   if (kind == Failure::Kind::stop) throw Stopped(text);
   if (kind == Failure::Kind::death) throw ProcessDied(text);
+  if (kind == Failure::Kind::late) throw TimedOut(text);
   throw Error(text);
 }
 
@@ -29,6 +31,8 @@ Failure failure_of(const std::exception_ptr& exception) {
     return {stopped.what(), Failure::Kind::stop};
   } catch (const ProcessDied& died) {
     return {died.what(), Failure::Kind::death};
+  } catch (const TimedOut& late) {
+    return {late.what(), Failure::Kind::late};
   } catch (...) {
     return exception_text(exception);
   }

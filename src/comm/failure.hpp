@@ -15,9 +15,16 @@ class ProcessDied : public Error {
   using Error::Error;
 };
 
+// A rank waited for another one longer than the timeout.
+class TimedOut : public Error {
+ public:
+  using Error::Error;
+};
+
 struct Failure {
   enum class Kind {
     error,
+    late,   // a rank waited longer than the timeout
     stop,   // a user asked for it; raise() throws Stopped
     death,  // a process ended without a word
   };
@@ -26,7 +33,7 @@ struct Failure {
   Failure(std::string text, Kind kind = Kind::error) : text(std::move(text)), kind(kind) {}
 
   bool empty() const { return text.empty(); }
-  [[noreturn]] void raise() const;  // throws Stopped, ProcessDied or Error
+  [[noreturn]] void raise() const;  // throws Stopped, ProcessDied, TimedOut or Error
 
   std::string text;
   Kind kind = Kind::error;

@@ -52,6 +52,7 @@ Tensor clip_gradients(TrainedNet& net, double max_norm) {
   const Tensor sums = sums_of_squares(counted, largest);
   for (Rank* const group : groups) group->allreduce(sums);
   Tensor norm = norm_of(sums, largest);
+  if (std::isinf(max_norm)) return norm;
   const Tensor factor = (max_norm / (norm + 1e-6)).clamp_max(1.0);
   for (const auto& [name, gradient] : gradients) gradient.mul_(factor.to(gradient.scalar_type()));
   net.scaled();

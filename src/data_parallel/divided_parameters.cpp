@@ -182,7 +182,12 @@ void DividedParameters::hold() {
 void DividedParameters::release() {
   const std::lock_guard lock(mutex_);
   const Quiet quiet;
-  if (holds_ == 1 && !ended_) drop_all();
+  try {  // a destructor calls it
+    if (holds_ == 1 && !ended_) drop_all();
+  } catch (...) {
+    failure_ = std::current_exception();
+    refuse_all(exception_text(failure_));
+  }
   --holds_;
 }
 

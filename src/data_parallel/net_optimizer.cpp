@@ -2,11 +2,14 @@
 
 #include <c10/core/GradMode.h>
 #include <lockstep/base/error.hpp>
+#include <lockstep/optim/lamb.hpp>
+#include <lockstep/optim/lars.hpp>
 #include <lockstep/optim/optimizers.hpp>
 
 #include "averaged_gradients.hpp"
 #include "base/number_text.hpp"
 #include "io/checked_tensors.hpp"
+#include "optim/fused_optimizers.hpp"
 #include "optim/group_options.hpp"
 #include "optim/made_optimizer.hpp"
 #include "optim/optimizer_state.hpp"
@@ -32,12 +35,26 @@ Optimizer::Groups groups_of(const Replica& replica, const Optimizer::Grouping& g
   return groups;
 }
 
-std::unique_ptr<torch::optim::Optimizer> made(const Replica& replica, const ShardedNet* sharded,
-                                              const Optimizer::Make& make, const Optimizer::Groups& groups,
-                                              const std::string& name) {
-  check_groups(groups, parameters_of(replica.module()), name);
-  const Optimizer::Groups here = sharded != nullptr ? sharded->sliced(groups) : groups;
-  return checked_optimizer(make(here), tensors_in(here), name, sharded != nullptr ? "slices" : "parameters");
+// Lars and Lamb would scale by the norm of a slice.
+void check_value_by_value(const torch::optim::Optimizer& optimizer, const std::string& name) {
+  for (const auto& group : optimizer.param_groups()) {
+    if (dynamic_cast<const LarsOptions*>(&group.options()) == nullptr &&
+        dynamic_cast<const LambOptions*>(&group.options()) == nullptr)
+      continue;
+    throw Error(name +
+                ": Lars and Lamb scale by the norm of whole layers, and here ranks have slices of layers; take another "
+                "optimizer, or a net that is not sharded or split by channels");
+  }
+}
+
+std::unique_ptr<torch::optim::Optimizer> made(TrainedNet& net, const Optimizer::Make& make,
+                                              const Optimizer::Groups& groups, const std::string& name) {
+  const auto& sharded = net.replica()->sharded();
+  check_groups(groups, parameters_of(net.replica()->module()), name);
+  const Optimizer::Groups here = sharded ? sharded->sliced(groups) : groups;
+  auto optimizer = checked_optimizer(make(here), tensors_in(here), name, sharded ? "slices" : "parameters");
+  if (sharded || net.slices_layers()) check_value_by_value(*optimizer, name);
+  return optimizer;
 }
 
 void add_name(std::string& names, const std::string& name) {
@@ -51,7 +68,7 @@ NetOptimizer::NetOptimizer(std::shared_ptr<TrainedNet> net, const Optimizer::Mak
     : net_(std::move(net)),
       sharded_(net_->replica()->sharded()),
       name_(net_->replica()->rank().name() + ": " + owner),
-      inner_(made(*net_->replica(), sharded_.get(), make, groups, name_)) {
+      inner_(made(*net_, make, groups, name_)) {
   if (sharded_) sharded_->add_optimizer();
 }
 
@@ -63,14 +80,9 @@ NetOptimizer::~NetOptimizer() {
 
 void NetOptimizer::zero_grad(bool in_place) {
   if (sharded_) return sharded_->reducer()->zero_grad();
-  for (auto& [name, parameter] : parameters_of(net_->replica()->module())) {
-    at::Tensor& gradient = parameter.mutable_grad();
-    if (in_place && gradient.defined()) {
-      gradient.zero_();
-    } else {
-      gradient.reset();
-    }
-  }
+  std::vector<at::Tensor> parameters = net_->replica()->module().parameters();
+  if (in_place) return zero_gradients(parameters);
+  for (auto& parameter : parameters) parameter.mutable_grad().reset();
 }
 
 at::Tensor NetOptimizer::clip(double max_norm) {
@@ -87,7 +99,7 @@ Step NetOptimizer::step(const StepOptions& options) {
     throw Error(name_ + ": `clip`, the largest norm, is " + number_text(options.clip) +
                 "; it must be above 0, or 0: none");
   }
-  if (std::has_single_bit(static_cast<uint64_t>(++steps_))) compare_options();
+  if (std::has_single_bit(static_cast<uint64_t>(++steps_))) compare_options(options);
   Step step;
   if (options.skip_not_finite && !has_finite_gradients(*net_)) {
     zero_grad();
@@ -100,10 +112,12 @@ Step NetOptimizer::step(const StepOptions& options) {
 }
 
 // Ranks with other options would train networks that differ; or, where each updates its slice, one that nobody meant.
-void NetOptimizer::compare_options() const {
+void NetOptimizer::compare_options(const StepOptions& of_step) const {
   std::vector<Rank*> groups = net_->other_parts();
   if (net_->replica()->rank().world_size() > 1) groups.push_back(&net_->replica()->rank());
-  const std::string mine = groups.empty() ? std::string() : options_text(*inner_);
+  if (groups.empty()) return;
+  const std::string mine = options_text(*inner_) + ", clip " + number_text(of_step.clip) +
+                           (of_step.skip_not_finite ? ", skip_not_finite" : "");
   for (Rank* const group : groups) {
     const auto theirs = texts_of_all_ranks(mine, *group);
     for (size_t other = 0; other < theirs.size(); ++other) {
@@ -135,11 +149,6 @@ void NetOptimizer::load_state(const io::NamedTensors& state) {
   load_optimizer_state(*inner_, parameters_of(net_->replica()->module()), mine);
 }
 
-// "exp_avg.fc1.weight" is of fc1.weight.
-std::string parameter_of_state(const std::string& name) {
-  return name.substr(std::min(name.size(), name.find('.') + 1));
-}
-
 io::NamedTensors NetOptimizer::without_frozen(const io::NamedTensors& state) const {
   const Replica& replica = *net_->replica();
   std::set<std::string> frozen;
@@ -149,7 +158,7 @@ io::NamedTensors NetOptimizer::without_frozen(const io::NamedTensors& state) con
   io::NamedTensors kept;
   std::string left_out;
   for (const auto& [name, tensor] : state) {
-    if (!frozen.contains(parameter_of_state(name))) {
+    if (!frozen.contains(parts_of_state_name(name).second)) {
       kept.emplace_back(name, tensor);
     } else {
       add_name(left_out, name);
@@ -165,7 +174,7 @@ void NetOptimizer::tell_of_new_ones(const io::NamedTensors& state) const {
   Rank& rank = net_->replica()->rank();
   if (state.empty() || rank.index() != 0) return;
   std::set<std::string> known;
-  for (const auto& [name, tensor] : state) known.insert(parameter_of_state(name));
+  for (const auto& [name, tensor] : state) known.insert(parts_of_state_name(name).second);
   std::string names;
   for (const auto& [name, parameter] : parameters_of(net_->replica()->module())) {
     if (parameter.requires_grad() && !known.contains(name)) add_name(names, name);
@@ -175,6 +184,11 @@ void NetOptimizer::tell_of_new_ones(const io::NamedTensors& state) const {
 }
 
 void NetOptimizer::save(const std::filesystem::path& file) {
+  if (net_->replica()->averaging() == nullptr && net_->replica()->rank().world_size() > 1) {
+    throw Error(name_ +
+                ": save: with DataParallelOptions::average = false each rank's optimizer has a state of its own, and a "
+                "file would hold one of them");
+  }
   const io::NamedTensors whole = state();
   if (net_->is_first()) io::write_checked(file, whole, {{kOptionsKey, options_text(*inner_)}});
   for (Rank* const group : net_->other_parts()) group->barrier();

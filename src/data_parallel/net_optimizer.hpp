@@ -34,8 +34,9 @@ class NetOptimizer {
   void update();                     // with the gradients as they are
   Step step(const StepOptions& options);
 
-  // Throws Error if ranks have groups with different options, on all ranks that see it. All ranks must call it.
-  void compare_options() const;
+  // Throws Error if ranks have groups or steps with different options, on all ranks that see it. All ranks must call
+  // it.
+  void compare_options(const StepOptions& of_step = {}) const;
 
   std::vector<at::Tensor> gradients() const;  // see Optimizer
 

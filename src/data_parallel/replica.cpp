@@ -371,10 +371,16 @@ void Replica::check_module_is_open() const {
   throw Error(rank_.name() +
               ": DataParallel: the net is sharded, so its module's parameters have no gradients, and may not be whole. "
               "Step and clip with a lockstep::Optimizer(net, …); call net.train() and net.eval(); and reach the module "
-              "(`net->`, `*net`) within loss(), or while a net.whole() lives, which all ranks make");
+              "(`net->`, `*net`) within loss(), while a net.samples(batch) lives, or while a net.whole() does, which "
+              "all ranks make");
 }
 
 std::shared_ptr<TrainedNet> trained_net(const std::shared_ptr<Replica>& replica) {
+  if (replica->is_part()) {
+    throw Error(replica->rank().name() +
+                ": Optimizer: this DataParallel is a part of a SplitModel, and ranks hold other parts; make the "
+                "Optimizer of the SplitModel");
+  }
   return std::make_shared<TrainedNet>(replica);
 }
 

@@ -74,6 +74,7 @@ ShardedNet::~ShardedNet() {
 
 std::vector<torch::optim::OptimizerParamGroup> ShardedNet::sliced(
     const std::vector<torch::optim::OptimizerParamGroup>& groups) const {
+  parameters_.check(rank_, "DataParallel", "would be neither averaged nor used");
   std::map<const c10::TensorImpl*, const ShardedBucket::Piece*> pieces;
   for (const auto& bucket : buckets_) {
     for (const auto& place : bucket.places) pieces.emplace(place.parameter.unsafeGetTensorImpl(), &place.piece);
@@ -82,9 +83,9 @@ std::vector<torch::optim::OptimizerParamGroup> ShardedNet::sliced(
   for (const auto& group : groups) {
     std::vector<at::Tensor> slices;
     for (const auto& parameter : group.params()) {
-      if (!parameter.requires_grad()) continue;
-      const ShardedBucket::Piece& piece = *pieces.at(parameter.unsafeGetTensorImpl());
-      if (piece.size > 0) slices.push_back(piece.values);
+      const auto found = pieces.find(parameter.unsafeGetTensorImpl());
+      if (found == pieces.end()) continue;  // it was frozen when the net was made
+      if (found->second->size > 0) slices.push_back(found->second->values);
     }
     of_slices.emplace_back(std::move(slices));
     if (group.has_options()) of_slices.back().set_options(group.options().clone());
@@ -98,6 +99,7 @@ void ShardedNet::update(const std::function<void()>& step) {
   reducer_->use();
   if (divided_) divided_->put_away();
   step();
+  for (at::Tensor& slice : pieces_of(buckets_)) slice.mutable_grad().reset();
   if (divided_) return divided_->bring_back();
   std::vector<std::pair<at::Tensor, at::Tensor>> values;
   for (const auto& bucket : buckets_) values.emplace_back(bucket.values, bucket.slice);

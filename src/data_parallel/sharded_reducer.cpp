@@ -118,6 +118,11 @@ void ShardedReducer::use() {
   const std::lock_guard lock(mutex_);
   check_averaged();
   for (size_t slot = 0; slot < slots_.size(); ++slot) {
+    if (slots_[slot].parameter.grad().defined()) {
+      throw Error(name() + ": " + slots_[slot].name +
+                  " has a gradient of a backward that was not averaged, behind the one that was. End each step with a "
+                  "backward of net.loss() outside of no_sync()");
+    }
     const auto& mine = places_[slot].piece;
     if (mine.size > 0) mine.values.mutable_grad() = gradient_of(slot);
   }

@@ -46,10 +46,10 @@ class ShardedReducer final : public GradientBuckets {
  private:
   struct Reduction {  // of a bucket
     ShardedBucket parameters;
-    at::Tensor gradient;                       // of its slice
-    at::Tensor memory = {};                    // of all its gradients; but with Sharded::state only while it has some
-    at::Tensor average = {};                   // where the reduction that is under way puts the slice's
-    bool adds = false;                         // to what an earlier backward has left
+    at::Tensor gradient;      // of its slice
+    at::Tensor memory = {};   // of all its gradients; kept with Sharded::state, else only while there are some
+    at::Tensor average = {};  // where the reduction that is under way puts the slice's
+    bool adds = false;        // to what an earlier backward has left
     c10::intrusive_ptr<c10d::Work> work = {};  // null: nothing to wait for
     std::function<void()> finish = {};         // by grains: makes it, once the work is complete; empty: nothing to do
   };

@@ -35,13 +35,6 @@ io::NamedTensors named_pieces_of(const std::vector<ShardedBucket>& buckets) {
   return pieces;
 }
 
-// "exp_avg" and "fc1.weight".
-std::pair<std::string, std::string> parts_of_name(const std::string& name) {
-  const size_t dot = name.find('.');
-  if (dot == std::string::npos) throw Error("'" + name + "' is not the name of an optimizer's state");
-  return {name.substr(0, dot), name.substr(dot + 1)};
-}
-
 using ByName = std::map<std::string, at::Tensor>;
 
 // ---- Putting together: first all ranks learn which parameters have a state, since only ranks with a piece see that.
@@ -124,7 +117,7 @@ io::NamedTensors whole_state(const torch::optim::Optimizer& optimizer, const std
   const ByName mine(state.begin(), state.end());
   const Entries entries = entries_of_all_ranks(mine, rank);
   std::set<std::string> members;
-  for (const auto& [name, entry] : entries) members.insert(parts_of_name(name).first);
+  for (const auto& [name, entry] : entries) members.insert(parts_of_state_name(name).first);
 
   io::NamedTensors whole;
   for (const auto& bucket : buckets) {
@@ -152,7 +145,7 @@ void load_slices_of_state(torch::optim::Optimizer& optimizer, const std::vector<
   }
   io::NamedTensors mine;
   for (const auto& [name, value] : state) {
-    const auto found = places.find(parts_of_name(name).second);
+    const auto found = places.find(parts_of_state_name(name).second);
     if (found == places.end()) throw Error("the optimizer has no place for the state '" + name + "'");
     const Place& place = *found->second;
     check_shape(name, value, place);

@@ -26,10 +26,4 @@ at::Tensor finite_sum(const std::vector<at::Tensor>& tensors, const c10::Device&
   return sum;
 }
 
-std::vector<at::Tensor> gradients_of(const std::vector<at::Tensor>& parameters) {
-  std::vector<at::Tensor> gradients;
-  for (const auto& parameter : parameters) gradients.push_back(parameter.grad());
-  return gradients;
-}
-
 }  // namespace lockstep

@@ -11,6 +11,4 @@ namespace lockstep {
 // numbers are finite. Waits for no GPU.
 at::Tensor finite_sum(const std::vector<at::Tensor>& tensors, const c10::Device& device);
 
-std::vector<at::Tensor> gradients_of(const std::vector<at::Tensor>& parameters);
-
 }  // namespace lockstep

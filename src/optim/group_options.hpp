@@ -8,8 +8,8 @@
 
 namespace lockstep {
 
-// JSON, an object for each group: [{"betas": [0.9, 0.999], "lr": 0.001, …}]. An optimizer whose options cannot be saved
-// has empty objects.
+// JSON, an object for each group: [{"betas": [0.9, 0.999], "kind": "torch::optim::AdamOptions", "lr": 0.001, …}].
+// Options that LibTorch cannot save, or that are no numbers, are not in it.
 std::string options_text(const torch::optim::Optimizer& optimizer);
 
 // Sets the options to what options_text() gave. Throws Error, and leaves the optimizer as it was, for another number of

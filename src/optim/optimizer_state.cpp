@@ -64,9 +64,8 @@ using ByParameter = std::map<std::string, std::map<std::string, at::Tensor>>;
 ByParameter by_parameter(const io::NamedTensors& state) {
   ByParameter members;
   for (const auto& [name, tensor] : state) {
-    const size_t dot = name.find('.');
-    if (dot == std::string::npos) throw Error("'" + name + "' is not the name of an optimizer's state");
-    members[name.substr(dot + 1)][name.substr(0, dot)] = tensor;
+    const auto [member, parameter] = parts_of_state_name(name);
+    members[parameter][member] = tensor;
   }
   return members;
 }
@@ -134,6 +133,12 @@ std::set<std::string> names_in(const io::NamedTensors& state) {
 }
 
 }  // namespace
+
+std::pair<std::string, std::string> parts_of_state_name(const std::string& name) {
+  const size_t dot = name.find('.');
+  if (dot == std::string::npos) throw Error("'" + name + "' is not the name of an optimizer's state");
+  return {name.substr(0, dot), name.substr(dot + 1)};
+}
 
 io::NamedTensors optimizer_state(const torch::optim::Optimizer& optimizer, const io::NamedTensors& parameters) {
   const at::NoGradGuard no_grad;

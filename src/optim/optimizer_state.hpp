@@ -10,11 +10,17 @@
 
 #include "io/safetensors.hpp"
 
+#include <string>
+#include <utility>
+
 namespace lockstep {
 
 // The state of these parameters, under these names, copied to the parameters' device. Throws Error for an optimizer
 // whose state cannot be saved, or for a member of another type.
 io::NamedTensors optimizer_state(const torch::optim::Optimizer& optimizer, const io::NamedTensors& parameters);
+
+// The member and the parameter in the name of a state: "exp_avg" and "fc1.weight". Throws Error if it is no such name.
+std::pair<std::string, std::string> parts_of_state_name(const std::string& name);
 
 // Replaces the optimizer's state. Tensors go to the parameters' device. A tensor of its parameter's shape gets the
 // parameter's strides. Throws Error, and leaves the optimizer as it was, for the state of a parameter that is not

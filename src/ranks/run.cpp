@@ -178,7 +178,7 @@ bool run_once(const Devices& devices_here, const std::function<void(Rank&)>& bod
     auto said = failure_of(std::current_exception(), comm::name_of(index, devices));
     if (const auto standing = open.standing(); !standing.empty()) {
       said.text += ". Meanwhile " + standing;
-      if (options.stop.stop_requested() && said.kind == comm::Failure::Kind::error)
+      if (options.stop.stop_requested() && said.kind == comm::Failure::Kind::late)
         said.kind = comm::Failure::Kind::stop;
     }
     failure.record(std::current_exception(), said);

@@ -90,6 +90,7 @@ SplitModel::SplitModel(const torch::nn::Sequential& net, Rank& rank, const Model
                 ": SplitModel: the net's forward takes a Batch, and a split by layers or channels needs layers of "
                 "tensors; split it by data alone");
   }
+  if (mesh_.shape().size() > mesh_.shape().data) replicas_.replica()->become_part();
   if (pipeline_) sharded_ = nullptr;  // with the layers of other ranks
 }
 
@@ -127,6 +128,7 @@ class SplitModel::Trained final : public TrainedNet {
   void scaled() override {
     if (!replica()->sharded()) net_.scaling_->note(*net_.module_);
   }
+  bool slices_layers() override { return net_.mesh_.tensor().world_size() > 1; }
   bool is_first() override {
     return net_.mesh_.data().index() == 0 && net_.mesh_.pipeline().index() == 0 && net_.mesh_.tensor().index() == 0;
   }

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/classic.hpp"
+#include "optim/optimizer_state.hpp"
 #include "ranks/gather.hpp"
 #include "tensor_parallel/sliced_dimensions.hpp"
 
@@ -30,13 +31,6 @@ io::NamedTensors stage_parameters(const torch::nn::Sequential& net) {
   io::NamedTensors parameters;
   for (const auto& item : net->named_parameters()) parameters.emplace_back(item.key(), item.value());
   return parameters;
-}
-
-// "momentum_buffer.conv1.weight" is of the parameter conv1.weight.
-std::string parameter_of(const std::string& state) {
-  const size_t dot = state.find('.');
-  if (dot == std::string::npos) throw Error("'" + state + "' is not the name of an optimizer's state");
-  return state.substr(dot + 1);
 }
 
 // Where this rank's slice of a parameter lies in the whole one, or in each of its blocks, along the dimension that is
@@ -73,7 +67,7 @@ Slices slices_of(SplitModel& net, const ByName& parameters) {
 void join_slices(io::NamedTensors& state, SplitModel& net, const ByName& parameters) {
   const Slices slices = slices_of(net, parameters);
   for (auto& [name, tensor] : state) {
-    const auto slice = slices.find(parameter_of(name));
+    const auto slice = slices.find(parts_of_state_name(name).second);
     if (slice == slices.end() || tensor.dim() == 0) continue;
     const auto sizes = parameters.at(slice->first).sizes();
     if (tensor.sizes() != sizes) {
@@ -118,7 +112,8 @@ void check_known(const io::NamedTensors& state, const io::NamedTensors& paramete
     for (const json& name : json::parse(text)) known.insert(name.get<std::string>());
   }
   for (const auto& [name, tensor] : state) {
-    if (!known.contains(parameter_of(name))) throw Error("the optimizer has no place for the state '" + name + "'");
+    if (!known.contains(parts_of_state_name(name).second))
+      throw Error("the optimizer has no place for the state '" + name + "'");
   }
 }
 
@@ -150,7 +145,7 @@ io::NamedTensors part_of_state(io::NamedTensors state, SplitModel& net) {
   const Slices slices = slices_of(net, held);
   io::NamedTensors mine;
   for (const auto& [name, tensor] : state) {
-    const std::string parameter = parameter_of(name);
+    const std::string parameter = parts_of_state_name(name).second;
     if (!held.contains(parameter)) continue;
     const auto slice = slices.find(parameter);
     const bool is_sliced = slice != slices.end() && tensor.dim() > 0;

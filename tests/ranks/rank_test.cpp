@@ -352,6 +352,37 @@ TEST(Run, AStopWhileAReaderStandsStillNamesItAndEndsAsAStop) {
   EXPECT_THAT(said, HasSubstr("rank 1 (cpu) has been in Samples::read (batch 1) for "));
 }
 
+// A reader that stands still makes a stop of another rank's wait alone.
+TEST(Run, AnErrorBesideAReaderThatStandsStillIsNoStop) {
+  std::stop_source stop;
+  stop.request_stop();
+  std::atomic<bool> stands = false, ended = false;
+  const lockstep::Samples slow(1, [&](const auto&) {
+    stands = true;
+    while (!ended) std::this_thread::sleep_for(10ms);
+    return lockstep::Dataset{torch::ones({1, 1}), torch::ones({1})};
+  });
+  const auto run = [&] {
+    lockstep::run(lockstep::Devices(2, torch::kCPU),
+                  [&](Rank& rank) {
+                    if (rank.index() == 1) lockstep::batches(slow, {.size = 1}).begin();
+                    while (!stands) std::this_thread::sleep_for(10ms);
+                    std::this_thread::sleep_for(600ms);
+                    ended = true;
+                    throw lockstep::Error("no such file");
+                  },
+                  {.timeout = 1s, .stop = stop.get_token(), .on_warning = [](const std::string&) {}});
+  };
+  try {
+    run();
+    FAIL();
+  } catch (const lockstep::Stopped& stopped) {
+    FAIL() << stopped.what();
+  } catch (const lockstep::Error& error) {
+    EXPECT_THAT(error.what(), HasSubstr("no such file"));
+  }
+}
+
 TEST(Run, RefusesBadInputBeforeAnyRankStarts) {
   const auto never = [](Rank&) { FAIL() << "a rank was started"; };
   EXPECT_THAT(error_of([&] { lockstep::run({}, never); }), HasSubstr("empty"));

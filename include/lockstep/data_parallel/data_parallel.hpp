@@ -174,8 +174,8 @@ class DataParallel {
 
   // The same for a loss that you compute yourself. `local_mean` is the scalar mean over this rank's `local_size`
   // samples, of the global batch's `global_size`. If local_size is 0, local_mean may be undefined. But if the module
-  // has a SyncBatchNorm, it must come from an empty batch that went through all layers, and must not be NaN: take a
-  // sum.
+  // has a SyncBatchNorm, or with Sharded::parameters, it must come from an empty batch that went through all layers,
+  // and must not be NaN: take a sum.
   Loss mean(torch::Tensor local_mean, int64_t local_size, int64_t global_size) {
     return replica_->mean(std::move(local_mean), local_size, global_size);
   }

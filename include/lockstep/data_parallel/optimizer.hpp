@@ -107,12 +107,12 @@ class Optimizer {
   std::vector<at::Tensor> gradients();
 
   // Writes the whole optimizer as a safetensors file: state by name, as "exp_avg.fc1.weight", and the options of the
-  // groups. So any other layout and number of ranks, or one device, goes on from it with the same bits. load() replaces
-  // both. Parameters that are frozen now lose their state; those that have none in the file begin anew; a warning names
-  // either. All ranks must call them; rank 0 writes, and the
-  // others return when it has. Throws Error, before anything is changed, for a file that cannot
-  // be read or written, or that is of another network, of another kind of optimizer, or of other groups. Cost of
-  // save(): an allgather of the state where ranks have different parts of it.
+  // groups, in their order. So any other layout and number of ranks, or one device, goes on from it with the same bits.
+  // load() replaces both. Parameters that are frozen now lose their state; those that have none in the file begin anew;
+  // a warning names either. Call them on all ranks; rank 0 writes, and the others return when it has. Throws Error,
+  // before anything is changed: a file that cannot be read or written; one of another network, of another kind of
+  // optimizer, or of another number of groups; save() of a net with `average = false`. Cost of save(): an allgather of
+  // the state where ranks have different parts of it.
   void save(const std::filesystem::path& file);
   void load(const std::filesystem::path& file);
 

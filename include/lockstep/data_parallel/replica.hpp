@@ -236,6 +236,10 @@ class Replica : public std::enable_shared_from_this<Replica> {
   Averaging* averaging() const { return averaging_.get(); }                // null: it does not average
   const std::shared_ptr<ShardedNet>& sharded() const { return sharded_; }  // null: nothing is sharded
 
+  // The module is a part of a SplitModel's network, whose other parts other ranks hold: no Optimizer takes it alone.
+  void become_part() { is_part_ = true; }
+  bool is_part() const { return is_part_; }
+
   // Throws Error if the net is sharded, and neither a Whole lives nor a loss() is computed.
   void check_module_is_open() const;
 
@@ -264,6 +268,7 @@ class Replica : public std::enable_shared_from_this<Replica> {
   std::shared_ptr<ShardedNet> sharded_;
   std::shared_ptr<Averaging> averaging_;
   std::unordered_set<const c10::TensorImpl*> parameters_;  // when the replica was made
+  bool is_part_ = false;
   bool sync_ = true;
   bool partial_ = false;     // a PartOfStep lives
   bool by_grains_ = false;   // see was_by_grains()

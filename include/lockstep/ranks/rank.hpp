@@ -167,8 +167,8 @@ struct RunOptions {
   // process is lost: take fit() for them. Without `lockstep launch --elastic` the run is as without this option.
   bool elastic = false;
   // Called with what looks like a mistake but is no error, such as parameters that no rank used. The text names the
-  // rank. Ranks' threads call it, one at a time. Empty: LibTorch's warning handler gets the text, and writes it to
-  // stderr.
+  // rank. Ranks' threads call it, and the one that called run(), one at a time. Empty: LibTorch's warning handler gets
+  // the text, and writes it to stderr.
   std::function<void(const std::string& text)> on_warning = {};
 };
 
@@ -196,7 +196,7 @@ Process this_process();
 // processes are done. If one fails, every process's run() throws that rank's Error. A run() inside of body is a world
 // of its own: threads of this process. It also throws Error for a list that cannot be divided, a process that does not
 // come in time, and one that runs another program or configuration. A process that dies is an Error too (but see
-// ParameterServer::train).
+// RunOptions::elastic).
 //
 // If a body calls std::exit, the process ends with that status, once its other ranks have ended, each at its next
 // collective. If that takes two seconds, the process ends without the rest of std::exit's work.

@@ -88,7 +88,7 @@ void Monitor::look_for_failure() {
 void Monitor::report_lateness(const OpenCall& call, std::chrono::milliseconds timeout) {
   try {
     std::this_thread::sleep_for(Watchdog::kUntilSaid);
-    report(text_of_lateness(call, timeout, board_.states(), roster_));
+    report({text_of_lateness(call, timeout, board_.states(), roster_), Failure::Kind::late});
   } catch (const ForeignValue& error) {
     report({error.what()});
   } catch (const std::exception&) {

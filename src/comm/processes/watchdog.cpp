@@ -138,7 +138,7 @@ void Watchdog::look_around() {
   if (const auto complaint = standstill(states, roster_); !complaint.empty()) return report(complaint);
   for (const auto& wait : waits) {
     if (!wait.call.polled && wait.waited >= wait.timeout + kUntilSaid) {
-      return report(text_of_lateness(wait.call, wait.timeout, states, roster_));
+      return report({text_of_lateness(wait.call, wait.timeout, states, roster_), Failure::Kind::late});
     }
   }
   watch_hearts();

@@ -3,6 +3,7 @@
 #include <c10/core/InferenceMode.h>
 #include <lockstep/base/error.hpp>
 
+#include "comm/failure.hpp"
 #include "comm/texts.hpp"
 
 #include <algorithm>
@@ -375,7 +376,9 @@ void Exchange::throw_if_failed(int rank, const Operation& operation) const {
 
 void Exchange::fail_late(int rank, const Operation& operation, std::chrono::milliseconds timeout) {
   const int here = operation.in_world(rank);
-  fail(here, text_of_timeout(name(here), timeout, operation.where(rank), missing(operation)));
+  const std::string reason = text_of_timeout(name(here), timeout, operation.where(rank), missing(operation));
+  set_failure(reason);
+  throw TimedOut(name(here) + ": " + reason);
 }
 
 void Exchange::throw_if_left(int rank, const Operation& operation) {
