@@ -9,14 +9,20 @@
 #include "support/group_tests.hpp"
 #include "support/scratch_folder.hpp"
 #include "support/test_devices.hpp"
+#include "support/time_limits.hpp"
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
+#include <future>
+#include <map>
 #include <memory>
 #include <stop_token>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace fit_test {
@@ -389,6 +395,36 @@ TEST_F(FitRuns, AreRefusedOtherDataAndAnotherNetworksRun) {
   of_lockstep.data.source = DataSource::synthetic;
   EXPECT_THAT(error_of([&] { train(of_lockstep); }), AllOf(HasSubstr("regressor"), HasSubstr("lenet")));
   EXPECT_EQ(fit(regression(), options).history.size(), 4u);
+}
+
+TEST(Fit, NamesTheFunctionOfItsCallerThatStandsStillWhenTheTimeoutStrikes) {
+  const Task quick = regression();
+  TrainOptions options = settings(2);
+  options.timeout = std::chrono::seconds(kSlowdown);
+  const auto error_where = [&](const std::string& where) {
+    std::atomic<bool> stood = false;
+    const auto stand_in = [&](const std::string& here) {  // on one rank
+      if (here == where && !stood.exchange(true)) std::this_thread::sleep_for(options.timeout * 5 / 2.0);
+    };
+    Task task = quick;
+    task.criterion = [&](const Tensor& y_hat, const Tensor& y) {
+      stand_in("the criterion of \"regressor\"");
+      return squares(y_hat, y);
+    };
+    task.metrics = {{.name = "far", .of = [&](const Tensor& y_hat, const Tensor& y) {
+                       stand_in("the metric \"far\"");
+                       return (y_hat - y).abs().max();
+                     }}};
+    TrainOptions options = settings(2);
+    options.timeout = std::chrono::seconds(1);
+    return error_of(
+        [&] { fit(task, options, {.on_step = [&](const StepProgress&) { stand_in("TrainCallbacks::on_step"); }}); });
+  };
+  std::map<std::string, std::future<std::string>> errors;  // at once: they do nothing but stand
+  for (const char* where : {"the criterion of \"regressor\"", "the metric \"far\"", "TrainCallbacks::on_step"})
+    errors[where] = std::async(std::launch::async, error_where, where);
+  for (auto& [where, error] : errors)
+    EXPECT_THAT(error.get(), AllOf(HasSubstr(". Meanwhile rank "), HasSubstr(" (cpu) has been in " + where + " for ")));
 }
 
 // ---- What is refused

@@ -7,6 +7,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
 #include "base/seconds.hpp"
+#include "comm/arguments.hpp"
 #include "comm/group_member.hpp"
 #include "comm/signature.hpp"
 #include "comm/texts.hpp"
@@ -31,23 +32,31 @@ constexpr std::chrono::milliseconds kBetweenLooksAtCalls{1};
 constexpr std::chrono::hours kUntilCalledOff{24};
 
 // c10d's NCCL backend, which notes the calls that a run compares at its end. Other calls are not noted.
+// Arguments that no backend takes are refused in the words of lockstep's own.
 class NotedNccl : public ProcessGroupNCCL {
  public:
-  NotedNccl(const GroupPlace& place, const c10::intrusive_ptr<Options>& options, CallNotes notes)
-      : ProcessGroupNCCL(place.store, place.rank, place.size, options), notes_(std::move(notes)) {}
+  NotedNccl(const GroupPlace& place, const c10::Device& device, const c10::intrusive_ptr<Options>& options,
+            CallNotes notes)
+      : ProcessGroupNCCL(place.store, place.rank, place.size, options),
+        arguments_(notes.rank, device, place.rank, place.size),
+        notes_(std::move(notes)) {}
 
   NcclWork allreduce(NcclTensors& tensors, const c10d::AllreduceOptions& options) override {
+    const at::Tensor& tensor = arguments_.only(tensors, "allreduce");
     return noted([&] { return ProcessGroupNCCL::allreduce(tensors, options); },
-                 [&] { return call_text("allreduce", tensors[0], options.reduceOp); }, tensors);
+                 [&] { return call_text("allreduce", tensor, options.reduceOp); }, tensor);
   }
   NcclWork broadcast(NcclTensors& tensors, const c10d::BroadcastOptions& options) override {
+    const at::Tensor& tensor = arguments_.only(tensors, "broadcast");
+    const int root = arguments_.checked_root(options.rootRank, options.rootTensor, "broadcast");
     return noted([&] { return ProcessGroupNCCL::broadcast(tensors, options); },
-                 [&] { return call_text("broadcast", tensors[0], {}, static_cast<int>(options.rootRank)); }, tensors);
+                 [&] { return call_text("broadcast", tensor, {}, root); }, tensor);
   }
   NcclWork reduce(NcclTensors& tensors, const c10d::ReduceOptions& options) override {
+    const at::Tensor& tensor = arguments_.only(tensors, "reduce");
+    const int root = arguments_.checked_root(options.rootRank, options.rootTensor, "reduce");
     return noted([&] { return ProcessGroupNCCL::reduce(tensors, options); },
-                 [&] { return call_text("reduce", tensors[0], options.reduceOp, static_cast<int>(options.rootRank)); },
-                 tensors);
+                 [&] { return call_text("reduce", tensor, options.reduceOp, root); }, tensor);
   }
   NcclWork allgather(std::vector<NcclTensors>& outputs, NcclTensors& inputs,
                      const c10d::AllgatherOptions& options) override {
@@ -80,13 +89,15 @@ class NotedNccl : public ProcessGroupNCCL {
     return noted([&] { return ProcessGroupNCCL::barrier(options); }, [] { return "barrier"; });
   }
   NcclWork send(NcclTensors& tensors, int destination, int tag) override {
-    check(tensors);
+    check(arguments_.only(tensors, "send"));
+    arguments_.check_peer(destination, "send");
     auto work = ProcessGroupNCCL::send(tensors, destination, tag);
     notes_.message(destination, /*sends=*/true);
     return work;
   }
   NcclWork recv(NcclTensors& tensors, int source, int tag) override {
-    check(tensors);
+    check(arguments_.only(tensors, "recv"));
+    arguments_.check_peer(source, "recv");
     auto work = ProcessGroupNCCL::recv(tensors, source, tag);
     notes_.message(source, /*sends=*/false);
     return work;
@@ -99,8 +110,8 @@ class NotedNccl : public ProcessGroupNCCL {
     return std::any_of(list.begin(), list.end(), [](const Some& one) { return has_bits(one); });
   }
 
-  template <class... Arguments>
-  void check(const Arguments&... tensors) const {
+  template <class... Some>
+  void check(const Some&... tensors) const {
     if (notes_.is_over()) throw Error(text_of_ended_run(notes_.rank));
     if (!(has_bits(tensors) || ...)) return;
     throw Error(
@@ -109,14 +120,15 @@ class NotedNccl : public ProcessGroupNCCL {
         "its values are others; give it resolve_neg().resolve_conj() of the tensor");
   }
 
-  template <class Post, class Text, class... Arguments>
-  NcclWork noted(Post&& post, Text&& text, const Arguments&... tensors) {
+  template <class Post, class Text, class... Some>
+  NcclWork noted(Post&& post, Text&& text, const Some&... tensors) {
     check(tensors...);
     auto work = post();
     notes_.collective(text());
     return work;
   }
 
+  const Arguments arguments_;
   const CallNotes notes_;
 };
 
@@ -169,7 +181,7 @@ GroupMember make_nccl_group(const GroupPlace& place, const c10::Device& device, 
   options->timeout = place.timeout;
   options->is_high_priority_stream = true;  // otherwise its kernels would queue behind the computation
   wait_for_members(place, "here", kUntilCalledOff);
-  const auto backend = c10::make_intrusive<NotedNccl>(place, options, notes);
+  const auto backend = c10::make_intrusive<NotedNccl>(place, device, options, notes);
   backend->setBoundDeviceId(device);
   backend->eagerConnectSingleDevice(device);
   return {.backend = backend,

@@ -14,7 +14,6 @@
 
 namespace in_process_meetings_test {
 
-using c10d::ReduceOp;
 using lockstep::error_of;
 using lockstep::Rank;
 using testing::AllOf;
@@ -22,12 +21,6 @@ using testing::HasSubstr;
 using torch::Tensor;
 using Tensors = std::vector<Tensor>;
 using namespace std::chrono_literals;
-
-c10d::AllreduceOptions with(ReduceOp op) {
-  c10d::AllreduceOptions options;
-  options.reduceOp = std::move(op);
-  return options;
-}
 
 TEST(InProcessMeetings, AReceiveFromAnyRankTakesTheMessageThatWasSentFirst) {
   std::atomic<int> sent = 0;
@@ -94,41 +87,6 @@ TEST(InProcessMeetings, AsynchronousCallsCompleteInAnyOrderOfWaiting) {
       EXPECT_TRUE(torch::equal(works[i]->result()[0], torch::full({100}, 30.0 + 3 * i)));
     }
   });
-}
-
-TEST(InProcessMeetings, CallsThatDifferEndInAnErrorThatShowsBoth) {
-  const auto differ = [](auto rank0, auto rank1) {
-    return error_of([&] {
-      lockstep::run(lockstep::test_devices(2), [&](Rank& rank) { rank.index() == 0 ? rank0(rank) : rank1(rank); });
-    });
-  };
-  const auto sum_of = [](Tensor tensor) { return [=](Rank& rank) { rank.allreduce(tensor.clone()); }; };
-  EXPECT_THAT(differ(sum_of(torch::ones({2, 3})), sum_of(torch::ones({3, 2}))),
-              AllOf(HasSubstr("rank 0 (cpu) called"), HasSubstr("rank 1 (cpu) called"), HasSubstr("float [2, 3]"),
-                    HasSubstr("float [3, 2]")));
-  EXPECT_THAT(differ(sum_of(torch::ones(2)), sum_of(torch::ones(2, torch::kDouble))),
-              AllOf(HasSubstr("float [2]"), HasSubstr("double [2]")));
-  EXPECT_THAT(differ(sum_of(torch::ones(2)), [](Rank& rank) { rank.broadcast(torch::ones(2)); }),
-              AllOf(HasSubstr("allreduce(sum)"), HasSubstr("broadcast(root 0)")));
-  EXPECT_THAT(differ(sum_of(torch::ones(2)), [](Rank& rank) { rank.allreduce(torch::ones(2), ReduceOp::MAX); }),
-              AllOf(HasSubstr("allreduce(sum)"), HasSubstr("allreduce(max)")));
-  EXPECT_THAT(differ([](Rank& rank) { rank.broadcast(torch::ones(2), 0); },
-                     [](Rank& rank) { rank.broadcast(torch::ones(2), 1); }),
-              AllOf(HasSubstr("root 0"), HasSubstr("root 1")));
-  // Counts: rank 1 makes one call less.
-  EXPECT_THAT(differ(sum_of(torch::ones(2)), [](Rank&) {}),
-              AllOf(HasSubstr("rank 1 (cpu) returned without the call"), HasSubstr("allreduce(sum) of float [2]")));
-  // Messages of different shape.
-  EXPECT_THAT(differ(
-                  [](Rank& rank) {
-                    Tensors t{torch::ones(2)};
-                    rank.backend().send(t, 1, 0)->wait();
-                  },
-                  [](Rank& rank) {
-                    Tensors t{torch::ones({2, 1})};
-                    rank.backend().recv(t, 0, 0)->wait();
-                  }),
-              AllOf(HasSubstr("send to rank 1 of float [2]"), HasSubstr("recv from rank 0 of float [2, 1]")));
 }
 
 TEST(InProcessMeetings, ACallThatNobodyWaitsForAndTheOthersDoNotMakeIsAnError) {
@@ -265,26 +223,6 @@ TEST(InProcessMeetings, EveryCallTakesATimeoutOfItsOwn) {
               expected);
   EXPECT_THAT(timeout_of([&](Rank& rank) { rank.backend().barrier(short_timeout(c10d::BarrierOptions()))->wait(); }),
               expected);
-}
-
-TEST(InProcessMeetings, BadArgumentsAreRefusedByName) {
-  lockstep::run(lockstep::test_devices(2), [](Rank& rank) {
-    Tensors none, two{torch::ones(1), torch::ones(1)}, ints{torch::ones(2, torch::kLong)}, one{torch::ones(2)};
-    auto& backend = rank.backend();
-    EXPECT_THAT(error_of([&] { backend.allreduce(none); }), HasSubstr("one tensor per rank, got 0"));
-    EXPECT_THAT(error_of([&] { backend.allreduce(two); }), HasSubstr("one tensor per rank, got 2"));
-    EXPECT_THAT(error_of([&] { backend.allreduce(ints, with(ReduceOp::AVG)); }), HasSubstr("average of integers"));
-    EXPECT_THAT(error_of([&] { backend.allreduce(one, with(ReduceOp::BXOR)); }),
-                HasSubstr("sum, avg, product, min or max"));
-    EXPECT_THAT(error_of([&] { rank.broadcast(one[0], 2); }), HasSubstr("rank 2, but the ranks are 0 to 1"));
-    EXPECT_THAT(error_of([&] { rank.allreduce(torch::ones({2, 2}).to_sparse()); }), HasSubstr("sparse"));
-    EXPECT_THAT(error_of([&] { rank.allreduce(Tensor()); }), HasSubstr("undefined"));
-    EXPECT_THAT(error_of([&] { backend.send(one, rank.index(), 0); }), HasSubstr("itself"));
-    Tensor wrong = torch::ones(5);
-    EXPECT_THAT(error_of([&] { backend._allgather_base(wrong, one[0]); }),
-                HasSubstr("must hold 2 inputs of float [2], but is float [5]"));
-    rank.barrier();  // nothing of this spoilt the world
-  });
 }
 
 }  // namespace in_process_meetings_test
