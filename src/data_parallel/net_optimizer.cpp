@@ -220,7 +220,7 @@ std::vector<WatchedTensor> NetOptimizer::slices() const {
 
 // ---- The public one.
 
-Optimizer::Optimizer(std::shared_ptr<TrainedNet> net, const Make& make, const Grouping& grouping)
+Optimizer::Optimizer(const std::shared_ptr<TrainedNet>& net, const Make& make, const Grouping& grouping)
     : optimizer_(std::make_unique<NetOptimizer>(net, make, groups_of(*net->replica(), grouping), "Optimizer")) {}
 
 Optimizer::~Optimizer() = default;

@@ -117,7 +117,7 @@ class Optimizer {
   void load(const std::filesystem::path& file);
 
  private:
-  Optimizer(std::shared_ptr<TrainedNet> net, const Make& make, const Grouping& grouping);
+  Optimizer(const std::shared_ptr<TrainedNet>& net, const Make& make, const Grouping& grouping);
 
   template <class Kind, class Options>
   static Make maker(const Options& options) {
