@@ -44,7 +44,7 @@ bool has_microkernel() {
   static const bool has = [] {
     try {
       return adds_whole_products(48, 48, 48) && adds_whole_products(kTileRows, kTileColumns, kMostRows) &&
-             adds_whole_products(6, 44, kMostRows - 1);
+             adds_whole_products(6, 44, kMostRows - 1) && adds_whole_products(1, kTileColumns - 1, 33);
     } catch (const std::exception&) {  // this LibTorch, or this CPU, has none
       return false;
     }
