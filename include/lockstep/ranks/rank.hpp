@@ -52,8 +52,9 @@ class Rank {
   // one of the same group is waited for, or at the end of the run.
   // Between processes wait for each message: until then its memory stays, and a recvAnysource() that nobody waits for
   // is an Error. Tags of messages go from 0 to 32767 there, and those of recvAnysource() start at 16384.
-  // These calls are Errors: gathers and scatters with a root, coalesced calls, setTimeout(), abort(), shutdown(), and
-  // any call after the run.
+  // These are Errors: gathers and scatters with a root, coalesced calls, monitoredBarrier(), setTimeout(), abort(),
+  // shutdown(), sparse tensors, on the CPU reductions other than sum, avg, product, min and max, and any call after the
+  // run.
   c10d::Backend& backend();
 
   // The most used collectives, waited for. Tensors are changed in place, lie on device() and have any strides. (Through
