@@ -2,10 +2,10 @@
 
 #include <c10/core/GradMode.h>
 
-#include "averaging.hpp"
 #include "optim/finite_sum.hpp"
 #include "optim/reproducible_norm.hpp"
 #include "ranks/trained_parameters.hpp"
+#include "sharded_net.hpp"
 
 #include <cmath>
 
@@ -14,14 +14,10 @@ namespace {
 
 using at::Tensor;
 
-bool in_slices(const Replica& replica) {
-  return replica.averaging() != nullptr && replica.averaging()->in_slices();
-}
-
 // The groups of ranks that have different gradients.
 std::vector<Rank*> spread_over(TrainedNet& net) {
   std::vector<Rank*> groups;
-  if (in_slices(*net.replica())) groups.push_back(&net.replica()->rank());
+  if (net.replica()->sharded()) groups.push_back(&net.replica()->rank());
   for (Rank* const group : net.other_parts()) groups.push_back(group);
   return groups;
 }
@@ -29,7 +25,7 @@ std::vector<Rank*> spread_over(TrainedNet& net) {
 }  // namespace
 
 std::vector<std::pair<std::string, Tensor>> averaged_gradients_of(Replica& replica) {
-  if (in_slices(replica)) return replica.averaging()->slices();
+  if (replica.sharded()) return replica.sharded()->reducer()->slices();
   std::vector<std::pair<std::string, Tensor>> gradients;
   for (const auto& [name, parameter] : parameters_of(replica.module())) {
     if (parameter.grad().defined()) gradients.emplace_back(name, parameter.grad());

@@ -89,11 +89,6 @@ class Averaging {
   virtual bool exchanges_in_forward() const { return false; }
   virtual void rethrow_failure() const {}
 
-  // in_slices() says whether a rank gets only slices of the averaged gradients. slices() gives them: pieces of the
-  // parameters' gradients, by name, in the memory that an update uses. It throws Error if nothing was averaged.
-  virtual bool in_slices() const { return false; }
-  virtual std::vector<std::pair<std::string, at::Tensor>> slices() { return {}; }
-
   // The learnt order of the gradients, as far as the averages' bits depend on it: the number of parameters, then the
   // parameters' numbers. Empty while nothing was learnt. Equal on all ranks. A run that goes on with it takes the same
   // steps as the run that learnt it. set_order ignores numbers below 0. If an order does not fit the parameters, it is

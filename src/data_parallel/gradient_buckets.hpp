@@ -101,6 +101,7 @@ class GradientBuckets : public Averaging {
   virtual void leave_gradients() = 0;
   // Memory for a bucket's first sum over grains, of columns_of() values that nothing needs; undefined: there is none.
   virtual at::Tensor row_of(size_t bucket) const = 0;
+  virtual bool in_slices() const { return false; }  // a rank gets only its slice of the averages
   // Before the first grain. Throws Error if the way to average depends on the ranks.
   virtual void before_grains() {}
 

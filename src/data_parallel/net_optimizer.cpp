@@ -64,11 +64,11 @@ void add_name(std::string& names, const std::string& name) {
 }  // namespace
 
 NetOptimizer::NetOptimizer(std::shared_ptr<TrainedNet> net, const Optimizer::Make& make,
-                           const Optimizer::Groups& groups, const std::string& owner)
+                           const Optimizer::Grouping& grouping, const std::string& owner)
     : net_(std::move(net)),
       sharded_(net_->replica()->sharded()),
       name_(net_->replica()->rank().name() + ": " + owner),
-      inner_(made(*net_, make, groups, name_)) {
+      inner_(made(*net_, make, groups_of(*net_->replica(), grouping), name_)) {
   if (sharded_) sharded_->add_optimizer();
 }
 
@@ -99,7 +99,7 @@ Step NetOptimizer::step(const StepOptions& options) {
     throw Error(name_ + ": `clip`, the largest norm, is " + number_text(options.clip) +
                 "; it must be above 0, or 0: none");
   }
-  if (std::has_single_bit(static_cast<uint64_t>(++steps_))) compare_options(options);
+  if (std::has_single_bit(++steps_)) compare_options(options);
   Step step;
   if (options.skip_not_finite && !has_finite_gradients(*net_)) {
     zero_grad();
@@ -221,7 +221,7 @@ std::vector<WatchedTensor> NetOptimizer::slices() const {
 // ---- The public one.
 
 Optimizer::Optimizer(const std::shared_ptr<TrainedNet>& net, const Make& make, const Grouping& grouping)
-    : optimizer_(std::make_unique<NetOptimizer>(net, make, groups_of(*net->replica(), grouping), "Optimizer")) {}
+    : optimizer_(std::make_unique<NetOptimizer>(net, make, grouping, "Optimizer")) {}
 
 Optimizer::~Optimizer() = default;
 

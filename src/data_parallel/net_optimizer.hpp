@@ -11,6 +11,7 @@
 #include "sharded_net.hpp"
 #include "trained_net.hpp"
 
+#include <cstdint>
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -20,8 +21,8 @@ namespace lockstep {
 
 class NetOptimizer {
  public:
-  // Errors name `owner`: what the user calls it. The groups are of the replica's parameters.
-  NetOptimizer(std::shared_ptr<TrainedNet> net, const Optimizer::Make& make, const Optimizer::Groups& groups,
+  // Errors name `owner`: what the user calls it. `grouping` is given the replica's module; empty: one group of all.
+  NetOptimizer(std::shared_ptr<TrainedNet> net, const Optimizer::Make& make, const Optimizer::Grouping& grouping,
                const std::string& owner);
   ~NetOptimizer();
   NetOptimizer(const NetOptimizer&) = delete;
@@ -60,7 +61,7 @@ class NetOptimizer {
   const std::shared_ptr<ShardedNet> sharded_;  // null: every rank has whole parameters
   const std::string name_;
   const std::unique_ptr<torch::optim::Optimizer> inner_;
-  int64_t steps_ = 0;
+  uint64_t steps_ = 0;
 };
 
 }  // namespace lockstep

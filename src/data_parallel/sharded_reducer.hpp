@@ -32,7 +32,11 @@ class ShardedReducer final : public GradientBuckets {
                  std::shared_ptr<DividedParameters> divided = nullptr);
 
   bool in_slices() const override { return true; }
-  std::vector<std::pair<std::string, at::Tensor>> slices() override;
+
+  // This rank's pieces of the averaged gradients, by their parameters' names, in the memory that an update uses. Throws
+  // Error if nothing was averaged.
+  std::vector<std::pair<std::string, at::Tensor>> slices();
+
   bool adds_up_parts() const override { return !keeps_memory(); }
   bool waits_in_backward() const override { return !keeps_memory(); }
   bool exchanges_in_forward() const override { return divided_ != nullptr; }

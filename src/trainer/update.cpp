@@ -25,13 +25,9 @@ Optimizer::Make make_of(const TrainOptions& options, const UpdateExtras& extras)
   };
 }
 
-Task::Groups groups_of(const UpdateExtras& extras, const SplitModel& net) {
-  if (extras.groups) return extras.groups(extras.module != nullptr ? *extras.module : *net.module());
-  std::vector<at::Tensor> all;
-  for (const auto& [name, parameter] : parameters_of(*net.module())) all.push_back(parameter);
-  Task::Groups one;
-  one.emplace_back(std::move(all));
-  return one;
+Optimizer::Grouping grouping_of(const UpdateExtras& extras) {
+  if (!extras.groups || extras.module == nullptr) return extras.groups;
+  return [&extras](const torch::nn::Module&) { return extras.groups(*extras.module); };
 }
 
 }  // namespace
@@ -43,7 +39,7 @@ Update::Update(const TrainOptions& options, const SplitModel& net, const UpdateE
                 net_.mesh().shape().size() != net_.mesh().shape().data),
       is_only_replica_(net_.mesh().data().world_size() == 1),
       rate_(learning_rate_of(options)),
-      optimizer_(net_.trained(), make_of(options, extras), groups_of(extras, net_), "fit") {
+      optimizer_(net_.trained(), make_of(options, extras), grouping_of(extras), "fit") {
   if (extras.ema_decay > 0) {  // where a rank keeps slices of the weights, it keeps those of their average too
     average_.emplace(extras.ema_decay, divides_parameters() ? tensors_in(optimizer_.inner().param_groups())
                                                             : std::vector<at::Tensor>(net_.parameters()));

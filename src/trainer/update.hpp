@@ -47,7 +47,7 @@ class Update {
   void prepare();
   void step();
 
-  // Those that it steps with; from zero_stage 2 on the rank's slices of them.
+  // The averaged gradients that it steps with; with zero_stage the rank's slices of them.
   std::vector<at::Tensor> gradients() const;
 
   // What is the same on all ranks along the data axis (replica_check.hpp): weights that are not divided, their average,

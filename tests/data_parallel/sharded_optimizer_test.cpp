@@ -373,7 +373,7 @@ TEST(ShardedOptimizer, RanksMayHaveNothingOfASmallNet) {
   run(test_devices(4), [&](Rank& rank) {
     const auto module = std::dynamic_pointer_cast<nn::LinearImpl>(start->clone());
     DataParallel net(module, rank, {.sharded = Sharded::gradients});
-    NetOptimizer optimizer(net.trained(), make, in_one_group(*module), "Optimizer");
+    NetOptimizer optimizer(net.trained(), make, in_one_group, "Optimizer");
     net.loss(part_for(batch, rank), F::mse_loss).backward();
     optimizer.step({});
     expect_near(module->weight.detach(), alone->weight.detach(), 1e-6, "weight");
@@ -420,7 +420,7 @@ TEST(ShardedOptimizer, ItsStateIsThatOfTheWholeAndGoesToOtherRanks) {
     run(test_devices(3), [&, &make = make](Rank& rank) {
       const Net module = copy_of(start);
       DataParallel net(module, rank, {.bucket_bytes = 256, .sharded = Sharded::gradients});
-      NetOptimizer optimizer(net.trained(), make, in_one_group(*module), "Optimizer");
+      NetOptimizer optimizer(net.trained(), make, in_one_group, "Optimizer");
       for (const auto& batch : first) {
         backward(net, batch, rank);
         optimizer.step({});
@@ -440,7 +440,7 @@ TEST(ShardedOptimizer, ItsStateIsThatOfTheWholeAndGoesToOtherRanks) {
     run(test_devices(2), [&, &make = make, &name = name](Rank& rank) {
       const Net module = copy_of(half);
       DataParallel net(module, rank, {.bucket_bytes = 500, .sharded = Sharded::state});
-      NetOptimizer optimizer(net.trained(), make, in_one_group(*module), "Optimizer");
+      NetOptimizer optimizer(net.trained(), make, in_one_group, "Optimizer");
       optimizer.load_state(kept);
       for (size_t step = 2; step < batches.size(); ++step) {
         optimizer.zero_grad();
@@ -545,7 +545,7 @@ TEST(ShardedOptimizer, SaysWhatItCannotDo) {
     return error_on_ranks(1, [&](Rank& rank) {
       const nn::Linear module(2, 2);
       DataParallel net(module, rank, sharded);
-      NetOptimizer optimizer(net.trained(), cases()[0].make, in_one_group(*module), "Optimizer");
+      NetOptimizer optimizer(net.trained(), cases()[0].make, in_one_group, "Optimizer");
       use(net, optimizer);
     });
   };

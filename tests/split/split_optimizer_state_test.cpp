@@ -34,8 +34,7 @@ std::unique_ptr<NetOptimizer> optimizer_of(SplitModel& net, bool adam) {
     if (adam) return std::make_unique<torch::optim::Adam>(groups, torch::optim::AdamOptions(0.001));
     return std::make_unique<torch::optim::SGD>(groups, torch::optim::SGDOptions(0.1).momentum(0.9));
   };
-  return std::make_unique<NetOptimizer>(
-      net.trained(), make, lockstep::Optimizer::Groups{torch::optim::OptimizerParamGroup(net.parameters())}, "test");
+  return std::make_unique<NetOptimizer>(net.trained(), make, lockstep::Optimizer::Grouping(), "test");
 }
 
 // `without`: a layer whose parameters get no gradient, so that the optimizer remembers nothing of them.
