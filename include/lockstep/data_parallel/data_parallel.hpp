@@ -36,7 +36,7 @@ concept HoldsModule = requires {
   requires std::derived_from<Type, torch::nn::ModuleHolder<typename Type::ContainedType>>;
 };
 
-// What makes a network's output and the targets a loss, the mean over the samples: any callable (y_hat, y) -> scalar
+// Makes a network's output and the targets a loss, the mean over the samples: any callable (y_hat, y) -> scalar
 // tensor, or (y_hat, batch) where a mask counts; or one of torch::nn::functional's losses by its name; or one as a
 // module, such as torch::nn::MSELoss(). As thread-safe as the callable.
 class Criterion {
@@ -67,7 +67,7 @@ class Criterion {
   at::Tensor operator()(const at::Tensor& y_hat, const Batch& batch) const { return function_(y_hat, batch); }
 
  private:
-  // Of losses with weights, those that may ignore a class divide by the weights' sum.
+  // A loss with weights that may ignore a class divides by the weights' sum.
   template <class Options>
   static void check_options(const Options& options) {
     if constexpr (requires { options.reduction(); })

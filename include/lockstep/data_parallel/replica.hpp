@@ -28,7 +28,7 @@ class ShardedNet;
 class TrainedNet;
 struct PartSizes;
 
-// What ranks share out among themselves, where otherwise each has all of it (ZeRO; Rajbhandari et al. 2020, section 5,
+// Ranks share this out among themselves, where otherwise each has all of it (ZeRO; Rajbhandari et al. 2020, section 5,
 // stages 1 to 3; PyTorch calls the last one FSDP). docs/guide/zero.md has the costs of each.
 enum class Sharded {
   nothing,
@@ -126,7 +126,7 @@ class NoSync {
   bool before_;
 };
 
-// What `accumulate` uses from Sharded::gradients on (adds_up_parts()). While it lives, each backward() is of a part of
+// `accumulate` uses it from Sharded::gradients on (adds_up_parts()). While it lives, each backward() is of a part of
 // a step: it is averaged at once, and the averages add up with that of the next backward() without it. All ranks must
 // make as many. So no rank keeps gradients whole, as it does under NoSync; each part costs an exchange.
 class PartOfStep {
@@ -188,7 +188,7 @@ class Replica : public std::enable_shared_from_this<Replica> {
   //
   // With Sharded::parameters all ranks must compute the layers equally often. So a rank with fewer grains
   // than another one calls mean_of() for stand-ins too, after its grains: for two samples, or one if a grain has one.
-  // What that gives is dropped, and SampleScope::current()->place().again is true then. The module's buffers are then
+  // The result is dropped, and SampleScope::current()->place().again is true then. The module's buffers are then
   // as before. Throws Error also: a batch without samples, without Batch::like or with one that is not like x, y and
   // `more`; a part by in_parts() of a batch without Batch::runs.
   using MeanOf = std::function<at::Tensor(const Batch& grain)>;
@@ -280,7 +280,7 @@ class Replica : public std::enable_shared_from_this<Replica> {
   std::function<void()> computed_, averaged_;    // see watch_backwards(); empty: nobody watches
 };
 
-// What an Optimizer steps, for a net of one replica a rank.
+// Gives an Optimizer what it steps, for a net of one replica a rank.
 std::shared_ptr<TrainedNet> trained_net(const std::shared_ptr<Replica>& replica);
 
 }  // namespace lockstep

@@ -18,7 +18,7 @@
 
 namespace lockstep {
 
-// What is measured on the test samples after each epoch, beside the loss.
+// A value that is measured on the test samples after each epoch, beside the loss.
 struct Metric {
   std::string name;  // not "loss" and not "accuracy"
   // (y_hat, y), or (y_hat, batch), of some samples -> a value for each of them [n], or their mean, one number. The
@@ -61,7 +61,7 @@ struct Task {
   std::function<Groups(const torch::nn::Module& net)> groups = {};
   // From 0 to below 1, such as 0.999: after every step an exponential moving average of the weights becomes ema_decay *
   // average + (1 - ema_decay) * weights; after the first step it is the weights, as PyTorch's AveragedModel has it.
-  // What is evaluated and kept after an epoch is then the average, with the buffers of the network. 0: the weights are.
+  // The average is then evaluated and kept after an epoch, with the buffers of the network. 0: the weights are.
   double ema_decay = 0;
 };
 
