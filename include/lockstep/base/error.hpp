@@ -1,23 +1,54 @@
-// lockstep::Error: the one exception type of the library. Types derived from it say more of the reason.
+// lockstep::Error: the one exception type of the library. It carries its cause, and the ranks and options that it is
+// about, so that nobody has to search its text.
 //
 // Its text names, as far as they are known, the rank, the device, the operation and what to do.
 // When a rank fails for another reason (a c10::Error of LibTorch, a std::bad_alloc), run() rethrows
 // an Error with the original exception nested in it (std::rethrow_if_nested).
 #pragma once
 
+#include <memory>
 #include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
 
 namespace lockstep {
 
 class Error : public std::runtime_error {
  public:
-  using std::runtime_error::runtime_error;
+  enum class Cause {
+    refused,     // a call, an argument or an option that lockstep does not take
+    file,        // a file or a folder that is missing, damaged, foreign or taken, or cannot be written
+    machine,     // memory, a GPU, a network or another program of this machine failed
+    user_code,   // a body, a criterion, a callback or another function of the caller's threw
+    difference,  // ranks called or computed different things
+    not_finite,  // a loss or a gradient is not a number, or infinite
+    death,       // a process of the run ended without a word
+    late,        // a rank waited for another one longer than the timeout
+    stopped,     // its user asked for it
+  };
+  struct Data {
+    Cause cause = Cause::refused;
+    std::vector<int> ranks = {};            // the ranks at fault, ascending; empty: not known, or all
+    std::vector<std::string> options = {};  // keys of the options that do not fit, as in config.json
+  };
+
+  explicit Error(const std::string& text) : Error(text, Data()) {}
+  Error(const std::string& text, Data data)
+      : std::runtime_error(text), data_(std::make_shared<const Data>(std::move(data))) {}
+
+  Cause cause() const { return data_->cause; }
+  const std::vector<int>& ranks() const { return data_->ranks; }
+  const std::vector<std::string>& options() const { return data_->options; }
+
+ private:
+  std::shared_ptr<const Data> data_;  // shared, since a copy of an exception must not throw
 };
 
 // Ends a run since its user asked for that, in this process or in another one of the run.
 class Stopped : public Error {
  public:
-  using Error::Error;
+  explicit Stopped(const std::string& text) : Error(text, {.cause = Cause::stopped}) {}
 };
 
 }  // namespace lockstep
