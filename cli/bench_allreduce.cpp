@@ -25,6 +25,7 @@
 #include "comm/group_member.hpp"
 #include "common_flags.hpp"
 #include "data_parallel/grain_exchange.hpp"
+#include "devices/check_devices.hpp"
 #include "flag_checks.hpp"
 #include "io/atomic_file.hpp"
 #include "io/run_program.hpp"
@@ -112,7 +113,8 @@ void time_grains(const Devices& devices, Sizes& sizes) {
       const torch::Tensor gradients = zeros(4 * values, rank.device());
       rank.barrier();
       const double seconds = time_of(size.bytes, {rank.device()}, [&] {
-        HookRound round = post_grain_average(rank, {gradients}, {.runs = runs, .samples = ranks}, gradients, false);
+        CommunicationHook::Round round =
+            post_grain_average(rank, {gradients}, {.runs = runs, .samples = ranks}, gradients, false);
         for (;; round = round.next()) {
           if (round.work) round.work->wait();
           if (!round.next) break;

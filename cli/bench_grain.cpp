@@ -6,6 +6,7 @@
 #include <lockstep/data_parallel/data_parallel.hpp>
 #include <lockstep/devices/keep_freed_memory.hpp>
 #include <lockstep/devices/memory_format.hpp>
+#include <lockstep/trainer/data_options.hpp>
 
 #include <chrono>
 #include <cstdint>

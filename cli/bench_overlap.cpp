@@ -23,6 +23,7 @@
 #include "base/seconds_since.hpp"
 #include "bench_report.hpp"
 #include "common_flags.hpp"
+#include "data/parts.hpp"
 #include "flag_checks.hpp"
 #include "ranks/observed_backend.hpp"
 #include "text.hpp"

@@ -1,9 +1,10 @@
 // lockstep compare: trains the same steps under each way to split a network, and shows what each costs.
 #include <lockstep/base/error.hpp>
-#include <lockstep/data/text.hpp>
 #include <lockstep/layout/pipeline_schedule.hpp>
+#include <lockstep/models/text.hpp>
 #include <lockstep/plan/plan.hpp>
 #include <lockstep/ranks/rank.hpp>
+#include <lockstep/trainer/data_options.hpp>
 
 #include <algorithm>
 #include <map>

@@ -1,4 +1,5 @@
 // lockstep devices: what this machine has and what a run would use.
+#include <lockstep/devices/device_info.hpp>
 #include <lockstep/devices/devices.hpp>
 
 #include <fstream>

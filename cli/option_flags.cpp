@@ -52,7 +52,7 @@ std::string wrong_with(const Option& option, const std::string& text) {
 // Resets options that only have a meaning with another choice than the new one. `before` has the choices so far.
 void forget_what_went_with_it(std::string_view key, const TrainOptions& before, TrainOptions& options) {
   if (key == "optimizer" && options.optimizer.kind != before.optimizer.kind) options.rate.lr.reset();
-  if (key == "schedule" && options.rate.schedule != LrSchedule::step) options.rate.step_epochs.clear();
+  if (key == "schedule" && options.rate.schedule != LearningRate::Schedule::step) options.rate.step_epochs.clear();
   if (key == "compress" && options.exchange.compress != Compression::powersgd) options.exchange.compress_rank = 0;
   if (key == "sync_every" && options.exchange.sync_every == 0) {
     options.exchange.outer_lr = TrainOptions().exchange.outer_lr;

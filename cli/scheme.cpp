@@ -53,7 +53,7 @@ Samples train_on(Rank& world, const Scheme& scheme, const SchemeOptions& options
                  const std::shared_ptr<MemoryLedger>& ledger) {
   MemoryMeter meter(ledger);
   auto traffic = std::make_shared<Traffic>();
-  Rank rank = observed(world, traffic);
+  Rank rank = Traffic::observed(world, traffic);
   SplitModel net(network(options.model, rank), rank, scheme.split,
                  {.sharded = static_cast<Sharded>(scheme.zero_stage)});
   Optimizer sgd(net, torch::optim::SGDOptions(options.lr).momentum(0.9));

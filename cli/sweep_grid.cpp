@@ -28,7 +28,9 @@ std::vector<std::optional<std::string>> axis(const std::vector<std::string>& giv
 std::string grid_name(const TrainOptions& options) {
   const std::string name = short_name(options.devices) + "_batch" + std::to_string(options.batch.global()) + "_lr" +
                            number_text(learning_rate_of(options).lr);
-  return options.rate.scaling == LrScaling::none ? name : name + "_" + std::string(to_string(options.rate.scaling));
+  return options.rate.scaling == LearningRate::Scaling::none
+             ? name
+             : name + "_" + std::string(to_string(options.rate.scaling));
 }
 
 }  // namespace

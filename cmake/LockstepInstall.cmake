@@ -3,9 +3,10 @@
 include(CMakePackageConfigHelpers)
 include(GNUInstallDirs)
 
-install(TARGETS lockstep EXPORT lockstepTargets FILE_SET HEADERS)
+list(TRANSFORM lockstep_components PREPEND lockstep_ OUTPUT_VARIABLE component_targets)
+install(TARGETS lockstep ${component_targets} EXPORT lockstepTargets FILE_SET HEADERS)
 install(EXPORT lockstepTargets NAMESPACE lockstep:: DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/lockstep)
-if(TARGET lockstep_data)  # a component, so that the library itself needs no more than LibTorch
+if(TARGET lockstep_data)  # apart from the other components, which need no more than LibTorch
   install(TARGETS lockstep_data EXPORT lockstepDataTargets)
   install(EXPORT lockstepDataTargets NAMESPACE lockstep:: DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/lockstep)
 endif()

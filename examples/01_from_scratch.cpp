@@ -49,7 +49,10 @@
 //   train(2, 256, 0.2)
 //   epoch  1: train loss 2.303, test acc 0.100
 //   test acc: 0.10, 53.5 sec/epoch on [cpu, cpu]
+#include <lockstep/book.hpp>
+#include <lockstep/devices/device_info.hpp>
 #include <lockstep/lockstep.hpp>
+#include <lockstep/models.hpp>
 
 #include <chrono>
 #include <cstdio>

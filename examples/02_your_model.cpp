@@ -25,6 +25,7 @@
 //   data 2, channels 2    loss 0.323301  parameter bytes per rank 35472 35472 35472 35472
 //   layers 2, channels 2  loss 0.323301  parameter bytes per rank 18048 18048 17424 17424
 #include <lockstep/lockstep.hpp>
+#include <lockstep/split.hpp>
 
 #include <cstdio>
 #include <iostream>
@@ -88,8 +89,8 @@ lockstep::Dataset make_data() {
 
 // The same steps for every scheme, which says what adds a batch's gradients. `shard`: which part of the batches.
 template <class ForwardBackward>
-void train(const std::vector<Tensor>& parameters, const lockstep::Dataset& data, const lockstep::Partner& shard,
-           const ForwardBackward& forward_backward) {
+void train(const std::vector<Tensor>& parameters, const lockstep::Dataset& data,
+           const lockstep::Batches::Partner& shard, const ForwardBackward& forward_backward) {
   torch::optim::SGD sgd(parameters, torch::optim::SGDOptions(/*lr=*/0.1).momentum(0.9));
   for (int epoch = 0; epoch < 10; ++epoch) {
     for (const auto& batch : lockstep::batches(data, {.size = 64, .epoch = epoch}, shard)) {

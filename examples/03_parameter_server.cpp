@@ -21,6 +21,7 @@
 //   asynchronous               loss 0.216426
 //   at most two steps ahead    loss 0.291563
 //   asynchronous, one is lost  loss 0.240631, without worker 1: its machine was turned off
+#include <lockstep/lab.hpp>
 #include <lockstep/lockstep.hpp>
 
 #include <cstdio>

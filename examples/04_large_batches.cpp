@@ -20,6 +20,7 @@
 //   1024 samples per step, the same, in 4 parts              80 steps  loss 0.058412
 //   1024 samples per step, LARS, lr 32, warm-up, cosine      80 steps  loss 0.096437
 //   1024 samples per step, LAMB, lr 0.08, warm-up, cosine    80 steps  loss 0.059543
+#include <lockstep/lab.hpp>
 #include <lockstep/lockstep.hpp>
 
 #include <cstdio>
@@ -29,9 +30,9 @@
 namespace {
 
 using lockstep::LearningRate;
-using lockstep::LrScaling;
-using lockstep::LrSchedule;
 using lockstep::Rank;
+using lockstep::LearningRate::Scaling;
+using lockstep::LearningRate::Schedule;
 using torch::Tensor;
 using torch::nn::Linear;
 namespace F = torch::nn::functional;
@@ -76,7 +77,7 @@ using MakeOptimizer = std::function<std::unique_ptr<torch::optim::Optimizer>(std
 // Any torch::optim::Optimizer; its learning rate is set before every step.
 void train(const char* what, const LearningRate& rate, const MakeOptimizer& make_optimizer, Rank& rank,
            const lockstep::Dataset& data, int64_t parts = 1) {
-  lockstep::check_learning_rate(rate);
+  rate.check();
   lockstep::DataParallel net(make_net(rank), rank);
   const auto optimizer = make_optimizer(net->parameters());
   int64_t steps = 0;
@@ -109,10 +110,10 @@ void train_all(Rank& rank, const lockstep::Dataset& data) {
   LearningRate large = small;  // 16 times the batch
   large.batch = 1024;
   LearningRate scaled = large;
-  scaled.scaling = LrScaling::linear;
+  scaled.scaling = LearningRate::Scaling::linear;
   LearningRate warmed_up = scaled;
   warmed_up.warmup_epochs = 2;
-  warmed_up.schedule = LrSchedule::cosine;
+  warmed_up.schedule = LearningRate::Schedule::cosine;
 
   train("lr 0.1", small, sgd, rank, data);
   train("lr 0.1", large, sgd, rank, data);
@@ -123,7 +124,7 @@ void train_all(Rank& rank, const lockstep::Dataset& data) {
   layerwise.lr = 2;
   train("LARS, lr 32, warm-up, cosine", layerwise, lars, rank, data);
   layerwise.lr = 0.02;
-  layerwise.scaling = LrScaling::sqrt;
+  layerwise.scaling = LearningRate::Scaling::sqrt;
   train("LAMB, lr 0.08, warm-up, cosine", layerwise, lamb, rank, data);
 }
 

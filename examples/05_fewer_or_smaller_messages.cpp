@@ -21,6 +21,7 @@
 //   PowerSGD of rank 2           5472 bytes per step  loss 0.100861
 //   local SGD, every 5th step    7994 bytes per step  loss 0.118996
 //   DiLoCo, every 5th step       7997 bytes per step  loss 0.057738
+#include <lockstep/lab.hpp>
 #include <lockstep/lockstep.hpp>
 
 #include <cstdio>
@@ -39,10 +40,11 @@ constexpr int kEpochs = 30;
 // signSGD with majority vote (Bernstein et al. 2018): the ranks' signs are added up, and the sum's sign is the
 // gradient.
 struct SignHook : lockstep::CommunicationHook {
-  lockstep::HookRound average(const lockstep::GradientBucket& bucket, Rank& rank) override {
+  lockstep::CommunicationHook::Round average(const lockstep::GradientBucket& bucket, Rank& rank) override {
     const Tensor votes = bucket.flat.sign().to(torch::kChar);
     const auto finish = [flat = bucket.flat, votes] { flat.copy_(votes.sign()); };
-    return {.work = lockstep::post_allreduce(rank, votes), .finish = finish};  // posted, not waited for
+    return {.work = lockstep::CommunicationHook::post_allreduce(rank, votes),
+            .finish = finish};  // posted, not waited for
   }
 };
 
@@ -97,7 +99,7 @@ void train(
 void with_hook(const char* what, double lr, std::shared_ptr<lockstep::CommunicationHook> hook, Rank& rank,
                const lockstep::Dataset& data) {
   const auto traffic = std::make_shared<lockstep::Traffic>();
-  Rank counted = lockstep::observed(rank, traffic);
+  Rank counted = lockstep::Traffic::observed(rank, traffic);
   lockstep::DataParallel net(make_net(rank), counted, {.hook = std::move(hook)});
   train(what, lr, net, counted, *traffic, data);
 }
@@ -106,7 +108,7 @@ void with_hook(const char* what, double lr, std::shared_ptr<lockstep::Communicat
 void with_local_sgd(const char* what, const lockstep::LocalSgdOptions& options, Rank& rank,
                     const lockstep::Dataset& data) {
   const auto traffic = std::make_shared<lockstep::Traffic>();
-  Rank counted = lockstep::observed(rank, traffic);
+  Rank counted = lockstep::Traffic::observed(rank, traffic);
   lockstep::DataParallel net(make_net(rank), counted, {.average = false});
   lockstep::LocalSgd local(net->parameters(), counted, options);
   train(what, /*lr=*/0.5, net, counted, *traffic, data, [&] { local.step(); });

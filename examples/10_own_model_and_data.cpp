@@ -13,6 +13,8 @@
 //   epoch 4  loss 0.397155  mae 0.549584
 //   epoch 5  loss 0.360174  mae 0.522054
 //   epoch 6  loss 0.312397  mae 0.479627
+#include <lockstep/fit.hpp>
+#include <lockstep/lab.hpp>
 #include <lockstep/lockstep.hpp>
 
 #include <cmath>

@@ -45,7 +45,7 @@ class Gpt(nn.Module):
 
 
 def load_text(options, device):
-    """As lockstep's load_text (src/data/text.cpp): sequences of bytes; the last tenth of the text is held out."""
+    """As lockstep's load_text (src/models/text.cpp): sequences of bytes; the last tenth of the text is held out."""
     text = torch.frombuffer(bytearray((options.data_dir / "text.txt").read_bytes()), dtype=torch.uint8).to(device).long()
 
     def sequences(part):

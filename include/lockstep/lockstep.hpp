@@ -1,25 +1,19 @@
-// lockstep: trains torch::nn::Modules over several devices, on LibTorch. Each room with public headers has one that
-// describes each of its files in a line. From the ground up:
-//   the ground, which knows no ranks
-//     base            errors, texts and clocks. Includes no other room.
-//     devices         what runs the tensors: CPU cores, GPUs, memory, precision.
-//     data            data sets, batches, and the ranges into which they are cut.
-//     layout          how a network may lie over ranks. Plain values.
-//     plan            which layout is fastest on a cluster, by a model of costs. Knows neither ranks nor LibTorch.
-//     optim           optimizers, their state and their learning rates.
-//     models          networks, layers and their weights in files.
-//   storey 1, the functions of the book's section "Training on Multiple GPUs" on plain lists
-//     scratch         split_batch, allreduce, train_batch, with one entry per device.
-//   storey 2, any torch::nn::Module on ranks
-//     ranks           run() and Rank, and what all ways to divide work use.
-//     data_parallel   one replica per rank, and how their gradients are averaged.
-//     tensor_parallel layers split by channels.
-//     pipeline        networks split by layers.
-//     server          parameters kept by servers, pushed to and pulled from by workers.
-//     split           several of these ways at once, over a mesh of ranks.
-//     profile         measures what a plan needs to know.
-//   storey 3, what the program `lockstep` does
-//     trainer         train(), and fit() for a network of your own; their options and runs.
+// lockstep: trains torch::nn::Modules over several devices, on LibTorch. This header is the core: one net, one
+// optimizer, one loop, and what they need. docs/core.md has its names, one line each. From the ground up:
+//   base           errors, signals, the version
+//   devices        what runs the tensors: CPU cores, GPUs, memory, precision
+//   data           data sets, and the batches that each rank gets
+//   optim          the learning rate, and groups of parameters
+//   nn             weights in files, and dropout that does not depend on the ranks
+//   ranks          run() and Rank: one thread per device, and what they say to each other
+//   data_parallel  DataParallel and Optimizer: equal nets on all ranks, also shared out among them (ZeRO)
+// Wings stand on the core, which knows none of them, and fit.hpp stands on all:
+//   split.hpp      nets divided by layers and by channels, and plans for a cluster
+//   models.hpp     LeNet, an MLP, AlexNet, ResNet-18 and a GPT, and layers that are fast on CPUs
+//   lab.hpp        other ways to train: servers, local SGD, fewer bytes, Lars and Lamb, unequal devices
+//   book.hpp       the functions of the book's section "Training on Multiple GPUs", on plain lists
+//   fit.hpp        train() and fit(): whole runs, with folders, checkpoints and metrics
+//   everything.hpp all of these
 // Thread-safety and cost stand at the top of each header.
 #pragma once
 
@@ -28,15 +22,6 @@
 #include <lockstep/data/all.hpp>
 #include <lockstep/data_parallel/all.hpp>
 #include <lockstep/devices/all.hpp>
-#include <lockstep/layout/all.hpp>
-#include <lockstep/models/all.hpp>
+#include <lockstep/nn/all.hpp>
 #include <lockstep/optim/all.hpp>
-#include <lockstep/pipeline/all.hpp>
-#include <lockstep/plan/all.hpp>
-#include <lockstep/profile/all.hpp>
 #include <lockstep/ranks/all.hpp>
-#include <lockstep/scratch/all.hpp>
-#include <lockstep/server/all.hpp>
-#include <lockstep/split/all.hpp>
-#include <lockstep/tensor_parallel/all.hpp>
-#include <lockstep/trainer/all.hpp>

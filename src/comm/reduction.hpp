@@ -3,11 +3,11 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <lockstep/data/parts.hpp>
 #include <torch/csrc/distributed/c10d/Types.hpp>
 
 #include <string>
 
+#include "data/parts.hpp"
 #include "tree_average.hpp"
 
 namespace lockstep::comm {

@@ -2,10 +2,10 @@
 // done. Ranks are named by their index in the whole world, of which this process may hold only some.
 #pragma once
 
-#include <lockstep/data/parts.hpp>
 #include <lockstep/devices/devices.hpp>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include "data/parts.hpp"
 #include "failure.hpp"
 #include "members.hpp"
 

@@ -1,13 +1,13 @@
 // Batch: its parts, its grains and its other tensors.
 #include <lockstep/base/error.hpp>
 #include <lockstep/data/data.hpp>
-#include <lockstep/data/parts.hpp>
 
 #include <algorithm>
 #include <cstdint>
 #include <utility>
 
 #include "batch_tensors.hpp"
+#include "parts.hpp"
 
 namespace lockstep {
 namespace {

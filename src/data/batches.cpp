@@ -3,7 +3,6 @@
 #include <ATen/Functions.h>
 #include <lockstep/base/error.hpp>
 #include <lockstep/data/data.hpp>
-#include <lockstep/data/parts.hpp>
 
 #include <algorithm>
 #include <functional>
@@ -17,6 +16,7 @@
 #include "batch_mark.hpp"
 #include "batch_tensors.hpp"
 #include "devices/upload.hpp"
+#include "parts.hpp"
 #include "read_ahead.hpp"
 #include "sizes_text.hpp"
 
@@ -58,7 +58,7 @@ uint64_t hash_of_order(const at::Tensor& order) {
 
 }  // namespace
 
-Batches::Batches(Samples samples, const BatchOptions& options, const Partner& shard)
+Batches::Batches(Samples samples, const BatchOptions& options, const Batches::Partner& shard)
     : samples_(std::move(samples)), options_(options), shard_(shard) {
   if (samples_.in_memory()) check_tensors(samples_.tensors());
   if (options.size < 1) throw Error("batches: batch size " + std::to_string(options.size) + "; expected 1 or more");
@@ -264,11 +264,11 @@ Batches::Iterator Batches::begin() && {
   return {kept.get(), kept->options_.start, kept};
 }
 
-Batches batches(const Dataset& dataset, const BatchOptions& options, const Partner& shard) {
+Batches batches(const Dataset& dataset, const BatchOptions& options, const Batches::Partner& shard) {
   return {dataset, options, shard};
 }
 
-Batches batches(const Samples& samples, const BatchOptions& options, const Partner& shard) {
+Batches batches(const Samples& samples, const BatchOptions& options, const Batches::Partner& shard) {
   return {samples, options, shard};
 }
 

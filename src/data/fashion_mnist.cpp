@@ -1,6 +1,7 @@
 // Fashion-MNIST's files, or MNIST's, and where they lie.
 #include <lockstep/base/error.hpp>
 #include <lockstep/data/data.hpp>
+#include <lockstep/data/fetch_data.hpp>
 
 #include <algorithm>
 #include <array>
@@ -8,6 +9,7 @@
 #include <fstream>
 
 #include "data_digests.hpp"
+#include "fashion_mnist_places.hpp"
 #include "io/fashion_mnist_files.hpp"
 #include "io/idx.hpp"
 

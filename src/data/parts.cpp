@@ -1,11 +1,11 @@
 #include <lockstep/base/error.hpp>
-#include <lockstep/data/parts.hpp>
 
 #include <algorithm>
 #include <cmath>
 #include <numeric>
 
 #include "base/number_text.hpp"
+#include "parts.hpp"
 
 namespace lockstep {
 

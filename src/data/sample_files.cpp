@@ -48,14 +48,14 @@ std::map<std::string, std::string> rows_by_name(const io::FileLayout& layout) {
   return rows;
 }
 
-int64_t samples_in_file(const fs::path& file, const io::FileLayout& layout, const SampleFileOptions& options) {
+int64_t samples_in_file(const fs::path& file, const io::FileLayout& layout, const Samples::FileOptions& options) {
   const auto rows = rows_by_name(layout);
   for (const auto& name : {options.x, options.y}) {
     if (rows.contains(name)) continue;
     std::string names;
     for (const auto& [other, row] : rows) names += (names.empty() ? "'" : ", '") + other + "'";
     refuse_file(file, "has no tensor '" + name + "', but " + (names.empty() ? "none" : names) +
-                          "; name the samples and the targets in SampleFileOptions::x and y");
+                          "; name the samples and the targets in Samples::FileOptions::x and y");
   }
   for (const auto& place : layout.tensors) {
     if (!place.shape.empty() && place.shape[0] == layout.tensors[0].shape[0]) continue;
@@ -83,7 +83,7 @@ void check_like_first(const SampleFile& one, const SampleFile& first) {
   }
 }
 
-std::vector<SampleFile> opened_files(const std::vector<fs::path>& files, const SampleFileOptions& options) {
+std::vector<SampleFile> opened_files(const std::vector<fs::path>& files, const Samples::FileOptions& options) {
   if (files.empty()) throw Error("samples_of: there is no file; give some");
   if (options.shuffle_buffer < 1) {
     throw Error("samples_of: the shuffle buffer is " + std::to_string(options.shuffle_buffer) +
@@ -119,7 +119,7 @@ std::string version_of_files(const std::vector<SampleFile>& opened) {
 // Reads samples by their numbers.
 class FileReader {
  public:
-  FileReader(std::vector<SampleFile> opened, SampleFileOptions options)
+  FileReader(std::vector<SampleFile> opened, Samples::FileOptions options)
       : files_(std::move(opened)), options_(std::move(options)) {}
 
   Dataset operator()(const std::vector<int64_t>& numbers) const {
@@ -172,7 +172,7 @@ class FileReader {
   }
 
   const std::vector<SampleFile> files_;
-  const SampleFileOptions options_;
+  const Samples::FileOptions options_;
 };
 
 // Draws numbers from 0 to below a limit, which depend on the key alone.
@@ -216,7 +216,7 @@ at::Tensor shuffled(const std::vector<std::pair<int64_t, int64_t>>& opened, int6
 
 }  // namespace
 
-Samples samples_of(const std::vector<fs::path>& files, const SampleFileOptions& options) {
+Samples samples_of(const std::vector<fs::path>& files, const Samples::FileOptions& options) {
   auto opened = opened_files(files, options);
   std::vector<std::pair<int64_t, int64_t>> places;  // the first sample's number and the size of each file
   for (const auto& one : opened) places.emplace_back(one.first, one.size);

@@ -14,7 +14,7 @@
 #include "data/batch_tensors.hpp"
 #include "grain_statistics.hpp"
 #include "joined_names.hpp"
-#include "models/weighed_backward.hpp"
+#include "nn/weighed_backward.hpp"
 #include "ranks/gather.hpp"
 #include "ranks/rank_place.hpp"
 #include "tensor_hash.hpp"

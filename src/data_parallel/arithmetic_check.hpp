@@ -9,7 +9,7 @@
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
 #include <lockstep/data/data.hpp>
-#include <lockstep/models/sample_scope.hpp>
+#include <lockstep/nn/sample_scope.hpp>
 #include <lockstep/ranks/rank.hpp>
 
 #include "ranks/trained_parameters.hpp"

@@ -1,8 +1,9 @@
 #include <torch/nn/modules/container/any.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <lockstep/base/error.hpp>
+#include <lockstep/data_parallel/convert_sync_batchnorm.hpp>
 #include <lockstep/data_parallel/sync_batch_norm.hpp>
-#include <lockstep/models/residual_block.hpp>
+#include <lockstep/nn/layer_holder.hpp>
 
 #include <algorithm>
 #include <memory>
@@ -54,12 +55,12 @@ struct NormPlace {
       "convert_sync_batchnorm: " + (path.empty() ? "the module itself" : path) + " is a " +
       c10::demangle(typeid(norm).name()) +
       " that cannot be replaced: only a BatchNorm1d, 2d or 3d that is a layer of a torch::nn::Sequential, or of "
-      "a lockstep::ResidualBlock, can, for other modules keep theirs in members of one type. Build a "
+      "a lockstep::LayerHolder, can, for other modules keep theirs in members of one type. Build a "
       "lockstep::SyncBatchNorm in its place");
 }
 
 void find_places(Module& parent, const std::string& path, std::vector<NormPlace>& places) {
-  const bool can_replace = is_any_of<torch::nn::SequentialImpl, ResidualBlockImpl>(parent);
+  const bool can_replace = is_any_of<torch::nn::SequentialImpl, LayerHolder>(parent);
   for (const auto& child : parent.named_children()) {
     const std::string its_path = path.empty() ? child.key() : path + "." + child.key();
     Module& module = *child.value();
@@ -76,8 +77,8 @@ void find_places(Module& parent, const std::string& path, std::vector<NormPlace>
 }
 
 void put_in(const NormPlace& place, const std::shared_ptr<SyncBatchNormImpl>& sync) {
-  if (auto* const block = dynamic_cast<ResidualBlockImpl*>(&place.parent)) {
-    (place.name == "norm1" ? block->norm1 : block->norm2) = AnyModule(sync);
+  if (auto* const holder = dynamic_cast<LayerHolder*>(&place.parent)) {
+    holder->layer(place.name) = AnyModule(sync);
   } else {
     for (auto& layer : dynamic_cast<torch::nn::SequentialImpl&>(place.parent)) {
       if (layer.ptr() == place.norm) layer = AnyModule(sync);

@@ -17,8 +17,9 @@
 
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
-#include <lockstep/data/parts.hpp>
 #include <lockstep/ranks/rank.hpp>
+
+#include "data/parts.hpp"
 
 #include <cstdint>
 #include <functional>

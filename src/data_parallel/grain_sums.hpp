@@ -8,8 +8,8 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <lockstep/data/parts.hpp>
 
+#include "data/parts.hpp"
 #include "grain_tree.hpp"
 #include "models/linear_products.hpp"
 

@@ -6,7 +6,7 @@
 // from the right.
 #pragma once
 
-#include <lockstep/data/parts.hpp>
+#include "data/parts.hpp"
 
 #include <cstdint>
 #include <vector>

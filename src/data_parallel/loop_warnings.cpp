@@ -3,7 +3,7 @@
 #include <ATen/Context.h>
 #include <ATen/core/Generator.h>
 #include <c10/core/GradMode.h>
-#include <lockstep/models/dropout.hpp>
+#include <lockstep/nn/dropout.hpp>
 
 #include "base/classic.hpp"
 #include "data/batch_mark.hpp"
@@ -11,7 +11,7 @@
 #include "flat_view.hpp"
 #include "gradient_hook.hpp"
 #include "models/factors_scope.hpp"
-#include "models/random_layers.hpp"
+#include "nn/random_layers.hpp"
 #include "ranks/rank_place.hpp"
 #include "running_statistics_names.hpp"
 

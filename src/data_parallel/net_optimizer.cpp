@@ -2,9 +2,7 @@
 
 #include <c10/core/GradMode.h>
 #include <lockstep/base/error.hpp>
-#include <lockstep/optim/lamb.hpp>
-#include <lockstep/optim/lars.hpp>
-#include <lockstep/optim/optimizers.hpp>
+#include <lockstep/optim/layer_wise.hpp>
 
 #include "averaged_gradients.hpp"
 #include "base/number_text.hpp"
@@ -35,12 +33,10 @@ Optimizer::Groups groups_of(const Replica& replica, const Optimizer::Grouping& g
   return groups;
 }
 
-// Lars and Lamb would scale by the norm of a slice.
+// Such an optimizer would scale by the norm of a slice.
 void check_value_by_value(const torch::optim::Optimizer& optimizer, const std::string& name) {
   for (const auto& group : optimizer.param_groups()) {
-    if (dynamic_cast<const LarsOptions*>(&group.options()) == nullptr &&
-        dynamic_cast<const LambOptions*>(&group.options()) == nullptr)
-      continue;
+    if (dynamic_cast<const LayerWise*>(&group.options()) == nullptr) continue;
     throw Error(name +
                 ": Lars and Lamb scale by the norm of whole layers, and here ranks have slices of layers; take another "
                 "optimizer, or a net that is not sharded or split by channels");
@@ -242,7 +238,7 @@ std::vector<torch::optim::OptimizerParamGroup>& Optimizer::param_groups() {
 }
 
 void Optimizer::set_lr(double lr) {
-  set_learning_rate(optimizer_->inner(), lr);
+  for (auto& group : param_groups()) group.options().set_lr(lr);
 }
 
 std::vector<at::Tensor> Optimizer::gradients() {

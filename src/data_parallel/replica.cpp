@@ -4,7 +4,7 @@
 #include <lockstep/data_parallel/data_parallel.hpp>
 #include <lockstep/data_parallel/replica.hpp>
 #include <lockstep/data_parallel/sync_batch_norm.hpp>
-#include <lockstep/models/dropout.hpp>
+#include <lockstep/nn/dropout.hpp>
 
 #include "arithmetic_check.hpp"
 #include "averaging.hpp"
@@ -15,9 +15,10 @@
 #include "devices/cuda_graph.hpp"
 #include "explained_failure.hpp"
 #include "grain_statistics.hpp"
-#include "models/random_layers.hpp"
-#include "models/sample_places.hpp"
-#include "models/weighed_backward.hpp"
+#include "nn/name_dropouts.hpp"
+#include "nn/random_layers.hpp"
+#include "nn/sample_places.hpp"
+#include "nn/weighed_backward.hpp"
 #include "ranks/equal_modules.hpp"
 #include "ranks/gather.hpp"
 #include "ranks/rank_place.hpp"

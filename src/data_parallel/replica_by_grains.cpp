@@ -12,8 +12,8 @@
 #include "averaging.hpp"
 #include "grain_statistics.hpp"
 #include "models/factors_scope.hpp"
-#include "models/random_layers.hpp"
-#include "models/weighed_backward.hpp"
+#include "nn/random_layers.hpp"
+#include "nn/weighed_backward.hpp"
 #include "ranks/rank_place.hpp"
 #include "stand_in.hpp"
 

@@ -2,6 +2,7 @@
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <lockstep/base/error.hpp>
+#include <lockstep/devices/device_info.hpp>
 #include <lockstep/devices/devices.hpp>
 
 #include <algorithm>
@@ -13,6 +14,7 @@
 #include <optional>
 
 #include "base/classic.hpp"
+#include "check_devices.hpp"
 #include "cpu_cores.hpp"
 #include "cuda_info.hpp"
 
@@ -177,24 +179,13 @@ class Parser {
 
 }  // namespace
 
-c10::Device try_gpu(int i) {
-  const Devices some = of_first_type(gpus_of_all_types());
-  return i >= 0 && i < static_cast<int>(some.size()) ? some[i] : cpu();
-}
-
-Devices try_gpus(int count) {
-  if (count < 1) throw Error("a run needs at least one device, not " + std::to_string(count));
-  const Devices some = of_first_type(gpus_of_all_types());
-  if (count > static_cast<int>(some.size())) return Devices(count, cpu());
-  return {some.begin(), some.begin() + count};
-}
-
-Devices try_all_gpus() {
-  return try_gpus(std::max(gpu_count(), 1));
+Devices gpus() {
+  return gpus_of_all_types();
 }
 
 Devices default_devices() {
-  return gpu_count() > 0 ? try_all_gpus() : Devices(cpu_cores(), cpu());
+  const Devices some = of_first_type(gpus());
+  return some.empty() ? Devices(cpu_cores(), cpu()) : some;
 }
 
 Devices parse_devices(std::string_view spec) {
@@ -232,10 +223,6 @@ void synchronize(const c10::Device& device) {
   if (!device.is_cpu()) c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
 }
 
-int gpu_count() {
-  return static_cast<int>(of_first_type(gpus_of_all_types()).size());
-}
-
 int cpu_cores() {
   const int cores = physical_cores(affinity_cpus());
   return std::max(1, static_cast<int>(std::min<double>(cores, std::floor(cpu_quota()))));
@@ -257,12 +244,6 @@ GpuInfo gpu_info(const c10::Device& device) {
     std::throw_with_nested(Error("cannot ask " + device.str() + " for its memory: " + error.what_without_backtrace()));
   }
   return info;
-}
-
-std::vector<GpuInfo> gpus() {
-  std::vector<GpuInfo> infos;
-  for (const c10::Device& device : gpus_of_all_types()) infos.push_back(gpu_info(device));
-  return infos;
 }
 
 }  // namespace lockstep

@@ -2,9 +2,9 @@
 #include <torch/nn/modules/conv.h>
 #include <torch/nn/modules/pooling.h>
 #include <lockstep/base/error.hpp>
-#include <lockstep/models/dropout.hpp>
 #include <lockstep/models/linear.hpp>
 #include <lockstep/models/models.hpp>
+#include <lockstep/nn/dropout.hpp>
 
 #include "base/classic.hpp"
 #include "model_parts.hpp"

@@ -1,11 +1,9 @@
 #include <lockstep/base/error.hpp>
 #include <lockstep/optim/learning_rate.hpp>
 
-#include "base/names.hpp"
 #include "base/number_text.hpp"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <functional>
 #include <limits>
@@ -15,10 +13,6 @@
 namespace lockstep {
 namespace {
 
-constexpr std::array scalings{std::pair{LrScaling::none, "none"}, std::pair{LrScaling::sqrt, "sqrt"},
-                              std::pair{LrScaling::linear, "linear"}};
-constexpr std::array lr_schedules{std::pair{LrSchedule::constant, "constant"}, std::pair{LrSchedule::step, "step"},
-                                  std::pair{LrSchedule::cosine, "cosine"}};
 constexpr double largest_float = std::numeric_limits<float>::max();  // the weights are float
 
 [[noreturn]] void refuse(const std::string& what, const std::string& value, const std::string& rule) {
@@ -31,14 +25,14 @@ double times_the_batch(const LearningRate& rate) {
 
 double full_rate(const LearningRate& rate) {
   switch (rate.scaling) {
-    case LrScaling::none:
+    case LearningRate::Scaling::none:
       return rate.lr;
-    case LrScaling::sqrt:
+    case LearningRate::Scaling::sqrt:
       return rate.lr * std::sqrt(times_the_batch(rate));
-    case LrScaling::linear:
+    case LearningRate::Scaling::linear:
       return rate.lr * times_the_batch(rate);
   }
-  throw Error("no LrScaling has the number " + std::to_string(static_cast<int>(rate.scaling)));
+  throw Error("no LearningRate::Scaling has the number " + std::to_string(static_cast<int>(rate.scaling)));
 }
 
 // The learning rate with which the warm-up begins.
@@ -48,10 +42,11 @@ double first_rate(const LearningRate& rate) {
 }
 
 void check_steps(const LearningRate& rate) {
-  if (rate.schedule != LrSchedule::step) {
+  if (rate.schedule != LearningRate::Schedule::step) {
     if (rate.step_epochs.empty()) return;
     throw Error("epochs of a step schedule are given (`step_epochs`), but the schedule is " +
-                std::string(to_string(rate.schedule)) + "; leave them out, or take `schedule` step");
+                std::string(rate.schedule == LearningRate::Schedule::cosine ? "cosine" : "constant") +
+                "; leave them out, or take `schedule` step");
   }
   if (rate.step_epochs.empty()) {
     throw Error("the step schedule needs the epochs after which the learning rate falls, as in `step_epochs` 30,60,80");
@@ -73,30 +68,15 @@ void check_warmup(const LearningRate& rate) {
   if (rate.warmup_epochs > rate.epochs) {
     refuse("the number of epochs of warm-up", epochs, "at most " + std::to_string(rate.epochs) + ", the run's");
   }
-  if (rate.schedule == LrSchedule::cosine && rate.warmup_epochs == rate.epochs) {
+  if (rate.schedule == LearningRate::Schedule::cosine && rate.warmup_epochs == rate.epochs) {
     refuse("the number of epochs of warm-up", epochs, "below the run's for the cosine schedule, which follows it");
   }
 }
 
 }  // namespace
 
-std::string_view to_string(LrScaling scaling) {
-  return name_in(scalings, scaling);
-}
-
-std::string_view to_string(LrSchedule schedule) {
-  return name_in(lr_schedules, schedule);
-}
-
-LrScaling scaling_from(std::string_view name) {
-  return value_in(scalings, name, "the scaling of the learning rate");
-}
-
-LrSchedule lr_schedule_from(std::string_view name) {
-  return value_in(lr_schedules, name, "the schedule of the learning rate");
-}
-
-void check_learning_rate(const LearningRate& rate) {
+void LearningRate::check() const {
+  const LearningRate& rate = *this;
   if (!(rate.lr >= 0 && rate.lr <= largest_float)) {
     refuse("the learning rate", number_text(rate.lr), "a number from 0 to 3.4e38, the largest float");
   }
@@ -122,7 +102,7 @@ double learning_rate_at(const LearningRate& rate, double epochs_done) {
   if (epochs_done < rate.warmup_epochs) {
     const double first = first_rate(rate);
     now = first + (full - first) * epochs_done / rate.warmup_epochs;
-  } else if (rate.schedule == LrSchedule::cosine) {
+  } else if (rate.schedule == LearningRate::Schedule::cosine) {
     const double t = (epochs_done - rate.warmup_epochs) / (rate.epochs - rate.warmup_epochs);
     now = full * (1 + std::cos(std::numbers::pi * t)) / 2;
   }
@@ -130,25 +110,6 @@ double learning_rate_at(const LearningRate& rate, double epochs_done) {
     if (epochs_done >= epoch) now *= rate.step_factor;
   }
   return now;
-}
-
-std::string to_string(const LearningRate& rate) {
-  std::string text = number_text(rate.lr);
-  const double full = full_rate(rate);
-  if (rate.scaling != LrScaling::none) {
-    text += ", " + std::string(to_string(rate.scaling)) + " for " + std::to_string(rate.batch) + " / " +
-            std::to_string(rate.reference_batch) + " samples = " + number_text(full);
-  }
-  if (rate.warmup_epochs > 0) {
-    text += ", from " + number_text(first_rate(rate)) + " over " + number_text(rate.warmup_epochs) +
-            (rate.warmup_epochs == 1 ? " epoch" : " epochs") + " of warm-up";
-  }
-  if (rate.schedule == LrSchedule::cosine) text += ", cosine";
-  for (const int epoch : rate.step_epochs) {
-    text += (epoch == rate.step_epochs.front() ? ", times " + number_text(rate.step_factor) + " after epochs " : ", ") +
-            std::to_string(epoch);
-  }
-  return text;
 }
 
 }  // namespace lockstep

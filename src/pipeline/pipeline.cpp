@@ -4,14 +4,16 @@
 #include <c10/core/GradMode.h>
 #include <lockstep/base/error.hpp>
 #include <lockstep/devices/devices.hpp>
-#include <lockstep/models/dropout.hpp>
+#include <lockstep/nn/dropout.hpp>
 #include <lockstep/pipeline/pipeline.hpp>
 
 #include "base/classic.hpp"
 #include "base/seconds_since.hpp"
 #include "comm/arguments.hpp"
+#include "data/parts.hpp"
 #include "data_parallel/counted_targets.hpp"
-#include "models/random_layers.hpp"
+#include "nn/name_dropouts.hpp"
+#include "nn/random_layers.hpp"
 #include "pipeline_checks.hpp"
 #include "pipeline_mail.hpp"
 #include "pipeline_shapes.hpp"
@@ -97,7 +99,7 @@ class Pipeline::State {
   bool is_last(int stage) const { return stage == count_ - 1; }
   int last_rank() const { return rank_.world_size() - 1; }
   bool on_gpu() const { return !rank_.device().is_cpu(); }
-  SamplePlace place_of_part(const Range& part) const;
+  SampleScope::Place place_of_part(const Range& part) const;
   void timed(const std::function<void()>& compute);
 
   Rank rank_;
@@ -109,7 +111,7 @@ class Pipeline::State {
   std::set<std::pair<std::string, int64_t>> compared_;  // shapes and sizes of batches that all ranks had
   std::map<std::string, Shapes> shapes_;                // by the shape of a sample that goes in
   std::map<std::pair<int, bool>, Work> work_;
-  SamplePlace place_;
+  SampleScope::Place place_;
   int64_t steps_done_ = 0;  // counted here only without a replica, which counts its own steps
   int64_t inputs_ = 0;      // how many batches were trained
   int64_t outputs_ = 0;     // how many calls of forward there were
@@ -235,7 +237,7 @@ at::Tensor Pipeline::State::forward_backward(const Batch& batch, const Criterion
     if (batch.size() > 0) loss = run(batch, criterion, replica, shapes);
   };
   place_ = replica ? replica->place_of(batch)
-                   : SamplePlace{.seed = rank_.seed(), .step = steps_done_++, .first = 0, .size = batch.size()};
+                   : SampleScope::Place{.seed = rank_.seed(), .step = steps_done_++, .first = 0, .size = batch.size()};
   if (!replica) {
     compute();
   } else if (batch.grain > 0) {
@@ -356,8 +358,8 @@ void Pipeline::State::check_memory(const PipelineStage& stage, const at::Tensor&
       "elsewhere");
 }
 
-SamplePlace Pipeline::State::place_of_part(const Range& part) const {
-  SamplePlace place = place_;
+SampleScope::Place Pipeline::State::place_of_part(const Range& part) const {
+  SampleScope::Place place = place_;
   if (place.first >= 0) place.first += part.begin;
   place.size = part.size();
   return place;

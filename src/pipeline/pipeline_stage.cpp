@@ -10,8 +10,8 @@
 #include "base/classic.hpp"
 #include "base/exception_text.hpp"
 #include "comm/arguments.hpp"
-#include "models/random_layers.hpp"
-#include "models/weighed_backward.hpp"
+#include "nn/random_layers.hpp"
+#include "nn/weighed_backward.hpp"
 
 #include <algorithm>
 #include <exception>

@@ -1,6 +1,8 @@
 #include <lockstep/base/error.hpp>
 #include <lockstep/pipeline/pipeline.hpp>
 
+#include "data/parts.hpp"
+
 #include <map>
 #include <string>
 

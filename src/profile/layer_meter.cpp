@@ -3,7 +3,7 @@
 #include <ATen/Parallel.h>
 #include <lockstep/base/error.hpp>
 #include <lockstep/devices/devices.hpp>
-#include <lockstep/models/sample_scope.hpp>
+#include <lockstep/nn/sample_scope.hpp>
 
 #include <algorithm>
 #include <chrono>

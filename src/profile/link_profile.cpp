@@ -1,5 +1,6 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
+#include <lockstep/devices/device_info.hpp>
 #include <lockstep/devices/devices.hpp>
 #include <lockstep/profile/layer_profile.hpp>
 

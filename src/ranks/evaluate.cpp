@@ -4,6 +4,7 @@
 #include <lockstep/base/error.hpp>
 #include <lockstep/ranks/evaluate.hpp>
 
+#include "data/parts.hpp"
 #include "evaluate_sums.hpp"
 
 #include <algorithm>

@@ -13,6 +13,7 @@
 #include "comm/job_options.hpp"
 #include "comm/processes/job.hpp"
 #include "comm/world.hpp"
+#include "devices/check_devices.hpp"
 #include "devices/cpu_cores.hpp"
 #include "elastic_job.hpp"
 #include "open_ranks.hpp"

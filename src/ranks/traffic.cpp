@@ -39,7 +39,7 @@ class TrafficObserver : public CallObserver {
 
 }  // namespace
 
-Rank observed(const Rank& rank, std::shared_ptr<Traffic> traffic) {
+Rank Traffic::observed(const Rank& rank, std::shared_ptr<Traffic> traffic) {
   const auto observer = std::make_shared<TrafficObserver>(std::move(traffic));
   return rank.wrapped(
       [observer](const auto& backend) { return c10::make_intrusive<ObservedBackend>(backend, observer); });

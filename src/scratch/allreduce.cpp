@@ -4,7 +4,6 @@
 #include <ATen/ops/isin.h>
 #include <c10/core/GradMode.h>
 #include <lockstep/base/error.hpp>
-#include <lockstep/data/parts.hpp>
 #include <lockstep/devices/devices.hpp>
 #include <lockstep/scratch/allreduce.hpp>
 #include <lockstep/scratch/on_each_device.hpp>
@@ -14,6 +13,7 @@
 #include <tuple>
 
 #include "base/classic.hpp"
+#include "data/parts.hpp"
 
 namespace lockstep {
 

@@ -5,6 +5,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <lockstep/base/error.hpp>
 #include <lockstep/scratch/on_each_device.hpp>
+#include <lockstep/scratch/try_gpu.hpp>
 
 #include "base/exception_text.hpp"
 #include "base/start_thread.hpp"

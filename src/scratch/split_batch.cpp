@@ -1,8 +1,8 @@
 #include <lockstep/base/error.hpp>
-#include <lockstep/data/parts.hpp>
 #include <lockstep/devices/devices.hpp>
 #include <lockstep/scratch/split_batch.hpp>
 
+#include "data/parts.hpp"
 #include "devices/upload.hpp"
 
 #include <exception>

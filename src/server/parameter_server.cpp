@@ -1,6 +1,6 @@
 #include <lockstep/server/parameter_server.hpp>
 
-#include "models/weighed_backward.hpp"
+#include "nn/weighed_backward.hpp"
 #include "parameter_server_rank.hpp"
 
 namespace lockstep {

@@ -3,12 +3,13 @@
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
 #include <lockstep/base/error.hpp>
-#include <lockstep/models/dropout.hpp>
+#include <lockstep/nn/dropout.hpp>
 
 #include "base/exception_text.hpp"
 #include "data/latest_batch.hpp"
 #include "data/part_weight.hpp"
 #include "data_parallel/counted_targets.hpp"
+#include "nn/name_dropouts.hpp"
 #include "ranks/equal_modules.hpp"
 #include "ranks/gather.hpp"
 #include "ranks/shared_seed.hpp"

@@ -5,7 +5,7 @@
 #include <lockstep/server/parameter_server.hpp>
 
 #include "key_shards.hpp"
-#include "models/sample_places.hpp"
+#include "nn/sample_places.hpp"
 #include "ranks/trained_parameters.hpp"
 #include "request.hpp"
 #include "shard_server.hpp"

@@ -1,12 +1,12 @@
 #include "group_sizes.hpp"
 
 #include <lockstep/base/error.hpp>
-#include <lockstep/data/parts.hpp>
 
 #include <numeric>
 #include <string>
 
 #include "base/classic.hpp"
+#include "data/parts.hpp"
 #include "ranks/gather.hpp"
 
 namespace lockstep {

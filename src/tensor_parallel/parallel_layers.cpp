@@ -1,6 +1,5 @@
 #include <torch/nn/functional/conv.h>
 #include <lockstep/base/error.hpp>
-#include <lockstep/data/parts.hpp>
 #include <lockstep/models/linear.hpp>
 #include <lockstep/tensor_parallel/parallel_layers.hpp>
 
@@ -8,6 +7,7 @@
 #include <variant>
 
 #include "base/classic.hpp"
+#include "data/parts.hpp"
 #include "layer_parts.hpp"
 #include "ranks/equal_input.hpp"
 #include "sliced_dimensions.hpp"

@@ -4,7 +4,6 @@
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros_like.h>
 #include <lockstep/base/error.hpp>
-#include <lockstep/data/parts.hpp>
 #include <lockstep/models/linear.hpp>
 #include <lockstep/tensor_parallel/parallel_transformer.hpp>
 
@@ -13,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "data/parts.hpp"
 #include "layer_parts.hpp"
 
 namespace lockstep {
@@ -149,8 +149,9 @@ ParallelMultiheadAttentionImpl::ParallelMultiheadAttentionImpl(const torch::nn::
   in_proj_bias = part("in_proj_bias", whole->in_proj_bias, 3);
   out_proj = register_module("out_proj", RowParallelLinear(whole->out_proj, rank));
   if (whole->options.dropout() > 0) {
-    const DropoutOptions::Slice mine{.dim = 1, .total = heads_, .index = rank.index(), .count = rank.world_size()};
-    dropout_ = register_module("dropout", Dropout(DropoutOptions{.p = whole->options.dropout(), .slice = mine}));
+    const DropoutImpl::Options::Slice mine{
+        .dim = 1, .total = heads_, .index = rank.index(), .count = rank.world_size()};
+    dropout_ = register_module("dropout", Dropout(DropoutImpl::Options{.p = whole->options.dropout(), .slice = mine}));
   }
   train(whole->is_training());
 }

@@ -8,8 +8,8 @@
 #include <torch/nn/modules/pooling.h>
 #include <torch/nn/modules/upsampling.h>
 #include <lockstep/base/error.hpp>
-#include <lockstep/models/dropout.hpp>
 #include <lockstep/models/linear.hpp>
+#include <lockstep/nn/dropout.hpp>
 #include <lockstep/tensor_parallel/parallel_transformer.hpp>
 #include <lockstep/tensor_parallel/tensor_parallel.hpp>
 
@@ -230,7 +230,7 @@ class Sharder {
 
   // Makes a Dropout of lockstep's in any case, since LibTorch's would drop other values on each rank.
   AnyModule part_of_dropout(const std::string& name, const AnyModule& layer, const Activation& given) const {
-    DropoutOptions options;
+    DropoutImpl::Options options;
     if (const auto own = as<DropoutImpl>(layer)) options = own->options;
     if (const auto values = as<torch::nn::DropoutImpl>(layer)) options.p = values->options.p();
     if (const auto channels = as<torch::nn::Dropout2dImpl>(layer)) {

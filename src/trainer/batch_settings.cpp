@@ -1,9 +1,9 @@
 #include "batch_settings.hpp"
 
 #include <lockstep/base/error.hpp>
-#include <lockstep/data/parts.hpp>
 
 #include "base/number_text.hpp"
+#include "data/parts.hpp"
 
 #include <algorithm>
 #include <charconv>

@@ -1,6 +1,7 @@
 #include <lockstep/base/error.hpp>
 #include <lockstep/devices/memory_format.hpp>
-#include <lockstep/models/weights.hpp>
+#include <lockstep/nn/tensor_files.hpp>
+#include <lockstep/nn/weights.hpp>
 #include <lockstep/trainer/trainer.hpp>
 
 #include "common_settings.hpp"

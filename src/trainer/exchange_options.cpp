@@ -1,9 +1,9 @@
 #include "exchange_options.hpp"
 
 #include <lockstep/base/error.hpp>
-#include <lockstep/data_parallel/half_precision_hook.hpp>
-#include <lockstep/data_parallel/power_sgd.hpp>
-#include <lockstep/optim/optimizers.hpp>
+#include <lockstep/lab/half_precision_hook.hpp>
+#include <lockstep/lab/optimizers.hpp>
+#include <lockstep/lab/power_sgd.hpp>
 
 #include "base/classic.hpp"
 #include "base/names.hpp"

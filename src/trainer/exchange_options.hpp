@@ -2,7 +2,7 @@
 #pragma once
 
 #include <lockstep/data_parallel/communication_hook.hpp>
-#include <lockstep/data_parallel/local_sgd.hpp>
+#include <lockstep/lab/local_sgd.hpp>
 #include <lockstep/trainer/trainer.hpp>
 
 #include <cstdint>

@@ -35,10 +35,10 @@ inline void take_name(const std::string& name, OnNan& value) {
 inline void take_name(const std::string& name, OptimizerKind& value) {
   value = optimizer_from(name);
 }
-inline void take_name(const std::string& name, LrScaling& value) {
+inline void take_name(const std::string& name, LearningRate::Scaling& value) {
   value = scaling_from(name);
 }
-inline void take_name(const std::string& name, LrSchedule& value) {
+inline void take_name(const std::string& name, LearningRate::Schedule& value) {
   value = lr_schedule_from(name);
 }
 inline void take_name(const std::string& name, BalanceRule& value) {

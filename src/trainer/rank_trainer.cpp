@@ -2,10 +2,11 @@
 
 #include <c10/core/GradMode.h>
 #include <lockstep/base/error.hpp>
-#include <lockstep/data/text.hpp>
+#include <lockstep/data_parallel/convert_sync_batchnorm.hpp>
 #include <lockstep/data_parallel/running_statistics.hpp>
 #include <lockstep/data_parallel/sync_batch_norm.hpp>
 #include <lockstep/devices/memory_format.hpp>
+#include <lockstep/models/text.hpp>
 
 #include "batch_settings.hpp"
 #include "data_parallel/averaging.hpp"
@@ -16,7 +17,7 @@
 #include "grain.hpp"
 #include "io/safetensors.hpp"
 #include "measures.hpp"
-#include "models/module_state.hpp"
+#include "nn/module_state.hpp"
 #include "ranks/gather.hpp"
 #include "ranks/rank_place.hpp"
 #include "ranks/rank_wait.hpp"

@@ -5,8 +5,8 @@
 #pragma once
 
 #include <c10/core/StreamGuard.h>
-#include <lockstep/data_parallel/balance.hpp>
 #include <lockstep/data_parallel/communication_hook.hpp>
+#include <lockstep/lab/balance.hpp>
 #include <lockstep/split/split_model.hpp>
 #include <lockstep/trainer/task.hpp>
 #include <lockstep/trainer/trainer.hpp>

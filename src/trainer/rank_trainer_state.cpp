@@ -2,11 +2,11 @@
 #include <ATen/ops/tensor.h>
 #include <c10/core/GradMode.h>
 #include <lockstep/base/error.hpp>
-#include <lockstep/data_parallel/power_sgd.hpp>
+#include <lockstep/lab/power_sgd.hpp>
 
 #include "base/number_text.hpp"
 #include "data_parallel/averaging.hpp"
-#include "models/module_state.hpp"
+#include "nn/module_state.hpp"
 #include "rank_tables.hpp"
 #include "rank_trainer.hpp"
 #include "ranks/gather.hpp"

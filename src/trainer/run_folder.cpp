@@ -1,7 +1,7 @@
 #include "run_folder.hpp"
 
 #include <lockstep/base/error.hpp>
-#include <lockstep/models/weights.hpp>
+#include <lockstep/nn/weights.hpp>
 
 #include "checkpoint_folder.hpp"
 #include "io/atomic_file.hpp"

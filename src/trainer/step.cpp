@@ -3,7 +3,7 @@
 #include <c10/core/GradMode.h>
 #include <lockstep/base/error.hpp>
 #include <lockstep/devices/autocast.hpp>
-#include <lockstep/models/sample_scope.hpp>
+#include <lockstep/nn/sample_scope.hpp>
 
 #include "base/exception_text.hpp"
 #include "batch_settings.hpp"

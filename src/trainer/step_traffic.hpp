@@ -12,7 +12,8 @@ class StepTraffic {
  public:
   // Steps that a graph replays make no calls, so nobody can count them: `counts` is false then.
   StepTraffic(const Rank& rank, bool counts)
-      : traffic_(counts ? std::make_shared<Traffic>() : nullptr), rank_(counts ? observed(rank, traffic_) : rank) {}
+      : traffic_(counts ? std::make_shared<Traffic>() : nullptr),
+        rank_(counts ? Traffic::observed(rank, traffic_) : rank) {}
 
   Rank& rank() { return rank_; }  // whose calls are counted
 

@@ -1,5 +1,6 @@
 #include <lockstep/base/error.hpp>
-#include <lockstep/models/weights.hpp>
+#include <lockstep/nn/tensor_files.hpp>
+#include <lockstep/nn/weights.hpp>
 #include <lockstep/trainer/trainer.hpp>
 
 #include "base/libtorch_log.hpp"

@@ -1,8 +1,9 @@
 #include "train_options.hpp"
 
 #include <lockstep/base/error.hpp>
-#include <lockstep/data/parts.hpp>
 #include <lockstep/ranks/rank.hpp>
+#include "data/parts.hpp"
+#include "devices/check_devices.hpp"
 
 #include "base/classic.hpp"
 #include "batch_settings.hpp"
@@ -144,7 +145,7 @@ TrainOptions checked_settings(TrainOptions options) {
   check_batch(options.batch);
   if (options.rate.reference_batch < 0)
     refuse("the reference batch", options.rate.reference_batch, "it must be at least 1");
-  check_learning_rate(learning_rate_of(options));
+  learning_rate_of(options).check();
   check_optimizer(options.optimizer.kind, optimizer_settings(options));
   if (options.threads_per_rank < 1 || options.threads_per_rank > max_threads_per_rank)
     refuse("the number of threads per rank", options.threads_per_rank, "it must be from 1 to 1024");

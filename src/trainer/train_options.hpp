@@ -1,9 +1,9 @@
 // What the trainer needs to know of its options before it starts, and how a run's folder keeps them.
 #pragma once
 
+#include <lockstep/lab/optimizers.hpp>
 #include <lockstep/models/models.hpp>
 #include <lockstep/optim/learning_rate.hpp>
-#include <lockstep/optim/optimizers.hpp>
 #include <lockstep/trainer/trainer.hpp>
 
 #include <cstdint>

@@ -2,7 +2,7 @@
 
 #include <ATen/ops/zeros_like.h>
 #include <ATen/record_function.h>
-#include <lockstep/optim/optimizers.hpp>
+#include <lockstep/lab/optimizers.hpp>
 
 #include "data_parallel/replica_check.hpp"
 #include "exchange_options.hpp"

@@ -5,7 +5,7 @@
 #pragma once
 
 #include <torch/optim/optimizer.h>
-#include <lockstep/data_parallel/local_sgd.hpp>
+#include <lockstep/lab/local_sgd.hpp>
 #include <lockstep/optim/learning_rate.hpp>
 #include <lockstep/split/split_model.hpp>
 #include <lockstep/trainer/task.hpp>

@@ -1,7 +1,7 @@
 // Workload: what a run trains, and what it says of its data; and run_workload(), which train() and fit() are.
 #pragma once
 
-#include <lockstep/data/text.hpp>
+#include <lockstep/models/text.hpp>
 #include <lockstep/trainer/task.hpp>
 #include <lockstep/trainer/trainer.hpp>
 

@@ -31,7 +31,7 @@ Dataset numbered(int64_t n) {
 
 // The numbers of the samples that one shard gets, batch by batch.
 std::vector<std::vector<int64_t>> numbers_of(const Dataset& dataset, const BatchOptions& options,
-                                             const Partner& shard) {
+                                             const Batches::Partner& shard) {
   std::vector<std::vector<int64_t>> result;
   for (const Batch& batch : batches(dataset, options, shard)) {
     at::Tensor numbers = batch.y - 1000;
@@ -182,7 +182,7 @@ TEST(Batches, GiveAnEmptyPartASampleAsAnExample) {
   for (const bool shuffle : {true, false}) {
     for (int index = 0; index < 4; ++index) {
       const BatchOptions options{.size = 6, .shuffle = shuffle, .grain = 2};
-      const Partner shard{.index = index, .count = 4};
+      const Batches::Partner shard{.index = index, .count = 4};
       const Batch batch = *batches(dataset, options, shard).begin(), other = *batches(read, options, shard).begin();
       EXPECT_EQ(batch.like.x.defined(), index == 3);
       EXPECT_EQ(other.like.x.defined(), index == 3);
@@ -220,7 +220,7 @@ TEST(Batches, WithAGrainAreCutIntoAsManyPartsOnAllShards) {
 }
 
 template <class Source>
-std::vector<Batch> all_batches(const Source& source, const BatchOptions& options, const Partner& shard) {
+std::vector<Batch> all_batches(const Source& source, const BatchOptions& options, const Batches::Partner& shard) {
   std::vector<Batch> all;
   for (const Batch& batch : batches(source, options, shard)) all.push_back(batch);
   return all;
@@ -239,7 +239,7 @@ TEST(Batches, OfAFunctionAreThoseOfTheSameSamplesInMemory) {
     for (const int64_t grain : {0, 2}) {
       for (int index = 0; index < 4; ++index) {  // the last batch has 2 samples
         const BatchOptions options{.size = 7, .seed = 3, .epoch = 1, .shuffle = shuffle, .grain = grain};
-        const Partner shard{.index = index, .count = 4};
+        const Batches::Partner shard{.index = index, .count = 4};
         const auto expected = all_batches(dataset, options, shard), found = all_batches(read, options, shard);
         ASSERT_EQ(found.size(), 4u);
         for (size_t i = 0; i < 4; ++i) {
@@ -298,7 +298,7 @@ TEST(Batches, LeaveOutALastOneThatIsSmaller) {
 }
 
 TEST(Batches, RefuseBadOptions) {
-  auto error = [](const Dataset& dataset, const BatchOptions& options, const Partner& shard = {}) {
+  auto error = [](const Dataset& dataset, const BatchOptions& options, const Batches::Partner& shard = {}) {
     return error_of([&] { batches(dataset, options, shard); });
   };
   EXPECT_THAT(error(numbered(4), {.size = 0}), HasSubstr("batch size 0"));

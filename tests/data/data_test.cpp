@@ -5,10 +5,13 @@
 #include <stdlib.h>
 #include <unistd.h>
 #include <lockstep/data/data.hpp>
+#include <lockstep/data/fetch_data.hpp>
+#include <lockstep/trainer/data_options.hpp>
 
 #include <optional>
 
 #include "data/data_digests.hpp"
+#include "data/fashion_mnist_places.hpp"
 #include "io/fashion_mnist_files.hpp"
 #include "io/idx.hpp"
 #include "support/error_of.hpp"

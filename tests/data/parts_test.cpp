@@ -2,13 +2,13 @@
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 #include <lockstep/data/data.hpp>
-#include <lockstep/data/parts.hpp>
 
 #include <cmath>
 #include <limits>
 #include <numeric>
 #include <random>
 
+#include "data/parts.hpp"
 #include "support/error_of.hpp"
 
 namespace lockstep {

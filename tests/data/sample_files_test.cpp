@@ -4,7 +4,8 @@
 #include <gmock/gmock.h>
 #include <lockstep/data/data.hpp>
 #include <lockstep/data/sample_files.hpp>
-#include <lockstep/models/weights.hpp>
+#include <lockstep/nn/tensor_files.hpp>
+#include <lockstep/nn/weights.hpp>
 
 #include <algorithm>
 #include <cstdlib>
@@ -26,7 +27,7 @@ using testing::HasSubstr;
 namespace fs = std::filesystem;
 
 // Samples `first` to below `first + count`, each of which tells its number in all of its tensors.
-TensorsByName samples_from(int64_t first, int64_t count) {
+Dataset::Tensors samples_from(int64_t first, int64_t count) {
   const at::Tensor y = at::arange(first, first + count);
   return {{"x", at::stack({y, -y}, 1).to(at::kDouble)}, {"y", y}, {"even", (y % 2 == 0).unsqueeze(1)}};
 }
@@ -42,7 +43,8 @@ class SampleFiles : public testing::Test {
     }
   }
 
-  std::vector<int64_t> order_of(const Samples& samples, const BatchOptions& options, const Partner& shard = {}) const {
+  std::vector<int64_t> order_of(const Samples& samples, const BatchOptions& options,
+                                const Batches::Partner& shard = {}) const {
     std::vector<int64_t> order;
     for (const Batch& batch : batches(samples, options, shard)) {
       EXPECT_TRUE(at::equal(batch.x.select(1, 0).to(at::kLong), batch.y));
@@ -52,7 +54,7 @@ class SampleFiles : public testing::Test {
     }
     return order;
   }
-  std::string refused(const std::vector<fs::path>& files, const SampleFileOptions& options = {}) const {
+  std::string refused(const std::vector<fs::path>& files, const Samples::FileOptions& options = {}) const {
     return error_of([&] { samples_of(files, options); });
   }
 
@@ -135,11 +137,11 @@ TEST_F(SampleFiles, AreRefusedIfTheyDoNotFitTogether) {
   EXPECT_THAT(refused(files_, {.x = "image"}),
               AllOf(HasSubstr("part-0"), HasSubstr("no tensor 'image'"), HasSubstr("'even', 'x', 'y'")));
   const fs::path other = folder_ / "other.safetensors";
-  const auto refused_with = [&](const TensorsByName& tensors) {
+  const auto refused_with = [&](const Dataset::Tensors& tensors) {
     save_tensors(other, tensors);
     return refused({files_[0], other});
   };
-  TensorsByName tensors = samples_from(0, 4);
+  Dataset::Tensors tensors = samples_from(0, 4);
   tensors["x"] = tensors["x"].to(at::kFloat);
   EXPECT_THAT(refused_with(tensors),
               AllOf(HasSubstr("other"), HasSubstr("'x' of Float [n, 2]"), HasSubstr("Double [n, 2]")));

@@ -7,7 +7,7 @@
 #include <lockstep/data_parallel/data_parallel.hpp>
 #include <lockstep/data_parallel/optimizer.hpp>
 #include <lockstep/devices/autocast.hpp>
-#include <lockstep/models/dropout.hpp>
+#include <lockstep/nn/dropout.hpp>
 
 #include "support/group_tests.hpp"
 #include "support/tensor_bits.hpp"
@@ -93,7 +93,7 @@ TEST(WrongRanks, AreThoseThatTheMajorityContradicts) {
 
 // ---- Training.
 
-using Fault = std::function<bool(const SamplePlace&)>;
+using Fault = std::function<bool(const SampleScope::Place&)>;
 
 // A bit of the first value is flipped, as a faulty core does it.
 torch::Tensor with_a_flipped_bit(const torch::Tensor& values) {
@@ -125,7 +125,7 @@ struct Job {
   int64_t parts = 1;  // under no_sync
   int zero = 0;
   bool by_function = false;
-  std::function<bool(int rank, const SamplePlace&)> fault = {};
+  std::function<bool(int rank, const SampleScope::Place&)> fault = {};
   std::function<void(NetImpl&, int rank)> before_second_step = {};
 };
 
@@ -147,7 +147,7 @@ Outcome train(const Job& job) {
       torch::manual_seed(1);
       return Net();
     });
-    if (job.fault) module->fault = [&](const SamplePlace& place) { return job.fault(rank.index(), place); };
+    if (job.fault) module->fault = [&](const SampleScope::Place& place) { return job.fault(rank.index(), place); };
     DataParallel net(module, rank, {.sharded = static_cast<Sharded>(job.zero), .check_arithmetic = job.fraction});
     Optimizer sgd(net, torch::optim::SGDOptions(0.1).momentum(0.9));
     const auto mean_of = [&](const Batch& grain) {
@@ -194,13 +194,13 @@ TEST(CheckArithmetic, ChangesNoBit) {
   EXPECT_EQ(train({.ranks = 1, .by_function = true}).computed_again, 0) << "nobody else is there";
 }
 
-bool is_grain(const SamplePlace& place, int64_t step, int64_t number) {
+bool is_grain(const SampleScope::Place& place, int64_t step, int64_t number) {
   return place.step == step && place.first == 4 * number;
 }
 
 TEST(CheckArithmetic, ARankThatComputesWronglyOnceIsNamed) {
   for (const int ranks : {2, 3}) {
-    const auto once = [&](int rank, const SamplePlace& place) {
+    const auto once = [&](int rank, const SampleScope::Place& place) {
       return rank == ranks - 1 && is_grain(place, 2, 5) && !place.again;
     };
     EXPECT_THAT(train({.ranks = ranks, .fault = once}).errors,
@@ -212,7 +212,7 @@ TEST(CheckArithmetic, ARankThatComputesWronglyOnceIsNamed) {
 }
 
 TEST(CheckArithmetic, ARankThatAlwaysComputesWronglyIsNamedByTheMajority) {
-  const auto always = [](int rank, const SamplePlace&) { return rank == 1; };
+  const auto always = [](int rank, const SampleScope::Place&) { return rank == 1; };
   EXPECT_THAT(train({.ranks = 3, .fault = always}).errors, Each(HasSubstr("rank 1 (cpu) computes wrongly")));
   EXPECT_THAT(train({.ranks = 2, .fault = always}).errors,
               Each(AllOf(HasSubstr("rank 0 (cpu) and rank 1 (cpu) get different bits"),

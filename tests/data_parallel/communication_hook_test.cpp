@@ -4,7 +4,7 @@
 #include <torch/torch.h>
 #include <lockstep/data_parallel/communication_hook.hpp>
 #include <lockstep/data_parallel/data_parallel.hpp>
-#include <lockstep/data_parallel/half_precision_hook.hpp>
+#include <lockstep/lab/half_precision_hook.hpp>
 #include <lockstep/ranks/traffic.hpp>
 
 #include "data_parallel/backward_report.hpp"
@@ -31,16 +31,16 @@ INSTANTIATE_TEST_SUITE_P(Sizes, CommunicationHookWorlds, testing::Values(1, 2, 3
 
 // communication_hook.hpp has it as its example.
 struct SignHook : CommunicationHook {  // each rank's vote on the direction, a byte per value
-  HookRound average(const GradientBucket& bucket, Rank& rank) override {
+  CommunicationHook::Round average(const GradientBucket& bucket, Rank& rank) override {
     const Tensor votes = bucket.flat.sign().to(at::kChar);
     const auto finish = [flat = bucket.flat, votes] { flat.copy_(votes.sign()); };
-    return {.work = post_allreduce(rank, votes), .finish = finish};
+    return {.work = CommunicationHook::post_allreduce(rank, votes), .finish = finish};
   }
 };
 
 struct PlainHook : CommunicationHook {
-  HookRound average(const GradientBucket& bucket, Rank& rank) override {
-    return {.work = post_allreduce(rank, bucket.flat, c10d::ReduceOp::AVG)};
+  CommunicationHook::Round average(const GradientBucket& bucket, Rank& rank) override {
+    return {.work = CommunicationHook::post_allreduce(rank, bucket.flat, c10d::ReduceOp::AVG)};
   }
 };
 
@@ -112,11 +112,11 @@ TEST_P(CommunicationHookWorlds, APlainHookIsNoHookToTheBit) {
 // `rounds` of them, which rank and bucket begin at other times; each adds its number to the log.
 struct Rounds : CommunicationHook {
   Rounds(int rounds, std::vector<std::string>& log) : rounds(rounds), log(log) {}
-  HookRound average(const GradientBucket& bucket, Rank& rank) override { return round(1, bucket, rank); }
-  HookRound round(int number, const GradientBucket& bucket, Rank& rank) {
+  CommunicationHook::Round average(const GradientBucket& bucket, Rank& rank) override { return round(1, bucket, rank); }
+  CommunicationHook::Round round(int number, const GradientBucket& bucket, Rank& rank) {
     std::this_thread::sleep_for(std::chrono::milliseconds((rank.index() + number) % 3));
     log.push_back(bucket.names[0] + "." + std::to_string(number));
-    HookRound round{.work = post_allreduce(rank, bucket.flat, c10d::ReduceOp::AVG)};
+    CommunicationHook::Round round{.work = CommunicationHook::post_allreduce(rank, bucket.flat, c10d::ReduceOp::AVG)};
     if (number < rounds) round.next = [this, number, &bucket, &rank] { return this->round(number + 1, bucket, rank); };
     return round;
   }
@@ -169,9 +169,9 @@ TEST(CommunicationHook, StartsWhileBackwardComputesOthers) {
 
 TEST(CommunicationHook, FailuresNameWhoAndWhat) {
   struct Broken : CommunicationHook {
-    HookRound average(const GradientBucket&, Rank& rank) override {
+    CommunicationHook::Round average(const GradientBucket&, Rank& rank) override {
       if (rank.index() == 1) throw Error("no average today");
-      return {.work = post_allreduce(rank, torch::ones({1}))};
+      return {.work = CommunicationHook::post_allreduce(rank, torch::ones({1}))};
     }
   };
   const std::vector<Tensor> gradients{torch::ones({3})};
@@ -234,7 +234,7 @@ TEST_P(CommunicationHookWorlds, SixteenBitsAreHalfOfTheBytes) {
   on_ranks([](Rank& rank) {
     const auto bytes = [&](std::shared_ptr<CommunicationHook> hook, torch::ScalarType type) {
       const auto traffic = std::make_shared<Traffic>();
-      Rank counted = observed(rank, traffic);
+      Rank counted = Traffic::observed(rank, traffic);
       const std::vector<Tensor> gradients{torch::ones({100}, type)};
       DataParallel net(Weights(gradients), counted, with(std::move(hook)));
       backward_with(net, gradients);

@@ -7,6 +7,7 @@
 #include <lockstep/data_parallel/data_parallel.hpp>
 #include <lockstep/models/models.hpp>
 
+#include "data/parts.hpp"
 #include "support/error_of.hpp"
 #include "support/test_devices.hpp"
 

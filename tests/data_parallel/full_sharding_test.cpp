@@ -12,7 +12,8 @@
 #include <lockstep/models/conv_relu_pool.hpp>
 #include <lockstep/models/linear.hpp>
 #include <lockstep/models/residual_block.hpp>
-#include <lockstep/models/weights.hpp>
+#include <lockstep/nn/tensor_files.hpp>
+#include <lockstep/nn/weights.hpp>
 #include <lockstep/ranks/evaluate.hpp>
 
 #include "ranks/trained_parameters.hpp"

@@ -24,8 +24,8 @@ namespace grain_exchange_test {
 
 using lockstep::GrainPlan;
 using lockstep::GrainSums;
-using lockstep::HookRound;
 using lockstep::Rank;
+using lockstep::CommunicationHook::Round;
 using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -59,7 +59,7 @@ Tensor average_of(const Tensors& grains, int64_t samples) {
   return sum_of(grains, 0, static_cast<int64_t>(grains.size())).div(static_cast<double>(samples)).add_(0.0);
 }
 
-void complete(HookRound round) {
+void complete(CommunicationHook::Round round) {
   for (;; round = round.next()) {
     if (round.work) round.work->wait();
     if (!round.next) break;

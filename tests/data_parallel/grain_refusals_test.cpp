@@ -3,9 +3,9 @@
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 #include <lockstep/data_parallel/data_parallel.hpp>
-#include <lockstep/data_parallel/half_precision_hook.hpp>
 #include <lockstep/data_parallel/optimizer.hpp>
 #include <lockstep/data_parallel/sync_batch_norm.hpp>
+#include <lockstep/lab/half_precision_hook.hpp>
 
 #include "support/error_of.hpp"
 #include "support/group_tests.hpp"

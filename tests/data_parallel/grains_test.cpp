@@ -2,9 +2,9 @@
 // With a grain, training gives the same bits on any number of ranks, however their parts and averages are made.
 #include <gmock/gmock.h>
 #include <torch/torch.h>
-#include <lockstep/data_parallel/balance.hpp>
 #include <lockstep/data_parallel/data_parallel.hpp>
 #include <lockstep/data_parallel/optimizer.hpp>
+#include <lockstep/lab/balance.hpp>
 
 #include "data_parallel/grain_tree.hpp"
 #include "support/group_tests.hpp"

@@ -5,6 +5,7 @@
 #include <lockstep/data_parallel/data_parallel.hpp>
 #include <lockstep/split/split_model.hpp>
 
+#include "data/parts.hpp"
 #include "support/error_of.hpp"
 #include "support/test_devices.hpp"
 

@@ -4,7 +4,8 @@
 #include <torch/torch.h>
 #include <lockstep/data_parallel/data_parallel.hpp>
 #include <lockstep/data_parallel/optimizer.hpp>
-#include <lockstep/optim/optimizers.hpp>
+#include <lockstep/lab/optimizers.hpp>
+#include <lockstep/optim/decay_groups.hpp>
 
 #include "io/checked_tensors.hpp"
 #include "support/group_tests.hpp"
@@ -126,7 +127,7 @@ void add_cases(std::vector<Case>& cases, const std::string& name, const Options&
   const Optimizer::Make make = [options](const auto& groups) { return std::make_unique<Kind>(groups, options); };
   const Optimizer::Make in_groups = [options](const auto& groups) {
     auto optimizer = std::make_unique<Kind>(groups, options);
-    set_weight_decay(optimizer->param_groups()[1], 0);
+    Optimizer::set_weight_decay(optimizer->param_groups()[1], 0);
     return optimizer;
   };
   cases.push_back(
@@ -246,7 +247,7 @@ optim::AdamWOptions& options_of(Optimizer& optimizer, size_t group) {
 
 TEST(Optimizer, InAnyOtherLayoutItGoesOnWithTheSameBitsAndOptions) {
   const auto change = [](Optimizer& adam, Rank&) {
-    set_weight_decay(adam.param_groups()[1], 0.3);
+    Optimizer::set_weight_decay(adam.param_groups()[1], 0.3);
     adam.set_lr(0.02);
   };
   const auto bits = tensor_bits(*trained(two_layers(), kLayouts[0], 5, kInGroups, take_step, 0, 2, change));

@@ -3,9 +3,9 @@
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 #include <lockstep/data_parallel/data_parallel.hpp>
-#include <lockstep/data_parallel/half_precision_hook.hpp>
 #include <lockstep/data_parallel/optimizer.hpp>
-#include <lockstep/optim/optimizers.hpp>
+#include <lockstep/lab/half_precision_hook.hpp>
+#include <lockstep/lab/optimizers.hpp>
 
 #include "support/error_of.hpp"
 #include "support/test_devices.hpp"
@@ -125,7 +125,7 @@ TEST(ShardedMisuse, OptionsThatDifferBetweenRanksAreRefused) {
       [](Optimizer& adam) {
         static_cast<torch::optim::AdamOptions&>(adam.param_groups()[0].options()).betas(std::make_tuple(0.5, 0.9));
       },
-      [](Optimizer& adam) { lockstep::set_weight_decay(adam.param_groups()[0], 0.5); }};
+      [](Optimizer& adam) { lockstep::Optimizer::set_weight_decay(adam.param_groups()[0], 0.5); }};
   for (const Sharded sharded : {Sharded::nothing, Sharded::state, Sharded::gradients, Sharded::parameters}) {
     for (size_t change = 0; change < changes.size(); ++change) {
       for (const int first : {0, 2}) {

@@ -2,11 +2,13 @@
 // An Optimizer over 1 to 4 CPU ranks, of whole parameters and of slices, against LibTorch's on one device.
 #include <gmock/gmock.h>
 #include <torch/torch.h>
-#include <lockstep/data_parallel/balance.hpp>
+#include <lockstep/data_parallel/convert_sync_batchnorm.hpp>
 #include <lockstep/data_parallel/data_parallel.hpp>
 #include <lockstep/data_parallel/optimizer.hpp>
 #include <lockstep/data_parallel/sync_batch_norm.hpp>
-#include <lockstep/optim/optimizers.hpp>
+#include <lockstep/lab/balance.hpp>
+#include <lockstep/lab/optimizers.hpp>
+#include <lockstep/optim/decay_groups.hpp>
 
 #include "data_parallel/net_optimizer.hpp"
 #include "io/checked_tensors.hpp"
@@ -457,7 +459,7 @@ TEST(ShardedOptimizer, ItsStateIsThatOfTheWholeAndGoesToOtherRanks) {
 // Weights decay. Biases do not, and learn more slowly.
 std::vector<Case> cases_in_groups() {
   const auto with_two_ways = [](auto made) {
-    set_weight_decay(made->param_groups()[1], 0);
+    Optimizer::set_weight_decay(made->param_groups()[1], 0);
     made->param_groups()[1].options().set_lr(0.02);
     return made;
   };

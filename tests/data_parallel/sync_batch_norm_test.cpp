@@ -3,6 +3,7 @@
 #include <ATen/record_function.h>
 #include <gmock/gmock.h>
 #include <torch/torch.h>
+#include <lockstep/data_parallel/convert_sync_batchnorm.hpp>
 #include <lockstep/data_parallel/data_parallel.hpp>
 #include <lockstep/data_parallel/sync_batch_norm.hpp>
 #include <lockstep/models/residual_block.hpp>

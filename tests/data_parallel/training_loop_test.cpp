@@ -5,7 +5,7 @@
 #include <lockstep/data/data.hpp>
 #include <lockstep/data_parallel/data_parallel.hpp>
 #include <lockstep/data_parallel/optimizer.hpp>
-#include <lockstep/models/dropout.hpp>
+#include <lockstep/nn/dropout.hpp>
 #include <lockstep/split/split_model.hpp>
 
 #include "support/error_of.hpp"

@@ -1,10 +1,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <lockstep/devices/device_info.hpp>
 #include <lockstep/devices/devices.hpp>
+#include <lockstep/scratch/try_gpu.hpp>
 
 #include <filesystem>
 #include <fstream>
 
+#include "devices/check_devices.hpp"
 #include "devices/cpu_cores.hpp"
 #include "support/error_of.hpp"
 

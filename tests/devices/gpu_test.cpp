@@ -9,10 +9,10 @@
 #include <torch/torch.h>
 #include <unistd.h>
 #include <lockstep/devices/autocast.hpp>
-#include <lockstep/models/dropout.hpp>
 #include <lockstep/models/models.hpp>
-#include <lockstep/models/sample_scope.hpp>
-#include <lockstep/models/weights.hpp>
+#include <lockstep/nn/dropout.hpp>
+#include <lockstep/nn/sample_scope.hpp>
+#include <lockstep/nn/weights.hpp>
 #include <lockstep/trainer/trainer.hpp>
 
 #include "devices/cuda_graph.hpp"
@@ -125,8 +125,8 @@ TEST_F(Gpu, AutocastComputesProductsInBfloat16) {
 TEST_F(Gpu, DropoutDropsWhatItDropsOnTheCpu) {
   const torch::Tensor x = torch::ones({6, 5, 4, 3});
   for (const bool whole_channels : {false, true}) {
-    lockstep::Dropout layer(lockstep::DropoutOptions{.p = 0.3, .whole_channels = whole_channels});
-    const lockstep::SamplePlace place{.seed = 3, .step = 2, .first = 7, .size = 6};
+    lockstep::Dropout layer(lockstep::DropoutImpl::Options{.p = 0.3, .whole_channels = whole_channels});
+    const lockstep::SampleScope::Place place{.seed = 3, .step = 2, .first = 7, .size = 6};
     const auto dropped = [&](const torch::Tensor& samples) {
       const lockstep::SampleScope scope(place);
       return layer->forward(samples).cpu();

@@ -6,7 +6,8 @@
 #include <lockstep/data/data.hpp>
 #include <lockstep/devices/memory_format.hpp>
 #include <lockstep/models/models.hpp>
-#include <lockstep/models/weights.hpp>
+#include <lockstep/nn/weights.hpp>
+#include <lockstep/trainer/data_options.hpp>
 
 #include "support/error_of.hpp"
 #include "support/scratch_folder.hpp"

@@ -1,6 +1,7 @@
 // The learning rate over a run, against the published formulas written out.
 #include <gmock/gmock.h>
 #include <lockstep/optim/learning_rate.hpp>
+#include <lockstep/trainer/rate_options.hpp>
 
 #include "support/error_of.hpp"
 
@@ -9,12 +10,11 @@
 
 namespace learning_rate_test {
 
-using lockstep::check_learning_rate;
 using lockstep::error_of;
 using lockstep::learning_rate_at;
 using lockstep::LearningRate;
-using lockstep::LrScaling;
-using lockstep::LrSchedule;
+using lockstep::LearningRate::Scaling;
+using lockstep::LearningRate::Schedule;
 using testing::AllOf;
 using testing::HasSubstr;
 
@@ -30,9 +30,9 @@ TEST(LearningRate, IsToTheBitWhatItWasGivenIfNothingIsAsked) {
 TEST(LearningRate, GrowsWithTheBatch) {
   LearningRate rate{.lr = 0.1, .batch = 8192, .reference_batch = 256};
   EXPECT_EQ(learning_rate_at(rate, 0), 0.1);
-  rate.scaling = LrScaling::linear;
+  rate.scaling = LearningRate::Scaling::linear;
   EXPECT_DOUBLE_EQ(learning_rate_at(rate, 0), 3.2);  // Goyal et al. 2017, section 5.1: 0.1 kn / 256 for kn = 8192
-  rate.scaling = LrScaling::sqrt;
+  rate.scaling = LearningRate::Scaling::sqrt;
   EXPECT_DOUBLE_EQ(learning_rate_at(rate, 0), 0.1 * std::sqrt(32));
   rate.batch = 64;  // a smaller batch has a smaller rate
   EXPECT_DOUBLE_EQ(learning_rate_at(rate, 0), 0.05);
@@ -44,9 +44,9 @@ TEST(LearningRate, WarmsUpAsGoyalEtAlDo) {
   const LearningRate rate{.lr = 0.1,
                           .batch = 8192,
                           .reference_batch = 256,
-                          .scaling = LrScaling::linear,
+                          .scaling = LearningRate::Scaling::linear,
                           .warmup_epochs = 5,
-                          .schedule = LrSchedule::step,
+                          .schedule = LearningRate::Schedule::step,
                           .step_epochs = {30, 60, 80},
                           .epochs = 90};
   const int steps = 157;  // of an epoch: ImageNet's 1.28 million images
@@ -64,7 +64,7 @@ TEST(LearningRate, WarmsUpAsGoyalEtAlDo) {
 
 // As of epochs that are counted from 1, where the cosine would rise again.
 TEST(LearningRate, IsRefusedOutsideOfTheRun) {
-  const LearningRate rate{.schedule = LrSchedule::cosine, .epochs = 40};
+  const LearningRate rate{.schedule = LearningRate::Schedule::cosine, .epochs = 40};
   EXPECT_NEAR(learning_rate_at(rate, 40), 0, 1e-15);
   for (const double done : {-0.1, 40.1, std::nan("")}) {
     EXPECT_THAT(error_of([&] { learning_rate_at(rate, done); }),
@@ -77,7 +77,7 @@ TEST(LearningRate, WarmsUpFromTheKthPartWhateverTheScaling) {
   EXPECT_DOUBLE_EQ(learning_rate_at(rate, 0), 0.1);
   EXPECT_DOUBLE_EQ(learning_rate_at(rate, 1), 0.25);
   EXPECT_EQ(learning_rate_at(rate, 2), 0.4);
-  rate.scaling = LrScaling::sqrt;
+  rate.scaling = LearningRate::Scaling::sqrt;
   EXPECT_DOUBLE_EQ(learning_rate_at(rate, 0), 0.2);
   EXPECT_DOUBLE_EQ(learning_rate_at(rate, 2), 0.8);
 }
@@ -95,7 +95,7 @@ TEST(LearningRate, WarmsUpFromNearZeroWhereTheBatchIsTheReference) {
 
 // eta_t = eta_min + (eta_max - eta_min) (1 + cos(pi T_cur / T_i)) / 2 with eta_min = 0, of one period.
 TEST(LearningRate, FallsAsACosine) {
-  LearningRate rate{.lr = 0.2, .schedule = LrSchedule::cosine, .epochs = 40};
+  LearningRate rate{.lr = 0.2, .schedule = LearningRate::Schedule::cosine, .epochs = 40};
   for (const double done : {0.0, 0.25, 13.0, 20.0, 39.5, 40.0}) {
     EXPECT_NEAR(learning_rate_at(rate, done), 0.2 * 0.5 * (1 + std::cos(pi * done / 40)), 1e-15) << done;
   }
@@ -110,18 +110,23 @@ TEST(LearningRate, FallsAsACosine) {
 TEST(LearningRate, SaysWhatItIs) {
   LearningRate rate{.lr = 0.2};
   EXPECT_EQ(to_string(rate), "0.2");
-  rate.schedule = LrSchedule::step;
+  rate.schedule = LearningRate::Schedule::step;
   rate.step_epochs = {4, 8};
   EXPECT_EQ(to_string(rate), "0.2, times 0.1 after epochs 4, 8");
-  rate = {.lr = 0.2, .batch = 2048, .scaling = LrScaling::linear, .warmup_epochs = 1.5, .schedule = LrSchedule::cosine};
+  rate = {.lr = 0.2,
+          .batch = 2048,
+          .scaling = LearningRate::Scaling::linear,
+          .warmup_epochs = 1.5,
+          .schedule = LearningRate::Schedule::cosine};
   EXPECT_EQ(to_string(rate), "0.2, linear for 2048 / 256 samples = 1.6, from 0.2 over 1.5 epochs of warm-up, cosine");
 }
 
 TEST(LearningRate, NamesComeBack) {
-  for (const auto scaling : {LrScaling::none, LrScaling::sqrt, LrScaling::linear}) {
+  for (const auto scaling : {LearningRate::Scaling::none, LearningRate::Scaling::sqrt, LearningRate::Scaling::linear}) {
     EXPECT_EQ(lockstep::scaling_from(to_string(scaling)), scaling);
   }
-  for (const auto schedule : {LrSchedule::constant, LrSchedule::step, LrSchedule::cosine}) {
+  for (const auto schedule :
+       {LearningRate::Schedule::constant, LearningRate::Schedule::step, LearningRate::Schedule::cosine}) {
     EXPECT_EQ(lockstep::lr_schedule_from(to_string(schedule)), schedule);
   }
   EXPECT_THAT(error_of([] { lockstep::scaling_from("square"); }),
@@ -133,30 +138,30 @@ TEST(LearningRate, NamesComeBack) {
 TEST(LearningRate, RefusesWhatMakesNoSense) {
   const auto refused = [](auto change) {
     LearningRate rate{.lr = 0.1, .batch = 512, .epochs = 10};
-    check_learning_rate(rate);
+    rate.check();
     change(rate);
-    return error_of([&] { check_learning_rate(rate); });
+    return error_of([&] { rate.check(); });
   };
   EXPECT_THAT(refused([](auto& r) { r.lr = -0.5; }), HasSubstr("learning rate is -0.5"));
   EXPECT_THAT(refused([](auto& r) { r.lr = std::nan(""); }), HasSubstr("learning rate is nan"));
   EXPECT_THAT(refused([](auto& r) { r.batch = 0; }), HasSubstr("batch size is 0"));
   EXPECT_THAT(refused([](auto& r) { r.reference_batch = 0; }), HasSubstr("reference batch is 0"));
   EXPECT_THAT(refused([](auto& r) { r.epochs = 0; }), HasSubstr("epochs is 0"));
-  const auto scaled_too_far = [](auto& r) { r.lr = 3e38, r.scaling = LrScaling::linear; };
+  const auto scaled_too_far = [](auto& r) { r.lr = 3e38, r.scaling = LearningRate::Scaling::linear; };
   EXPECT_THAT(refused(scaled_too_far), AllOf(HasSubstr("scaled for the batch is 6e+38"), HasSubstr("3.4e38")));
   for (const double epochs : {-1.0, std::nan("")}) {
     EXPECT_THAT(refused([&](auto& r) { r.warmup_epochs = epochs; }), HasSubstr("at least 0")) << epochs;
   }
   EXPECT_THAT(refused([](auto& r) { r.warmup_epochs = 10.5; }), HasSubstr("is 10.5; it must be at most 10"));
-  const auto cosine_without_time = [](auto& r) { r.warmup_epochs = 10, r.schedule = LrSchedule::cosine; };
+  const auto cosine_without_time = [](auto& r) { r.warmup_epochs = 10, r.schedule = LearningRate::Schedule::cosine; };
   EXPECT_THAT(refused(cosine_without_time), HasSubstr("below the run's"));
   EXPECT_THAT(refused([](auto& r) { r.step_epochs = {3}; }), HasSubstr("the schedule is constant"));
-  EXPECT_THAT(refused([](auto& r) { r.schedule = LrSchedule::step; }), HasSubstr("`step_epochs` 30,60,80"));
+  EXPECT_THAT(refused([](auto& r) { r.schedule = LearningRate::Schedule::step; }), HasSubstr("`step_epochs` 30,60,80"));
   for (const std::vector<int>& epochs : {std::vector{0}, {10}, {3, 3}, {5, 4}}) {
-    const auto steps = [&](auto& r) { r.schedule = LrSchedule::step, r.step_epochs = epochs; };
+    const auto steps = [&](auto& r) { r.schedule = LearningRate::Schedule::step, r.step_epochs = epochs; };
     EXPECT_THAT(refused(steps), HasSubstr("between 0 and the run's 10")) << testing::PrintToString(epochs);
   }
-  const auto flat = [](auto& r) { r.schedule = LrSchedule::step, r.step_epochs = {1}, r.step_factor = 0; };
+  const auto flat = [](auto& r) { r.schedule = LearningRate::Schedule::step, r.step_epochs = {1}, r.step_factor = 0; };
   EXPECT_THAT(refused(flat), HasSubstr("factor of the step schedule is 0"));
 }
 

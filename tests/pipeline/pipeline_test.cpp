@@ -7,6 +7,7 @@
 #include <lockstep/ranks/evaluate.hpp>
 #include <lockstep/split/mesh.hpp>
 
+#include "data/parts.hpp"
 #include "support/small_nets.hpp"
 #include "support/test_devices.hpp"
 

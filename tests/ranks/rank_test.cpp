@@ -102,7 +102,7 @@ TEST(Run, RanksAgreeOnNumbersDecisionsAndTexts) {
 TEST(Run, GroupsOfARankThatIsWrappedTwiceAreToo) {
   lockstep::run(lockstep::test_devices(2), [&](Rank& rank) {
     const auto inner = std::make_shared<lockstep::Traffic>(), outer = std::make_shared<lockstep::Traffic>();
-    Rank group = observed(observed(rank, inner), outer).group(0);
+    Rank group = Traffic::observed(Traffic::observed(rank, inner), outer).group(0);
     inner->sent = outer->sent = 0;
     group.allreduce(torch::ones(4));
     EXPECT_EQ(inner->sent, 16);

@@ -1,12 +1,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
-#include <lockstep/data/parts.hpp>
 #include <lockstep/devices/devices.hpp>
 #include <lockstep/scratch/split_batch.hpp>
 
 #include <limits>
 
+#include "data/parts.hpp"
 #include "support/error_of.hpp"
 
 namespace lockstep {

@@ -5,6 +5,8 @@
 #include <lockstep/data/data.hpp>
 #include <lockstep/models/models.hpp>
 #include <lockstep/scratch/train_batch.hpp>
+#include <lockstep/scratch/try_gpu.hpp>
+#include <lockstep/trainer/data_options.hpp>
 
 #include <cmath>
 #include <limits>

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds examples/consumer against the installed lockstep, as a stranger would, and checks what it prints. It links
-# LibTorch alone, and runs without the libraries that lockstep loads when it needs them. Then builds a program that uses
-# the component data, and a plug-in that holds both libraries.
+# LibTorch alone, and runs without the libraries that lockstep loads when it needs them. Then builds programs that use the
+# other components, each with its own header alone, one that uses data, and a plug-in that holds two libraries.
 #   consumer_test.sh PREFIX WORK-FOLDER
 set -euo pipefail
 prefix=$1 work=$2
@@ -42,6 +42,35 @@ if [[ -e $prefix/bin/lockstep ]]; then
     echo "error: the program is version $of_program, the package $of_package, and CHANGELOG.md ends with $of_changelog."
     exit 1
   fi
+fi
+mkdir "$work/wings"
+cat >"$work/wings/CMakeLists.txt" <<'END'
+cmake_minimum_required(VERSION 3.25)
+project(wings LANGUAGES CXX)
+find_package(lockstep REQUIRED COMPONENTS models book split lab fit everything)
+find_package(lockstep QUIET COMPONENTS none_such)
+if(lockstep_FOUND)
+  message(FATAL_ERROR "find_package(lockstep) found a component that there is not")
+endif()
+foreach(wing models book split lab fit)
+  add_executable(${wing} ${wing}.cpp)
+  target_link_libraries(${wing} PRIVATE lockstep::${wing})
+endforeach()
+END
+wing_main() { # WING STATEMENT
+  printf '#include <lockstep/%s.hpp>\n#include <iostream>\nint main() { std::cout << (%s) << "\\n"; }\n' "$1" "$2" >"$work/wings/$1.cpp"
+}
+wing_main models 'lockstep::LeNet()->parameters().size()'
+wing_main book 'lockstep::split_batch(torch::ones({8, 1}), torch::ones({8}), {torch::kCPU, torch::kCPU}).x.size()'
+wing_main split 'lockstep::mesh_shapes(4).size()'
+wing_main lab 'lockstep::to_string(lockstep::OptimizerKind::lamb)'
+wing_main fit 'lockstep::TrainOptions().epochs'
+cmake -S "$work/wings" -B "$work/wings/build" -DCMAKE_PREFIX_PATH="$prefix"
+cmake --build "$work/wings/build"
+said=$(cd "$work/wings/build" && ./models && ./book && ./split && ./lab && ./fit)
+if [[ $said != $'8\n2\n6\nlamb\n10' ]]; then
+  echo "error: the wings said '$said'."
+  exit 1
 fi
 mkdir "$work/data"
 cat >"$work/data/CMakeLists.txt" <<'END'

@@ -55,7 +55,7 @@ pages=("$(dirname "$readme")"/docs/guide/*.md)
 functions=() programs=()
 {
   cat <<'END'
-#include <lockstep/lockstep.hpp>
+#include <lockstep/everything.hpp>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
@@ -91,8 +91,9 @@ END
   echo "}"
 } >split.cpp
 cat >>CMakeLists.txt <<'END'
+find_package(lockstep REQUIRED COMPONENTS everything)
 add_executable(split split.cpp)
-target_link_libraries(split PRIVATE lockstep::lockstep)
+target_link_libraries(split PRIVATE lockstep::everything)
 END
 cmake -B build && cmake --build build --target split
 ./build/split

@@ -227,7 +227,7 @@ TEST_P(ParameterServerWorlds, WhatWorkersAndServersSendIsCounted) {
   const int world = GetParam();
   lockstep::run(lockstep::test_devices(world), [&](Rank& rank) {
     const auto traffic = std::make_shared<lockstep::Traffic>();
-    Rank counted = lockstep::observed(rank, traffic);
+    Rank counted = lockstep::Traffic::observed(rank, traffic);
     const auto net = std::make_shared<Vector>();
     ParameterServer server(net, counted, plain_sgd(1), {.consistency = Consistency::asynchronous});
     traffic->sent = 0;

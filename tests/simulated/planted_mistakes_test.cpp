@@ -6,7 +6,7 @@
 #include <torch/torch.h>
 #include <lockstep/base/error.hpp>
 #include <lockstep/data_parallel/data_parallel.hpp>
-#include <lockstep/data_parallel/half_precision_hook.hpp>
+#include <lockstep/lab/half_precision_hook.hpp>
 
 #include "simulated/planted/planted.hpp"
 #include "support/simulated_device.hpp"

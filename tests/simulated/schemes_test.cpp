@@ -9,6 +9,7 @@
 #include <lockstep/data_parallel/all.hpp>
 #include <lockstep/models/models.hpp>
 #include <lockstep/split/split_model.hpp>
+#include <lockstep/trainer/data_options.hpp>
 
 #include "devices/device_streams.hpp"
 #include "support/simulated_device.hpp"

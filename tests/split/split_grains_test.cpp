@@ -4,7 +4,7 @@
 #include <torch/torch.h>
 #include <lockstep/base/error.hpp>
 #include <lockstep/data_parallel/optimizer.hpp>
-#include <lockstep/models/dropout.hpp>
+#include <lockstep/nn/dropout.hpp>
 #include <lockstep/split/split_model.hpp>
 
 #include "support/error_of.hpp"

@@ -7,6 +7,7 @@
 #include <lockstep/ranks/evaluate.hpp>
 #include <lockstep/split/split_model.hpp>
 
+#include "data/parts.hpp"
 #include "devices/memory_meter.hpp"
 #include "support/error_of.hpp"
 #include "support/test_devices.hpp"

@@ -5,6 +5,7 @@
 #include <torch/torch.h>
 #include <lockstep/data/data.hpp>
 #include <lockstep/models/models.hpp>
+#include <lockstep/trainer/data_options.hpp>
 
 #include "data_parallel/net_optimizer.hpp"
 #include "support/error_of.hpp"

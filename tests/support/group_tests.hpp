@@ -3,9 +3,9 @@
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
-#include <lockstep/data/parts.hpp>
 #include <lockstep/ranks/rank.hpp>
 
+#include "data/parts.hpp"
 #include "error_of.hpp"
 #include "small_nets.hpp"
 #include "test_devices.hpp"

@@ -5,7 +5,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <torch/torch.h>
 #include <lockstep/data_parallel/optimizer.hpp>
-#include <lockstep/models/dropout.hpp>
+#include <lockstep/nn/dropout.hpp>
 #include <lockstep/split/split_model.hpp>
 
 #include "small_nets.hpp"

@@ -2,10 +2,11 @@
 // A transformer split by channels, and its layers alone, over 1 to 3 CPU ranks, against LibTorch's whole ones.
 #include <gmock/gmock.h>
 #include <torch/torch.h>
-#include <lockstep/models/sample_scope.hpp>
+#include <lockstep/nn/sample_scope.hpp>
 #include <lockstep/tensor_parallel/parallel_transformer.hpp>
 #include <lockstep/tensor_parallel/tensor_parallel.hpp>
 
+#include "nn/name_dropouts.hpp"
 #include "support/error_of.hpp"
 #include "support/group_tests.hpp"
 #include "support/sharded_training.hpp"

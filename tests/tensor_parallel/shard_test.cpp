@@ -3,12 +3,13 @@
 // program's models, dropout, the parallel loss, bad input. What is exchanged: shard_traffic_test.cpp.
 #include <gmock/gmock.h>
 #include <torch/torch.h>
-#include <lockstep/models/dropout.hpp>
 #include <lockstep/models/models.hpp>
 #include <lockstep/models/residual_block.hpp>
-#include <lockstep/models/sample_scope.hpp>
+#include <lockstep/nn/dropout.hpp>
+#include <lockstep/nn/sample_scope.hpp>
 #include <lockstep/tensor_parallel/tensor_parallel.hpp>
 
+#include "nn/name_dropouts.hpp"
 #include "support/error_of.hpp"
 #include "support/group_tests.hpp"
 #include "support/sharded_training.hpp"
@@ -257,7 +258,8 @@ TEST_P(ShardWorlds, DropoutIsTheSameOverAnyNumberOfRanks) {
 // Where it is computed whole between slices, it has its name too.
 TEST_P(ShardWorlds, LibTorchsDropoutsDropWhatLockstepsDoInTheWholeNet) {
   const Tensor x = torch::ones({4, 12, 3, 2});
-  Sequential whole({{"channels", Dropout(DropoutOptions{.p = 0.3, .whole_channels = true})}, {"values", Dropout(0.4)}});
+  Sequential whole(
+      {{"channels", Dropout(DropoutImpl::Options{.p = 0.3, .whole_channels = true})}, {"values", Dropout(0.4)}});
   name_dropouts(*whole);
   Sequential net({{"conv", torch::nn::Conv2d(torch::nn::Conv2dOptions(12, 12, 1).bias(false))},
                   {"channels", torch::nn::Dropout2d(0.3)},

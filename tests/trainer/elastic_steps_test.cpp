@@ -4,8 +4,9 @@
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 #include <lockstep/devices/devices.hpp>
-#include <lockstep/models/weights.hpp>
-#include <lockstep/optim/optimizers.hpp>
+#include <lockstep/lab/optimizers.hpp>
+#include <lockstep/nn/tensor_files.hpp>
+#include <lockstep/nn/weights.hpp>
 
 #include "data_parallel/replica_check.hpp"
 #include "devices/gpu_math.hpp"

@@ -3,8 +3,10 @@
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 #include <lockstep/data/sample_files.hpp>
-#include <lockstep/models/weights.hpp>
-#include <lockstep/optim/optimizers.hpp>
+#include <lockstep/lab/optimizers.hpp>
+#include <lockstep/nn/tensor_files.hpp>
+#include <lockstep/nn/weights.hpp>
+#include <lockstep/optim/decay_groups.hpp>
 #include <lockstep/trainer/fit.hpp>
 
 #include "support/error_of.hpp"
@@ -214,7 +216,7 @@ TEST_P(FitDataWorlds, FilesGiveWhatLibTorchsLoopGivesAndGoOnFromWithinAnEpoch) {
   const ScratchFolder folder;
   const Dataset all = masked_sentences(50, 1);
   for (int64_t first = 0; first < 50; first += 20) {
-    TensorsByName part{{"x", all.x}, {"y", all.y}, {"mask", all.more.at("mask")}, {"weight", all.more.at("weight")}};
+    Dataset::Tensors part{{"x", all.x}, {"y", all.y}, {"mask", all.more.at("mask")}, {"weight", all.more.at("weight")}};
     for (auto& [name, tensor] : part) tensor = tensor.slice(0, first, std::min<int64_t>(first + 20, 50));
     save_tensors(folder / ("part" + std::to_string(first) + ".safetensors"), part);
   }
@@ -258,7 +260,7 @@ TEST_P(FitDataWorlds, FilesGiveWhatLibTorchsLoopGivesAndGoOnFromWithinAnEpoch) {
 TEST_P(FitDataWorlds, ProcessesWithOtherFilesAreRefused) {
   const ScratchFolder folder;
   const Dataset all = masked_sentences(this_process().index > 0 ? 51 : 50, 1);
-  TensorsByName tensors = all.more;
+  Dataset::Tensors tensors = all.more;
   tensors.insert({{"x", all.x}, {"y", all.y}});
   save_tensors(folder / "part.safetensors", tensors);
   Task task = masked();
@@ -391,7 +393,7 @@ TEST(FitData, AnAverageOfASplitNetworkGoesOn) {
 TEST_P(FitDataWorlds, GroupsOfParametersGiveWhatLibTorchsLoopGives) {
   const auto make = [](const Task::Groups& groups) {
     auto adamw = std::make_unique<torch::optim::AdamW>(groups, torch::optim::AdamWOptions(0.02).weight_decay(0.5));
-    set_weight_decay(adamw->param_groups().at(1), 0);
+    Optimizer::set_weight_decay(adamw->param_groups().at(1), 0);
     return adamw;
   };
   Task task = masked();

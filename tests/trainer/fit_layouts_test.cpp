@@ -2,7 +2,7 @@
 // layers, by channels, and by several of these.
 #include <gmock/gmock.h>
 #include <torch/torch.h>
-#include <lockstep/models/weights.hpp>
+#include <lockstep/nn/weights.hpp>
 #include <lockstep/trainer/fit.hpp>
 
 #include "support/group_tests.hpp"

@@ -2,7 +2,8 @@
 // and end early; and what cannot be trained is refused.
 #include <gmock/gmock.h>
 #include <torch/torch.h>
-#include <lockstep/models/weights.hpp>
+#include <lockstep/nn/tensor_files.hpp>
+#include <lockstep/nn/weights.hpp>
 #include <lockstep/trainer/fit.hpp>
 
 #include "support/error_of.hpp"

@@ -1,6 +1,7 @@
 // Labels: concurrency
 // The option `grain`: what it refuses and remarks, and an epoch's loss that does not depend on whose grains are whose.
 #include "trainer/grain.hpp"
+#include "data/parts.hpp"
 
 #include <gmock/gmock.h>
 #include <torch/torch.h>

@@ -2,6 +2,7 @@
 // GraphedStep: which steps are recorded and replayed, and what they read. On a stand-in for the graph: see
 // gpu_test.cpp.
 #include "trainer/graphed_step.hpp"
+#include "data/parts.hpp"
 
 #include <gmock/gmock.h>
 #include <torch/torch.h>

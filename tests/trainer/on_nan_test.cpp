@@ -4,7 +4,8 @@
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 #include <lockstep/data_parallel/optimizer.hpp>
-#include <lockstep/models/weights.hpp>
+#include <lockstep/nn/tensor_files.hpp>
+#include <lockstep/nn/weights.hpp>
 
 #include "support/error_of.hpp"
 #include "support/small_nets.hpp"
@@ -277,7 +278,7 @@ class OnNanTraining : public SmallTraining {
   // From epoch 2 on, the learning rate is far too large: the second step of it has no finite loss.
   TrainOptions wild(int ranks, const std::string& name) const {
     TrainOptions settings = options(ranks, name);
-    settings.rate.schedule = LrSchedule::step;
+    settings.rate.schedule = LearningRate::Schedule::step;
     settings.rate.step_epochs = {1};
     settings.rate.step_factor = 1e30;
     return settings;

@@ -2,7 +2,7 @@
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 #include <lockstep/models/models.hpp>
-#include <lockstep/models/weights.hpp>
+#include <lockstep/nn/weights.hpp>
 #include <lockstep/trainer/trainer.hpp>
 
 #include "io/digest.hpp"
@@ -76,7 +76,7 @@ TEST_F(Resume, WithTheOptimizersState) {
     with.optimizer.kind = lockstep::optimizer_from(optimizer);
     if (with.optimizer.kind == lockstep::OptimizerKind::sgd) with.optimizer.momentum = 0.9;
     with.rate.lr = 0.01;
-    with.rate.schedule = lockstep::LrSchedule::cosine;
+    with.rate.schedule = lockstep::LearningRate::Schedule::cosine;
     const TrainResult expected = lockstep::train(with);
     with.keep.run_dir = runs_ / (std::string("stopped-") + optimizer);
     train_until(with, 2);

@@ -2,7 +2,8 @@
 // A run with a grain gives one hash of the weights, and one train loss, on every layout of its ranks.
 #include <gmock/gmock.h>
 #include <torch/torch.h>
-#include <lockstep/models/weights.hpp>
+#include <lockstep/nn/tensor_files.hpp>
+#include <lockstep/nn/weights.hpp>
 
 #include "support/error_of.hpp"
 #include "support/small_nets.hpp"

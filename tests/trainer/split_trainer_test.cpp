@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 #include <lockstep/models/models.hpp>
-#include <lockstep/models/weights.hpp>
+#include <lockstep/nn/weights.hpp>
 #include <lockstep/trainer/trainer.hpp>
 
 #include "support/error_of.hpp"

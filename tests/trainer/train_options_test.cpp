@@ -1,7 +1,7 @@
 // TrainOptions as JSON: they come back as they were, and what is wrong is refused by name.
 #include <gmock/gmock.h>
 #include <torch/torch.h>
-#include <lockstep/data_parallel/power_sgd.hpp>
+#include <lockstep/lab/power_sgd.hpp>
 #include <lockstep/trainer/trainer.hpp>
 #include <nlohmann/json.hpp>
 

@@ -6,7 +6,7 @@
 #include <sys/wait.h>
 #include <torch/torch.h>
 #include <lockstep/models/models.hpp>
-#include <lockstep/models/weights.hpp>
+#include <lockstep/nn/weights.hpp>
 #include <lockstep/trainer/trainer.hpp>
 
 #include "support/error_of.hpp"

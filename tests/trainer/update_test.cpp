@@ -3,9 +3,9 @@
 // loop on one device; and what is refused.
 #include <gmock/gmock.h>
 #include <torch/torch.h>
+#include <lockstep/lab/optimizers.hpp>
 #include <lockstep/models/models.hpp>
-#include <lockstep/models/weights.hpp>
-#include <lockstep/optim/optimizers.hpp>
+#include <lockstep/nn/weights.hpp>
 #include <lockstep/trainer/trainer.hpp>
 #include <nlohmann/json.hpp>
 
@@ -21,12 +21,12 @@
 namespace update_test {
 
 using lockstep::error_of;
-using lockstep::LrScaling;
-using lockstep::LrSchedule;
 using lockstep::optimizer_from;
 using lockstep::OptimizerKind;
 using lockstep::ScratchFolder;
 using lockstep::TrainOptions;
+using lockstep::LearningRate::Scaling;
+using lockstep::LearningRate::Schedule;
 using testing::AllOf;
 using testing::HasSubstr;
 
@@ -129,9 +129,9 @@ TEST_F(Update, FollowsTheScaledRateItsWarmUpAndItsSchedule) {
   TrainOptions run = options(2, "run");
   run.batch.size = 16;
   run.batch.scale = 2;
-  run.rate.scaling = LrScaling::linear;
+  run.rate.scaling = LearningRate::Scaling::linear;
   run.rate.warmup_epochs = 1;
-  run.rate.schedule = LrSchedule::cosine;
+  run.rate.schedule = LearningRate::Schedule::cosine;
   run.epochs = 3;
   const auto rate = [](int64_t steps, int64_t per_epoch) {  // of two epochs' cosine behind the one of warm-up
     const double epochs = static_cast<double>(steps) / static_cast<double>(per_epoch);
@@ -145,10 +145,10 @@ TEST_F(Update, FollowsTheScaledRateItsWarmUpAndItsSchedule) {
     EXPECT_EQ(read[epoch - 1].lr, result.history[epoch - 1].lr);
   }
 
-  run.rate.scaling = LrScaling::sqrt;
+  run.rate.scaling = LearningRate::Scaling::sqrt;
   run.rate.reference_batch = 2;
   run.rate.warmup_epochs = 0;
-  run.rate.schedule = LrSchedule::step;
+  run.rate.schedule = LearningRate::Schedule::step;
   run.rate.step_epochs = {1, 2};
   run.rate.step_factor = 0.5;
   run.keep.run_dir = runs_ / "steps";
@@ -281,7 +281,7 @@ TEST_F(Update, IsNoConcernOfEvaluation) {
   run.batch.scale = 4;
   run.batch.accumulate = 100;
   run.rate.warmup_epochs = 2;
-  run.rate.scaling = LrScaling::sqrt;
+  run.rate.scaling = LearningRate::Scaling::sqrt;
   const auto result = lockstep::train(run);
   const auto score = lockstep::evaluate_run(run.keep.run_dir, {.devices = {torch::kCPU}, .batch_size = 1});
   EXPECT_DOUBLE_EQ(score.accuracy(), result.history.back().test_accuracy);
@@ -322,7 +322,7 @@ TEST_F(Update, WhatMakesNoSenseIsRefusedWithNothingWritten) {
   EXPECT_THAT(refused([](auto& o) { o.exchange.zero_stage = 2, o.exchange.sync_every = 4; }),
               HasSubstr("`compress` and `sync_every`"));
   EXPECT_THAT(refused([](auto& o) { o.rate.step_epochs = {1}; }), HasSubstr("`schedule` step"));
-  EXPECT_THAT(refused([](auto& o) { o.rate.schedule = LrSchedule::step; }), HasSubstr("`step_epochs`"));
+  EXPECT_THAT(refused([](auto& o) { o.rate.schedule = LearningRate::Schedule::step; }), HasSubstr("`step_epochs`"));
   for (const char* name : {"lars", "lamb"}) {
     const auto by_channels = [&](auto& o) {
       o.optimizer.kind = optimizer_from(name);
@@ -345,9 +345,9 @@ TEST(UpdateJson, ComesBackAsItWas) {
   options.optimizer.momentum = 0.9;
   options.optimizer.weight_decay = 5e-4;
   options.rate.reference_batch = 128;
-  options.rate.scaling = LrScaling::sqrt;
+  options.rate.scaling = LearningRate::Scaling::sqrt;
   options.rate.warmup_epochs = 2.5;
-  options.rate.schedule = LrSchedule::step;
+  options.rate.schedule = LearningRate::Schedule::step;
   options.rate.step_epochs = {3, 7};
   options.rate.step_factor = 0.3;
   options.exchange.zero_stage = 2;
@@ -359,9 +359,9 @@ TEST(UpdateJson, ComesBackAsItWas) {
   EXPECT_EQ(back.optimizer.momentum, 0.9);
   EXPECT_EQ(back.optimizer.weight_decay, 5e-4);
   EXPECT_EQ(back.rate.reference_batch, 128);
-  EXPECT_EQ(back.rate.scaling, LrScaling::sqrt);
+  EXPECT_EQ(back.rate.scaling, LearningRate::Scaling::sqrt);
   EXPECT_EQ(back.rate.warmup_epochs, 2.5);
-  EXPECT_EQ(back.rate.schedule, LrSchedule::step);
+  EXPECT_EQ(back.rate.schedule, LearningRate::Schedule::step);
   EXPECT_EQ(back.rate.step_epochs, (std::vector{3, 7}));
   EXPECT_EQ(back.rate.step_factor, 0.3);
   EXPECT_EQ(back.exchange.zero_stage, 2);

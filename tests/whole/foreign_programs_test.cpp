@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 #include <lockstep/data/data.hpp>
+#include <lockstep/data_parallel/convert_sync_batchnorm.hpp>
 #include <lockstep/data_parallel/data_parallel.hpp>
 #include <lockstep/data_parallel/sync_batch_norm.hpp>
 
@@ -211,7 +212,8 @@ TEST_P(ForeignProgramsWorlds, BatchNormTrainsAsOnOneDevice) {
   };
   const Dataset data = {torch::randn({20, 1, 6, 6}, torch::kDouble), torch::randint(3, {20})};
   const auto nets = copies_of(make, GetParam());
-  const auto train = [&](nn::SequentialImpl& net, const Partner& shard, const std::function<void(Batch&)>& backward) {
+  const auto train = [&](nn::SequentialImpl& net, const Batches::Partner& shard,
+                         const std::function<void(Batch&)>& backward) {
     torch::optim::SGD sgd(net.parameters(), torch::optim::SGDOptions(0.1).momentum(0.9).weight_decay(0.01));
     for (int epoch = 0; epoch < 3; ++epoch) {
       for (auto& batch : batches(data, {.size = 9, .epoch = epoch}, shard)) {

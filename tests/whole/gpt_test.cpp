@@ -3,9 +3,10 @@
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 #include <lockstep/data_parallel/optimizer.hpp>
+#include <lockstep/lab/optimizers.hpp>
 #include <lockstep/models/gpt.hpp>
-#include <lockstep/models/weights.hpp>
-#include <lockstep/optim/optimizers.hpp>
+#include <lockstep/nn/tensor_files.hpp>
+#include <lockstep/nn/weights.hpp>
 #include <lockstep/split/split_model.hpp>
 #include <lockstep/trainer/trainer.hpp>
 

@@ -2,7 +2,7 @@
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 #include <lockstep/base/error.hpp>
-#include <lockstep/models/weights.hpp>
+#include <lockstep/nn/weights.hpp>
 #include <lockstep/plan/cluster.hpp>
 #include <lockstep/plan/plan.hpp>
 #include <lockstep/trainer/trainer.hpp>

@@ -4,10 +4,12 @@
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 #include <lockstep/data/data.hpp>
+#include <lockstep/data_parallel/convert_sync_batchnorm.hpp>
 #include <lockstep/data_parallel/data_parallel.hpp>
 #include <lockstep/data_parallel/optimizer.hpp>
 #include <lockstep/data_parallel/sync_batch_norm.hpp>
-#include <lockstep/models/weights.hpp>
+#include <lockstep/nn/tensor_files.hpp>
+#include <lockstep/nn/weights.hpp>
 
 #include "cli/program.hpp"
 #include "comm/processes/running_job.hpp"
@@ -60,7 +62,7 @@ std::shared_ptr<nn::SequentialImpl> make_cnn() {
 
 // ---- What both have in common.
 
-void add(TensorsByName& tensors, const std::string& prefix, const nn::Module& net) {
+void add(Dataset::Tensors& tensors, const std::string& prefix, const nn::Module& net) {
   for (const auto& item : net.named_parameters()) tensors[prefix + item.key()] = item.value().detach().clone();
   for (const auto& item : net.named_buffers()) tensors[prefix + item.key()] = item.value().clone();
 }
@@ -74,7 +76,7 @@ class PythonPytorch : public testing::Test {
   void expect_same(const std::string& program, int ranks, const Make& make, const Dataset& data,
                    const BatchOptions& options,
                    const std::function<void(decltype(make()), Rank&, const std::function<void()>& trained)>& train) {
-    TensorsByName tensors;
+    Dataset::Tensors tensors;
     int64_t step = 0;
     for (auto& batch : batches(data, options)) {
       tensors["x/" + std::to_string(step)] = batch.x.clone();

@@ -6,7 +6,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <lockstep/data/parts.hpp>
+#include <c10/core/Device.h>
 #include <lockstep/data/samples.hpp>
 
 #include <cstdint>
@@ -34,27 +34,22 @@ struct ImageData {
 // differ, or a label above 9.
 ImageData load_fashion_mnist(const std::filesystem::path& dir = {});
 
-// The folders in which load_fashion_mnist looks if none is given, in order.
-std::vector<std::filesystem::path> fashion_mnist_places();
-
-// The last of these folders, where `lockstep fetch-data` puts the files: lockstep/fashion-mnist in $XDG_DATA_HOME, or
-// else in ~/.local/share. Empty if neither XDG_DATA_HOME nor HOME holds an absolute path.
-std::filesystem::path fashion_mnist_download_place();
-
-// Makes a stand-in of the same shapes and types, which a network can learn. Its images are ten random patterns, moved,
-// faded, and mixed with each other and with noise. `source` says "synthetic". The same seed gives the same bits on
-// every machine. Throws Error for a size below 1.
-ImageData synthetic_images(int64_t train_size = 60000, int64_t test_size = 10000, uint64_t seed = 0);
-
 struct Batch {
+  // The half-open range [begin, end) of samples that one part of a batch holds.
+  struct Range {
+    int64_t begin = 0;
+    int64_t end = 0;
+    int64_t size() const { return end - begin; }
+  };
+
   at::Tensor x;             // this shard's samples on its device; uint8 pixels in memory come as float32 in [0, 1]
   at::Tensor y;             // this shard's targets on its device
   int64_t global_size = 0;  // the number of samples of the whole batch, over all shards
-  int64_t first = -1;       // where these samples begin in the whole batch; -1: where part_of() says
+  int64_t first = -1;       // where these samples begin in the whole batch; -1: as near-equal parts lie
   int32_t mark = 0;         // batches() gives all parts of one whole batch one mark, and others another; 0: not known
   int64_t grain = 0;        // the batch's BatchOptions::grain; if it is not 0, these samples are whole grains
   std::vector<int64_t> runs = {};  // with a grain: shard s has grains runs[s] up to runs[s + 1]; empty: near-equal runs
-  TensorsByName more = {};         // this shard's rows of Dataset::more, on its device
+  Dataset::Tensors more = {};      // this shard's rows of Dataset::more, on its device
   // With a grain: the most grains that any shard has in this part of in_parts(). 0: a whole batch, see `runs`.
   int64_t turns = 0;
   // With a grain, where this shard got none: one sample of the data, as an example. A loop that changes x, y or `more`,
@@ -92,7 +87,7 @@ struct BatchOptions {
   uint64_t seed = 0;  // the seed and `epoch` alone decide the order
   int64_t epoch = 0;
   bool shuffle = true;
-  std::vector<double> shares = {};  // the shares of each batch, one per part (see parts.hpp); empty: near-equal parts
+  std::vector<double> shares = {};  // the shares of each batch, in any unit, one per part; empty: near-equal parts
   // The number of samples per grain; 0: no grains. With grains, parts are whole grains. Grain i has samples [i * grain,
   // (i + 1) * grain) of the global batch; the last one may be smaller. DataParallel and SplitModel compute each grain
   // alone, and add grains in one order. So training gives the same bits on any number of ranks (docs/same-bits.md).
@@ -112,6 +107,13 @@ struct BatchOptions {
 // moves to it.
 class Batches {
  public:
+  // One of `count` equal partners, and the device where it computes. Data handling needs to know no more of a rank.
+  struct Partner {
+    int index = 0;
+    int count = 1;
+    c10::Device device = c10::Device(c10::kCPU);
+  };
+
   Batches(Samples samples, const BatchOptions& options, const Partner& shard);
 
   class Iterator {
@@ -153,7 +155,7 @@ class Batches {
   struct Place {  // where a batch lies among the samples, and this shard's part in the batch
     int64_t begin, global_size;
     std::vector<int64_t> runs;
-    Range part;
+    Batch::Range part;
   };
   Place place_of(int64_t index) const;
   Batch get(int64_t index) const;
@@ -176,13 +178,16 @@ class Batches {
   std::shared_ptr<ReadAhead> ahead_;     // null: nothing is read, or nothing ahead
 };
 
+using Partner [[deprecated("lockstep::Batches::Partner")]] = Batches::Partner;
+
 // Throws Error: size < 1; the grain is below 0 or above size; start is below 0 or above the number of batches; the
 // tensors differ in length or device; x is uint8 and has less than 3 dimensions; the shard's index is outside its
-// count; check_shares refuses the shares, or they are not one per shard. Throws also as Samples::order() does.
-Batches batches(const Dataset& dataset, const BatchOptions& options, const Partner& shard = {});
+// count; the shares are not one per shard, or one is below 0 or not finite, or all are 0. Throws also as
+// Samples::order() does.
+Batches batches(const Dataset& dataset, const BatchOptions& options, const Batches::Partner& shard = {});
 
 // Makes batches of samples that a function may read. The function is called for this shard's samples alone, and for one
 // sample where the shard gets none of a batch. Throws Error as above; when an iterator moves, as Samples::read() does.
-Batches batches(const Samples& samples, const BatchOptions& options, const Partner& shard = {});
+Batches batches(const Samples& samples, const BatchOptions& options, const Batches::Partner& shard = {});
 
 }  // namespace lockstep

@@ -11,34 +11,19 @@
 
 #include <lockstep/data/samples.hpp>
 
-#include <cstdint>
 #include <filesystem>
-#include <functional>
-#include <string>
 #include <vector>
 
 namespace lockstep {
 
-struct SampleFileOptions {
-  std::string x = "x";  // the names of the samples and of their targets in the files; the other tensors come as `more`
-  std::string y = "y";
-  // The size of the shuffle buffer, in samples. An epoch's seed and number alone decide its order. Each epoch takes the
-  // files in another order, and their samples in turn through the buffer: a random one leaves, and the next enters. A
-  // larger buffer mixes better; a smaller one keeps reads closer together on the disk. 1: the samples stay as they lie
-  // in the files. with_weights() and with_order() replace this order; then rows may come from all files at once.
-  int64_t shuffle_buffer = 10000;
-  int read_ahead = 2;  // the number of batches, see Samples::read_ahead()
-  // Changes the rows of a batch, such as bytes to floats; it must keep their number. Empty: the rows stay as they are.
-  // It is called on the thread that reads ahead.
-  std::function<Dataset(Dataset)> transform = {};
-};
+using SampleFileOptions [[deprecated("lockstep::Samples::FileOptions")]] = Samples::FileOptions;
 
 // The samples of these files. Reads their headers alone. Give all ranks the same files, in the same order. Files are
 // compared by names (without folders), sizes, and headers, in which save_tensors() puts a SHA-256 of everything. A
 // transform is not compared. Throws Error, which names the file: there is no file, or none has a sample; a file is no
 // safetensors file, or lacks x or y; a file's tensors differ in their numbers of rows, or in names, types or sizes from
 // the first file's. Throws later, where a batch is taken, if a file cannot be read or has changed its length.
-Samples samples_of(const std::vector<std::filesystem::path>& files, const SampleFileOptions& options = {});
+Samples samples_of(const std::vector<std::filesystem::path>& files, const Samples::FileOptions& options = {});
 
 // The files *.safetensors in the folder, by name. Throws Error if the folder cannot be read, or has no such file.
 std::vector<std::filesystem::path> sample_files(const std::filesystem::path& folder);

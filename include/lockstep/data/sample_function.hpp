@@ -12,7 +12,7 @@
 #include <functional>
 #include <utility>
 
-namespace lockstep {
+namespace lockstep::detail {
 
 template <class Function>
 concept OfSamples = std::invocable<Function&, const at::Tensor&, const at::Tensor&> ||
@@ -68,4 +68,4 @@ decltype(auto) input_of(const Batch& batch) {
   }
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::detail

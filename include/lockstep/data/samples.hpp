@@ -17,20 +17,22 @@
 
 namespace lockstep {
 
-using TensorsByName = std::map<std::string, at::Tensor>;
-
 // Samples `x` [n, ...] and targets `y` [n, ...]. For images x is uint8 [n, channels, height, width], and y holds int64
 // class indices. `more` are further tensors of the same samples, [n, ...] each: masks, a second input, weights of a
 // loss. A batch has their rows under the same names, with the same types.
 struct Dataset {
+  using Tensors = std::map<std::string, at::Tensor>;  // by their names
+
   at::Tensor x;
   at::Tensor y;
-  TensorsByName more = {};
+  Tensors more = {};
 
   int64_t size() const { return x.size(0); }
   // Returns this Dataset, sharing its memory, if it is on `device` already. Otherwise returns a copy.
   Dataset to(const c10::Device& device) const;
 };
+
+using TensorsByName [[deprecated("lockstep::Dataset::Tensors")]] = Dataset::Tensors;
 
 class Samples {
  public:
@@ -39,6 +41,22 @@ class Samples {
   using Read = std::function<Dataset(const std::vector<int64_t>& numbers)>;
   // Returns the numbers of an epoch's samples, int64 [size()] on the CPU, each from 0 to below size().
   using Order = std::function<at::Tensor(uint64_t seed, int64_t epoch)>;
+
+  // How samples_of() reads files (sample_files.hpp).
+  struct FileOptions {
+    // The names of the samples and of their targets in the files. The other tensors come as `more`.
+    std::string x = "x", y = "y";
+    // The size of the shuffle buffer, in samples. An epoch's seed and number alone decide its order. Each epoch takes
+    // the files in another order, and their samples in turn through the buffer: a random one leaves, and the next
+    // enters. A larger buffer mixes better; a smaller one keeps reads closer together on the disk. 1: the samples stay
+    // as they lie in the files. with_weights() and with_order() replace this order; then rows may come from all files
+    // at once.
+    int64_t shuffle_buffer = 10000;
+    int read_ahead = 2;  // the number of batches, see Samples::read_ahead()
+    // Changes the rows of a batch, such as bytes to floats; it must keep their number. Empty: the rows stay as they
+    // are. It is called on the thread that reads ahead.
+    std::function<Dataset(Dataset)> transform = {};
+  };
 
   Samples() = default;  // none
   Samples(Dataset tensors) : tensors_(std::move(tensors)) {}

@@ -24,6 +24,7 @@
 #include <vector>
 
 namespace lockstep {
+namespace detail {
 
 // A dataset that samples_of() can take: it has get_batch(numbers), and a size() that is known.
 template <class TorchDataset>
@@ -85,9 +86,11 @@ struct CollateExamples {
   }
 };
 
+}  // namespace detail
+
 // `collate` makes a Dataset of the result of get_batch(): it may put masks and other tensors into Dataset::more.
 // `version` is as in Samples. Throws Error for a dataset that does not know its size.
-template <IndexedDataset TorchDataset, class Collate>
+template <detail::IndexedDataset TorchDataset, class Collate>
 requires(!std::convertible_to<Collate, std::string>) Samples
     samples_of(TorchDataset dataset, Collate collate, std::string version = {}) {
   const auto size = dataset.size();
@@ -95,7 +98,7 @@ requires(!std::convertible_to<Collate, std::string>) Samples
     throw Error(
         "samples_of: the dataset does not know its size, so its samples have no numbers; give one with a size()");
   }
-  auto copies = std::make_shared<DatasetCopies<TorchDataset>>(std::move(dataset));
+  auto copies = std::make_shared<detail::DatasetCopies<TorchDataset>>(std::move(dataset));
   return {static_cast<int64_t>(*size),
           [copies, collate = std::move(collate)](const std::vector<int64_t>& numbers) {
             return collate(copies->get_batch(numbers));
@@ -103,9 +106,9 @@ requires(!std::convertible_to<Collate, std::string>) Samples
           std::move(version)};
 }
 
-template <IndexedDataset TorchDataset>
+template <detail::IndexedDataset TorchDataset>
 Samples samples_of(TorchDataset dataset, std::string version = {}) {
-  return samples_of(std::move(dataset), CollateExamples(), std::move(version));
+  return samples_of(std::move(dataset), detail::CollateExamples(), std::move(version));
 }
 
 }  // namespace lockstep

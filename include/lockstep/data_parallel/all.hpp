@@ -1,33 +1,26 @@
 // data_parallel: one replica per rank, and how their gradients are averaged.
-//   balance               parts of each batch in proportion to the devices' speeds
-//   check_replicas        checks that the ranks still hold equal networks
-//   communication_hook    how one bucket of gradients is averaged
-//   data_parallel         DataParallel: a replica on every rank, gradients averaged; Criterion
-//   half_precision_hook   gradients travel in bfloat16 or float16
-//   local_sgd             several steps alone, then an average of the parameters (DiLoCo)
-//   optimizer             Optimizer: steps, clips, skips, saves and loads, wherever the parameters lie
-//   power_sgd             gradients travel as products of two thin matrices
-//   replica               Replica: what a DataParallel of any module is a handle on; Loss, NoSync
-//   running_statistics    one set of BatchNorm's running statistics for all ranks
-//   sync_batch_norm       BatchNorm over the samples of all ranks
+//   check_replicas          checks that the ranks still hold equal networks
+//   communication_hook      how one bucket of gradients is averaged
+//   convert_sync_batchnorm  BatchNorm over the samples of all ranks
+//   data_parallel           DataParallel: a replica on every rank, gradients averaged; Criterion
+//   optimizer               Optimizer: steps, clips, skips, saves and loads, wherever the parameters lie
+//   replica                 Replica: what a DataParallel of any module is a handle on; Loss, NoSync
+//   running_statistics      one set of BatchNorm's running statistics for all ranks
+// Not in lockstep.hpp:
+//   sync_batch_norm         the layer SyncBatchNorm
 //
 // How it works. DataParallel gives Loss, whose backward() is what averages. src/data_parallel/gradient_buckets.hpp
 // notes which gradients are there, and has each bucket averaged while backward computes, in one order on all ranks
 // (0005). backward_report.hpp tells all ranks the sizes of the parts and which parameters were used (0003). reducer.hpp
 // averages a bucket by an allreduce, or by the rounds of a communication hook (0014). In a sharded net (ZeRO)
-// sharded_reducer.hpp reduces buckets to slices (0016), and divided_parameters.hpp gathers parameters (0031). LocalSgd
-// averages parameters every H steps. SyncBatchNorm normalises over all ranks' samples (0010). Balance measures what
-// each rank computes, and rebalance.hpp finds the shares by which batches are cut (0015).
+// sharded_reducer.hpp reduces buckets to slices (0016), and divided_parameters.hpp gathers parameters (0031).
+// SyncBatchNorm normalises over all ranks' samples (0010).
 #pragma once
 
-#include <lockstep/data_parallel/balance.hpp>
 #include <lockstep/data_parallel/check_replicas.hpp>
 #include <lockstep/data_parallel/communication_hook.hpp>
+#include <lockstep/data_parallel/convert_sync_batchnorm.hpp>
 #include <lockstep/data_parallel/data_parallel.hpp>
-#include <lockstep/data_parallel/half_precision_hook.hpp>
-#include <lockstep/data_parallel/local_sgd.hpp>
 #include <lockstep/data_parallel/optimizer.hpp>
-#include <lockstep/data_parallel/power_sgd.hpp>
 #include <lockstep/data_parallel/replica.hpp>
 #include <lockstep/data_parallel/running_statistics.hpp>
-#include <lockstep/data_parallel/sync_batch_norm.hpp>

@@ -2,16 +2,16 @@
 // with fewer bytes than an allreduce.
 //
 //   struct SignHook : lockstep::CommunicationHook {  // each rank's vote on the direction, a byte per value
-//     lockstep::HookRound average(const lockstep::GradientBucket& bucket, lockstep::Rank& rank) override {
+//     Round average(const lockstep::GradientBucket& bucket, lockstep::Rank& rank) override {
 //       const at::Tensor votes = bucket.flat.sign().to(at::kChar);
 //       const auto finish = [flat = bucket.flat, votes] { flat.copy_(votes.sign()); };
-//       return {.work = lockstep::post_allreduce(rank, votes), .finish = finish};
+//       return {.work = post_allreduce(rank, votes), .finish = finish};
 //     }
 //   };
 //   lockstep::DataParallel net(MyNet(), rank, {.hook = std::make_shared<SignHook>()});
 //
-// lockstep has two hooks: HalfPrecisionHook (half_precision_hook.hpp) and PowerSgdHook (power_sgd.hpp). A hook is used
-// by its rank's backward only. Cost: what it sends.
+// lab.hpp has two hooks: HalfPrecisionHook and PowerSgdHook. A hook is used by its rank's backward only. Cost: what it
+// sends.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -20,6 +20,7 @@
 #include <atomic>
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace lockstep {
@@ -31,20 +32,17 @@ struct GradientBucket {
   std::vector<at::Tensor> gradients = {};  // views into flat, with the parameters' shapes
 };
 
-// One exchange of a bucket with the other ranks, and what comes after it.
-struct HookRound {
-  c10::intrusive_ptr<c10d::Work> work = {};  // the collective to wait for; null: none
-  // When `work` is complete, one of these two is called. `next` begins the bucket's next round. `finish`, after the
-  // last round, makes flat the average. If both are empty, flat is the average already.
-  std::function<HookRound()> next = {};
-  std::function<void()> finish = {};
-};
-
-// Posts an allreduce of `tensor`, in place, on the rank's backend. Unlike Rank::allreduce it does not wait.
-c10::intrusive_ptr<c10d::Work> post_allreduce(Rank& rank, at::Tensor tensor, c10d::ReduceOp op = c10d::ReduceOp::SUM);
-
 class CommunicationHook {
  public:
+  // One exchange of a bucket with the other ranks, and what comes after it.
+  struct Round {
+    c10::intrusive_ptr<c10d::Work> work = {};  // the collective to wait for; null: none
+    // When `work` is complete, one of these two is called. `next` begins the bucket's next round. `finish`, after the
+    // last round, makes flat the average. If both are empty, flat is the average already.
+    std::function<Round()> next = {};
+    std::function<void()> finish = {};
+  };
+
   virtual ~CommunicationHook() = default;
 
   // Begins to average `bucket` over `rank`'s group. It is called once per bucket in each averaged backward, as soon as
@@ -56,11 +54,21 @@ class CommunicationHook {
   // ranks, whenever they complete: after a bucket's first round comes the next round of each earlier bucket that has
   // one. On a GPU everything runs on a stream of the hook's own, behind the gradients and before what follows backward.
   // After the first backward parameters move to other buckets, once. So remember things by the parameters' names.
-  virtual HookRound average(const GradientBucket& bucket, Rank& rank) = 0;
+  virtual Round average(const GradientBucket& bucket, Rank& rank) = 0;
+
+  // Posts an allreduce of `tensor`, in place, on the rank's backend. Unlike Rank::allreduce it does not wait.
+  static c10::intrusive_ptr<c10d::Work> post_allreduce(Rank& rank, at::Tensor tensor,
+                                                       c10d::ReduceOp op = c10d::ReduceOp::SUM);
 
  private:
   friend class Reducer;
   std::atomic<bool> taken_ = false;  // a DataParallel uses it; no two may share a hook
 };
+
+using HookRound [[deprecated("lockstep::CommunicationHook::Round")]] = CommunicationHook::Round;
+[[deprecated("lockstep::CommunicationHook::post_allreduce")]] inline c10::intrusive_ptr<c10d::Work> post_allreduce(
+    Rank& rank, at::Tensor tensor, c10d::ReduceOp op = c10d::ReduceOp::SUM) {
+  return CommunicationHook::post_allreduce(rank, std::move(tensor), std::move(op));
+}
 
 }  // namespace lockstep

@@ -17,7 +17,7 @@
 #include <lockstep/data/data.hpp>
 #include <lockstep/data/sample_function.hpp>
 #include <lockstep/data_parallel/replica.hpp>
-#include <lockstep/models/sample_scope.hpp>
+#include <lockstep/nn/sample_scope.hpp>
 #include <lockstep/ranks/rank.hpp>
 
 #include <concepts>
@@ -29,6 +29,8 @@
 
 namespace lockstep {
 
+namespace detail {
+
 // A module holder (TORCH_MODULE). Its call operator takes anything until it is compiled, so it must not be asked.
 template <class Type>
 concept HoldsModule = requires {
@@ -36,15 +38,17 @@ concept HoldsModule = requires {
   requires std::derived_from<Type, torch::nn::ModuleHolder<typename Type::ContainedType>>;
 };
 
+}  // namespace detail
+
 // Makes a network's output and the targets a loss, the mean over the samples: any callable (y_hat, y) -> scalar
 // tensor, or (y_hat, batch) where a mask counts; or one of torch::nn::functional's losses by its name; or one as a
 // module, such as torch::nn::MSELoss(). As thread-safe as the callable.
 class Criterion {
  public:
   template <class Function>
-  requires(!HoldsModule<Function>) && OfSamples<Function>  //
+  requires(!detail::HoldsModule<Function>) && detail::OfSamples<Function>  //
       Criterion(Function function) : function_(std::move(function)) {}
-  template <HoldsModule Holder>
+  template <detail::HoldsModule Holder>
   Criterion(Holder holder)
       : Criterion(
             [holder](const at::Tensor& y_hat, const at::Tensor& y) mutable { return holder->forward(y_hat, y); }) {
@@ -77,7 +81,7 @@ class Criterion {
   static void check_reduction(const std::string& name);
   static void check_weights(const at::Tensor& weights_of_classes);
 
-  SampleFunction function_;
+  detail::SampleFunction function_;
 };
 
 // A handle: copies are the same net, and a move is a copy too. Once its Rank's run() is over, forwards still work and
@@ -134,15 +138,15 @@ class DataParallel {
     if (batch.grain > 0) {  // check_arithmetic calls it until backward() is done, when this handle may be gone
       return loss(batch, [module = module_, replica = replica_.get(), criterion](const Batch& grain) {
         replica->check_that_steps_were_averaged();
-        return criterion(module->forward(input_of<Module>(grain)), grain);
+        return criterion(module->forward(detail::input_of<Module>(grain)), grain);
       });
     }
     const SampleScope scope = samples(batch);
     torch::Tensor local_mean;
     if (batch.size() > 0) {
-      local_mean = criterion((*this)(input_of<Module>(batch)), batch);
+      local_mean = criterion((*this)(detail::input_of<Module>(batch)), batch);
     } else if (replica_->forwards_empty_parts()) {
-      local_mean = torch::Tensor((*this)(input_of<Module>(batch))).sum();
+      local_mean = torch::Tensor((*this)(detail::input_of<Module>(batch))).sum();
     }
     return replica_->mean(std::move(local_mean), batch.size(), batch.global_size, batch.mark);
   }
@@ -163,7 +167,7 @@ class DataParallel {
   // never for an empty part. The module's buffers do not change by stand-ins. Hooks on parameters do see them, and so
   // does what mean_of() counts itself; there SampleScope::current()->place().again tells.
   template <class MeanOf>
-  requires(!HoldsModule<MeanOf>) && std::invocable<MeanOf, const Batch&>  //
+  requires(!detail::HoldsModule<MeanOf>) && std::invocable<MeanOf, const Batch&>  //
       Loss loss(const Batch& batch, const MeanOf& mean_of) {
     if (batch.grain > 0) return replica_->loss_by_grains(batch, mean_of);
     const SampleScope scope = samples(batch);

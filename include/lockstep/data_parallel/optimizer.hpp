@@ -98,9 +98,14 @@ class Optimizer {
   // LibTorch's optimizer of the parameters, or of this rank's slices, to look at its state. Only this class steps it.
   const torch::optim::Optimizer& inner() const;
 
-  // The groups, for their options: set_weight_decay(adam.param_groups()[1], 0). All ranks must set the same.
+  // The groups, for their options. All ranks must set the same.
   std::vector<torch::optim::OptimizerParamGroup>& param_groups();
   void set_lr(double lr);  // of all groups, from the next step on
+
+  // Sets the weight decay of one group of an optimizer, from the next step on. Do not set it by options given with a
+  // group: LibTorch 2.15 ignores an option there that has its class's default value, such as 0. Throws Error for a
+  // number below 0, and for an optimizer that is none of LibTorch's or lockstep's, or has no weight decay.
+  static void set_weight_decay(torch::optim::OptimizerParamGroup& group, double weight_decay);
 
   // The averaged gradients that step() will use, to look at them or to change them: of the parameters, or of this
   // rank's slices. A parameter that no rank used has none there. Throws Error as step() does.
@@ -126,5 +131,10 @@ class Optimizer {
 
   const std::unique_ptr<NetOptimizer> optimizer_;
 };
+
+[[deprecated("lockstep::Optimizer::set_weight_decay")]] inline void set_weight_decay(
+    torch::optim::OptimizerParamGroup& group, double weight_decay) {
+  Optimizer::set_weight_decay(group, weight_decay);
+}
 
 }  // namespace lockstep

@@ -6,7 +6,7 @@
 
 #include <torch/nn/module.h>
 #include <lockstep/data/data.hpp>
-#include <lockstep/models/sample_scope.hpp>
+#include <lockstep/nn/sample_scope.hpp>
 #include <lockstep/ranks/rank.hpp>
 
 #include <cstdint>

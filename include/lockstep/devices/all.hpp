@@ -3,6 +3,8 @@
 //   devices            which devices the machine has, and how a user names them
 //   keep_freed_memory  lets a process keep the memory that it frees: faster on CPUs
 //   memory_format      gives a module's weights a layout in memory
+// Not in lockstep.hpp:
+//   device_info        a GPU's name and memory, and a list of devices as text
 #pragma once
 
 #include <lockstep/devices/autocast.hpp>

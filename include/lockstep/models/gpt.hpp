@@ -11,9 +11,9 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/normalization.h>
 #include <torch/nn/pimpl.h>
-#include <lockstep/models/dropout.hpp>
 #include <lockstep/models/models.hpp>
 #include <lockstep/models/tied_linear.hpp>
+#include <lockstep/nn/dropout.hpp>
 
 #include <cstdint>
 

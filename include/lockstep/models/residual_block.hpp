@@ -11,13 +11,15 @@
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/conv.h>
 #include <torch/nn/pimpl.h>
+#include <lockstep/nn/layer_holder.hpp>
 
 #include <cstdint>
 #include <iosfwd>
+#include <string>
 
 namespace lockstep {
 
-class ResidualBlockImpl : public torch::nn::Cloneable<ResidualBlockImpl> {
+class ResidualBlockImpl : public torch::nn::Cloneable<ResidualBlockImpl>, public LayerHolder {
  public:
   // Throws Error for a size below 1.
   ResidualBlockImpl(int64_t in_channels, int64_t out_channels, int64_t stride = 1);
@@ -27,6 +29,7 @@ class ResidualBlockImpl : public torch::nn::Cloneable<ResidualBlockImpl> {
   torch::Tensor forward(const torch::Tensor& x);
   void reset() override;
   void pretty_print(std::ostream& out) const override;
+  torch::nn::AnyModule& layer(const std::string& name) override { return name == "norm1" ? norm1 : norm2; }
 
   torch::nn::Conv2d conv1{nullptr}, conv2{nullptr};  // 3 x 3 without bias; conv1 has the stride
   torch::nn::AnyModule norm1, norm2;  // BatchNorm2d, or the layers that convert_sync_batchnorm has put in their places

@@ -12,7 +12,7 @@
 #pragma once
 
 #include <ATen/core/Generator.h>
-#include <lockstep/data/parts.hpp>
+#include <lockstep/data/data.hpp>
 #include <lockstep/devices/devices.hpp>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
@@ -123,8 +123,8 @@ class Rank {
   // gives false.
   bool regroups();
 
-  // This rank as a Partner, for batches().
-  operator Partner() const { return {index_, world_size_, device_}; }
+  // This rank for batches().
+  operator Batches::Partner() const { return {index_, world_size_, device_}; }
 
  private:
   friend class comm::RankPlace;

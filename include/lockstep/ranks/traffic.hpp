@@ -1,7 +1,7 @@
 // Traffic: counts how much one rank sends, and how long its thread is in calls to other ranks.
 //
 //   const auto traffic = std::make_shared<lockstep::Traffic>();
-//   lockstep::Rank counted = lockstep::observed(rank, traffic);
+//   lockstep::Rank counted = lockstep::Traffic::observed(rank, traffic);
 //   lockstep::DataParallel net(MyNet(), counted);  // whatever is made on `counted`, or calls it, is counted
 //   traffic->sent = 0;                             // leaves out what making the replicas equal took
 //
@@ -11,6 +11,7 @@
 #include <lockstep/ranks/rank.hpp>
 
 #include <memory>
+#include <utility>
 
 namespace lockstep {
 
@@ -20,9 +21,13 @@ namespace lockstep {
 struct Traffic {
   double sent = 0;     // bytes sent
   double seconds = 0;  // seconds in calls: posting, polling and waiting
+
+  // A rank that does what `rank` does, and counts its own calls and those of its groups.
+  static Rank observed(const Rank& rank, std::shared_ptr<Traffic> traffic);
 };
 
-// A rank that does what `rank` does, and counts its own calls and those of its groups.
-Rank observed(const Rank& rank, std::shared_ptr<Traffic> traffic);
+[[deprecated("lockstep::Traffic::observed")]] inline Rank observed(const Rank& rank, std::shared_ptr<Traffic> traffic) {
+  return Traffic::observed(rank, std::move(traffic));
+}
 
 }  // namespace lockstep

@@ -12,7 +12,8 @@
 #include <torch/nn/pimpl.h>
 #include <torch/optim/optimizer.h>
 #include <lockstep/data/data.hpp>
-#include <lockstep/models/sample_scope.hpp>
+#include <lockstep/lab/optimizers.hpp>
+#include <lockstep/nn/sample_scope.hpp>
 #include <lockstep/ranks/rank.hpp>
 
 #include <concepts>
@@ -61,7 +62,7 @@ class Worker {
   int index() const;  // 0 … count() - 1
   int count() const;  // the number of workers
   c10::Device device() const;
-  operator Partner() const { return {index(), count(), device()}; }  // lets batches() cut this worker's part
+  operator Batches::Partner() const { return {index(), count(), device()}; }  // lets batches() cut this worker's part
 
   // Open it around a forward whose module has Dropout layers (dropout.hpp), like DataParallel::samples: `const auto
   // scope = worker.samples(batch);`. A worker's step is the number of its pushes.

@@ -11,7 +11,7 @@
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/normalization.h>
 #include <torch/nn/pimpl.h>
-#include <lockstep/models/dropout.hpp>
+#include <lockstep/nn/dropout.hpp>
 #include <lockstep/ranks/rank.hpp>
 #include <lockstep/tensor_parallel/parallel_layers.hpp>
 

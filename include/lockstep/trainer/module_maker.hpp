@@ -57,7 +57,7 @@ class ModuleMaker {
       static_assert(std::is_invocable_r_v<at::Tensor, decltype(&Module::forward), Module&, at::Tensor> ||
                         std::is_invocable_r_v<at::Tensor, decltype(&Module::forward), Module&, const Batch&>,
                     "a module's forward must take a torch::Tensor, or a lockstep::Batch, and return a torch::Tensor");
-      MadeModule one{.layers = torch::nn::Sequential(), .module = module, .takes_batch = TakesBatch<Module>};
+      MadeModule one{.layers = torch::nn::Sequential(), .module = module, .takes_batch = detail::TakesBatch<Module>};
       one.layers->push_back("net", std::move(module));
       return one;
     } else {  // a Sequential's forward is a template

@@ -23,7 +23,7 @@ struct Metric {
   std::string name;  // not "loss" and not "accuracy"
   // (y_hat, y), or (y_hat, batch), of some samples -> a value for each of them [n], or their mean, one number. The
   // metric is the mean over all test samples.
-  SampleFunction of;
+  detail::SampleFunction of;
   bool more_is_better = false;
 };
 

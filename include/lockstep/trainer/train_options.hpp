@@ -4,14 +4,15 @@
 // `batch_size` is batch.size, `keep_last` keep.last (src/trainer/option_table.hpp). Thread-safe.
 #pragma once
 
-#include <lockstep/data/data_options.hpp>
 #include <lockstep/devices/devices.hpp>
+#include <lockstep/lab/optimizers.hpp>
 #include <lockstep/layout/model_split.hpp>
 #include <lockstep/models/models.hpp>
 #include <lockstep/optim/learning_rate.hpp>
-#include <lockstep/optim/optimizers.hpp>
 #include <lockstep/trainer/batch_settings.hpp>
+#include <lockstep/trainer/data_options.hpp>
 #include <lockstep/trainer/exchange_options.hpp>
+#include <lockstep/trainer/rate_options.hpp>
 
 #include <chrono>
 #include <cstdint>

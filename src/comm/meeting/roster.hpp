@@ -1,8 +1,9 @@
 // Roster: which ranks the processes of a job hold. Ranks are numbered by process, then by thread.
 #pragma once
 
-#include <lockstep/data/parts.hpp>
 #include <lockstep/devices/devices.hpp>
+
+#include "data/parts.hpp"
 
 #include <string>
 #include <vector>

@@ -1,6 +1,5 @@
 // lockstep's own c10d backend for ranks that are threads of one process: each collective as a Call with its shares of
 // work.
-#include <lockstep/data/parts.hpp>
 #include <lockstep/devices/devices.hpp>
 
 #include "base/classic.hpp"
@@ -9,6 +8,7 @@
 #include "comm/texts.hpp"
 #include "comm/tree_average.hpp"
 #include "comm/world.hpp"
+#include "data/parts.hpp"
 #include "exchange.hpp"
 #include "in_process_work.hpp"
 

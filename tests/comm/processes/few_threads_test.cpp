@@ -1,6 +1,6 @@
 // Labels: processes program
 // Processes that may start some threads, and no more.
-#include <lockstep/data/parts.hpp>
+#include "data/parts.hpp"
 
 #include "running_job.hpp"
 

@@ -1,9 +1,10 @@
 #include <torch/torch.h>
 #include <lockstep/data/data.hpp>
 #include <lockstep/data_parallel/data_parallel.hpp>
+#include <lockstep/lab/optimizers.hpp>
 #include <lockstep/models/models.hpp>
-#include <lockstep/models/weights.hpp>
-#include <lockstep/optim/optimizers.hpp>
+#include <lockstep/nn/weights.hpp>
+#include <lockstep/optim/decay_groups.hpp>
 #include <lockstep/ranks/evaluate.hpp>
 #include <lockstep/ranks/rank.hpp>
 #include <lockstep/trainer/fit.hpp>
@@ -58,7 +59,7 @@ void scenarios::fits(const Setup& setup) {
                                 [](const auto& groups) {
                                   auto adamw = lockstep::make_optimizer(lockstep::OptimizerKind::adamw, groups,
                                                                         {.weight_decay = 0.1});
-                                  lockstep::set_weight_decay(adamw->param_groups()[1], 0);
+                                  lockstep::Optimizer::set_weight_decay(adamw->param_groups()[1], 0);
                                   return adamw;
                                 },
                             .groups = lockstep::decay_groups};

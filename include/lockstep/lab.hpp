@@ -1,0 +1,20 @@
+// lab: other ways to train than one average of gradients per step. A wing: component lab, target lockstep::lab.
+//   lab/balance              parts of each batch in proportion to the devices' speeds
+//   lab/half_precision_hook  gradients travel in bfloat16 or float16
+//   lab/lamb                 layer-wise adaptive moments
+//   lab/lars                 layer-wise adaptive rate scaling
+//   lab/local_sgd            several steps alone, then an average of the parameters (DiLoCo)
+//   lab/optimizers           optimizers by their names
+//   lab/power_sgd            gradients travel as products of two thin matrices
+//   server/parameter_server  ParameterServer: servers keep the parameters, workers compute gradients
+// How it works: src/lab/README.md.
+#pragma once
+
+#include <lockstep/lab/balance.hpp>
+#include <lockstep/lab/half_precision_hook.hpp>
+#include <lockstep/lab/lamb.hpp>
+#include <lockstep/lab/lars.hpp>
+#include <lockstep/lab/local_sgd.hpp>
+#include <lockstep/lab/optimizers.hpp>
+#include <lockstep/lab/power_sgd.hpp>
+#include <lockstep/server/parameter_server.hpp>

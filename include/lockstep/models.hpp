@@ -1,0 +1,18 @@
+// models: nets, and layers that are faster on CPUs than LibTorch's. A wing: component models, target lockstep::models.
+//   models/conv_relu_pool  convolution, ReLU and pooling as one fast operator
+//   models/gpt             a language model of transformer blocks
+//   models/linear          a linear layer, with the faster of LibTorch's and oneDNN's kernels
+//   models/models          LeNet, an MLP, AlexNet, ResNet-18
+//   models/residual_block  the blocks of ResNet-18
+//   models/text            the bytes of a file, for a language model
+//   models/tied_linear     a linear layer with the weight of another layer
+// How it works: src/models/README.md.
+#pragma once
+
+#include <lockstep/models/conv_relu_pool.hpp>
+#include <lockstep/models/gpt.hpp>
+#include <lockstep/models/linear.hpp>
+#include <lockstep/models/models.hpp>
+#include <lockstep/models/residual_block.hpp>
+#include <lockstep/models/text.hpp>
+#include <lockstep/models/tied_linear.hpp>

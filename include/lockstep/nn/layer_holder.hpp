@@ -1,0 +1,22 @@
+// LayerHolder: a module whose BatchNorms convert_sync_batchnorm() can replace, as it can those of a
+// torch::nn::Sequential.
+//
+// Derive a module of your own from it, beside torch::nn::Module, if it keeps BatchNorms in members of the type
+// torch::nn::AnyModule. lockstep.hpp does not include it.
+#pragma once
+
+#include <torch/nn/modules/container/any.h>
+
+#include <string>
+
+namespace lockstep {
+
+class LayerHolder {
+ public:
+  virtual ~LayerHolder() = default;
+
+  // The member that holds the layer of this name, as register_module() got it.
+  virtual torch::nn::AnyModule& layer(const std::string& name) = 0;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,31 @@
+// split: nets that are divided among ranks by layers, by channels, or both, and plans that say how. A wing: component
+// split, target lockstep::split.
+//   layout/model_split                    the shape of a mesh of ranks, and how a net is split over it
+//   layout/pipeline_schedule              the order in which a rank computes its stages' forwards and backwards
+//   pipeline/pipeline                     Pipeline: a net split by its layers
+//   plan/cluster                          devices and the links between them
+//   plan/model_profile                    the costs of each layer of a net
+//   plan/plan                             the best way to split a net, and its predicted cost
+//   profile/layer_profile                 measures a net's layers, the ranks' speeds and their links
+//   split/mesh                            ranks as a block of three axes
+//   split/split_model                     SplitModel: data, layers and channels at once
+//   tensor_parallel/parallel_functions    the differentiable collectives
+//   tensor_parallel/parallel_layers       layers of which each rank keeps a slice
+//   tensor_parallel/parallel_transformer  the same of LayerNorm, Embedding and MultiheadAttention
+//   tensor_parallel/tensor_parallel       shard(): splits a Sequential by channels
+// How it works: src/split/README.md.
+#pragma once
+
+#include <lockstep/layout/model_split.hpp>
+#include <lockstep/layout/pipeline_schedule.hpp>
+#include <lockstep/pipeline/pipeline.hpp>
+#include <lockstep/plan/cluster.hpp>
+#include <lockstep/plan/model_profile.hpp>
+#include <lockstep/plan/plan.hpp>
+#include <lockstep/profile/layer_profile.hpp>
+#include <lockstep/split/mesh.hpp>
+#include <lockstep/split/split_model.hpp>
+#include <lockstep/tensor_parallel/parallel_functions.hpp>
+#include <lockstep/tensor_parallel/parallel_layers.hpp>
+#include <lockstep/tensor_parallel/parallel_transformer.hpp>
+#include <lockstep/tensor_parallel/tensor_parallel.hpp>

@@ -1,0 +1,153 @@
+#include <c10/core/GradMode.h>
+#include <lockstep/base/error.hpp>
+#include <lockstep/lab/local_sgd.hpp>
+
+#include "base/classic.hpp"
+#include "data_parallel/flat_view.hpp"
+#include "ranks/gather.hpp"
+#include "ranks/trained_parameters.hpp"
+#include "round_start.hpp"
+
+#include <cmath>
+#include <map>
+#include <string>
+
+namespace lockstep {
+namespace {
+
+void check_local_sgd(const LocalSgdOptions& options, const Rank& rank) {
+  const auto refuse = [&](const char* what, const auto& value, const char* rule) {
+    Classic<std::ostringstream> text;
+    text << rank.name() << ": LocalSgd: " << what << " is " << value << "; it must be " << rule;
+    throw Error(text.str());
+  };
+  if (options.sync_every < 1) refuse("sync_every", options.sync_every, "at least 1");
+  if (!(options.outer_lr > 0) || std::isinf(options.outer_lr)) refuse("outer_lr", options.outer_lr, "above 0");
+  if (!(options.outer_momentum >= 0 && options.outer_momentum < 1)) {
+    refuse("outer_momentum", options.outer_momentum, "from 0 to below 1");
+  }
+}
+
+NamedParameters numbered(const std::vector<at::Tensor>& parameters) {
+  NamedParameters named;
+  for (size_t i = 0; i < parameters.size(); ++i) named.emplace_back("parameter " + std::to_string(i), parameters[i]);
+  return named;
+}
+
+// An outer optimizer moves each rank from its own start for ever.
+[[noreturn]] void refuse_unequal_starts(const Rank& rank) {
+  throw Error(rank.name() +
+              ": LocalSgd: the ranks' parameters differ, and an outer optimizer would keep them apart for ever. Make "
+              "the DataParallel before it, and load weights on all ranks");
+}
+
+bool are_equal(const at::Tensor& rows) {
+  return rows.eq(rows[0]).all().item<bool>();
+}
+
+// If others were loaded on some rank, all must have loaded the same.
+void agree_on_start(RoundStart& start, Rank& rank) {
+  const auto mine = start.marks();
+  const at::Tensor all = of_all_ranks(rank, mine), begun = all.select(1, 0);
+  if (!begun.eq(RoundStart::kWithOthers).any().item<bool>()) return;
+  const bool any_as_left = begun.eq(RoundStart::kAsLeft).any().item<bool>();
+  if (any_as_left || !are_equal(all.narrow(1, 1, all.size(1) - 1))) refuse_unequal_starts(rank);
+  if (mine[0] == RoundStart::kNotKnown) start.take_present_values();
+}
+
+}  // namespace
+
+LocalSgd::LocalSgd(const std::vector<at::Tensor>& parameters, Rank& rank, const LocalSgdOptions& options)
+    : rank_(rank), options_(options), parameters_(std::make_shared<const TrainedParameters>(numbered(parameters))) {
+  check_local_sgd(options_, rank);
+  std::map<at::ScalarType, size_t> group_of;
+  for (const auto& [name, parameter] : parameters_->all()) {
+    const auto [entry, is_new] = group_of.try_emplace(parameter.scalar_type(), groups_.size());
+    if (is_new) groups_.emplace_back();
+    auto& group = groups_[entry->second].parameters;
+    places_.emplace_back(entry->second, group.size());
+    group.push_back(parameter);
+  }
+  if (groups_.empty()) throw Error(rank.name() + ": LocalSgd: there is no parameter that needs a gradient");
+  if (!outer()) return;
+  std::vector<std::vector<at::Tensor>> parameters_of_groups;
+  for (const auto& group : groups_) parameters_of_groups.push_back(group.parameters);
+  start_ = std::make_shared<RoundStart>(parameters_of_groups);
+  if (!are_equal(of_all_ranks(rank, start_->hashes()))) refuse_unequal_starts(rank);
+}
+
+void LocalSgd::check_that_it_holds_parameters() const {
+  if (groups_.empty()) throw Error(rank_.name() + ": LocalSgd: this one was moved to another, which is to be used");
+}
+
+bool LocalSgd::step() {
+  check_that_it_holds_parameters();
+  ++steps_;
+  return steps_ == options_.sync_every && synchronize();
+}
+
+bool LocalSgd::synchronize() {
+  check_that_it_holds_parameters();
+  if (steps_ == 0) return false;
+  parameters_->check(rank_, "LocalSgd", "would move it on each rank alone");
+  if (start_) agree_on_start(*start_, rank_);
+  const c10::NoGradGuard no_grad;
+  for (size_t i = 0; i < groups_.size(); ++i) {
+    const auto& parameters = groups_[i].parameters;
+    at::Tensor values = flat_copy(parameters);
+    rank_.allreduce(values, c10d::ReduceOp::AVG);
+    if (start_) values = moved(i, values);
+    const auto parts = parts_like(parameters, values);
+    for (size_t k = 0; k < parts.size(); ++k) parameters[k].copy_(parts[k]);
+  }
+  if (start_) start_->end_round();
+  steps_ = 0;
+  return true;
+}
+
+at::Tensor LocalSgd::moved(size_t group, const at::Tensor& mean) {
+  at::Tensor gradient = start_->values(group) - mean;
+  if (options_.outer_momentum != 0) {
+    at::Tensor& momentum = groups_[group].momentum;
+    if (momentum.defined()) {
+      momentum.mul_(options_.outer_momentum).add_(gradient);
+    } else {
+      momentum = gradient.clone();
+    }
+    gradient.add_(momentum, options_.outer_momentum);
+  }
+  return start_->values(group).sub_(gradient, options_.outer_lr);
+}
+
+std::vector<at::Tensor> LocalSgd::momentum() const {
+  std::vector<std::vector<at::Tensor>> of_groups;
+  for (const auto& group : groups_) {
+    if (!group.momentum.defined()) return {};
+    of_groups.push_back(parts_like(group.parameters, group.momentum));
+  }
+  std::vector<at::Tensor> momentum;
+  for (const auto& [group, place] : places_) momentum.push_back(of_groups[group][place]);
+  return momentum;
+}
+
+void LocalSgd::set_momentum(const std::vector<at::Tensor>& momentum) {
+  if (momentum.size() != places_.size()) {
+    throw Error(rank_.name() + ": LocalSgd: a momentum of " + std::to_string(momentum.size()) + " tensors for " +
+                std::to_string(places_.size()) + " parameters");
+  }
+  std::vector<std::vector<at::Tensor>> of_groups(groups_.size());
+  for (size_t i = 0; i < momentum.size(); ++i) {
+    const auto& [group, place] = places_[i];
+    const at::Tensor& parameter = groups_[group].parameters[place];
+    if (momentum[i].sizes() != parameter.sizes()) {
+      Classic<std::ostringstream> text;
+      text << rank_.name() << ": LocalSgd: momentum " << i << " has the shape " << momentum[i].sizes()
+           << ", and its parameter " << parameter.sizes();
+      throw Error(text.str());
+    }
+    of_groups[group].push_back(momentum[i].to(parameter.options()));
+  }
+  for (size_t i = 0; i < groups_.size(); ++i) groups_[i].momentum = flat_copy(of_groups[i]);
+}
+
+}  // namespace lockstep

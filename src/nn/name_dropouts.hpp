@@ -1,0 +1,11 @@
+// name_dropouts: names the Dropout layers of a network, so that their masks follow from their names.
+#pragma once
+
+#include <torch/nn/module.h>
+
+namespace lockstep {
+
+// Gives every Dropout in `module` its name there. DataParallel, Pipeline, ParameterServer and shard() call this.
+void name_dropouts(torch::nn::Module& module);
+
+}  // namespace lockstep

@@ -1,0 +1,64 @@
+#include <lockstep/trainer/rate_options.hpp>
+
+#include "base/names.hpp"
+#include "base/number_text.hpp"
+
+#include <array>
+#include <utility>
+
+namespace lockstep {
+namespace {
+
+constexpr std::array scalings{std::pair{LearningRate::Scaling::none, "none"},
+                              std::pair{LearningRate::Scaling::sqrt, "sqrt"},
+                              std::pair{LearningRate::Scaling::linear, "linear"}};
+constexpr std::array lr_schedules{std::pair{LearningRate::Schedule::constant, "constant"},
+                                  std::pair{LearningRate::Schedule::step, "step"},
+                                  std::pair{LearningRate::Schedule::cosine, "cosine"}};
+
+// The rate once it is warmed up, before any schedule.
+double full_rate(LearningRate rate) {
+  rate.warmup_epochs = 0;
+  rate.schedule = LearningRate::Schedule::constant;
+  rate.step_epochs.clear();
+  return learning_rate_at(rate, 0);
+}
+
+}  // namespace
+
+std::string_view to_string(LearningRate::Scaling scaling) {
+  return name_in(scalings, scaling);
+}
+
+std::string_view to_string(LearningRate::Schedule schedule) {
+  return name_in(lr_schedules, schedule);
+}
+
+LearningRate::Scaling scaling_from(std::string_view name) {
+  return value_in(scalings, name, "the scaling of the learning rate");
+}
+
+LearningRate::Schedule lr_schedule_from(std::string_view name) {
+  return value_in(lr_schedules, name, "the schedule of the learning rate");
+}
+
+std::string to_string(const LearningRate& rate) {
+  std::string text = number_text(rate.lr);
+  const double full = full_rate(rate);
+  if (rate.scaling != LearningRate::Scaling::none) {
+    text += ", " + std::string(to_string(rate.scaling)) + " for " + std::to_string(rate.batch) + " / " +
+            std::to_string(rate.reference_batch) + " samples = " + number_text(full);
+  }
+  if (rate.warmup_epochs > 0) {
+    text += ", from " + number_text(learning_rate_at(rate, 0)) + " over " + number_text(rate.warmup_epochs) +
+            (rate.warmup_epochs == 1 ? " epoch" : " epochs") + " of warm-up";
+  }
+  if (rate.schedule == LearningRate::Schedule::cosine) text += ", cosine";
+  for (const int epoch : rate.step_epochs) {
+    text += (epoch == rate.step_epochs.front() ? ", times " + number_text(rate.step_factor) + " after epochs " : ", ") +
+            std::to_string(epoch);
+  }
+  return text;
+}
+
+}  // namespace lockstep
