@@ -58,10 +58,10 @@ foreach(wing models book split lab fit)
 endforeach()
 END
 wing_main() { # WING STATEMENT
-  printf '#include <lockstep/%s.hpp>\n#include <iostream>\nint main() { std::cout << (%s) << "\\n"; }\n' "$1" "$2" >"$work/wings/$1.cpp"
+  printf '#include <lockstep/%s.hpp>\n#include <torch/torch.h>\n#include <iostream>\nint main() { std::cout << (%s) << "\\n"; }\n' "$1" "$2" >"$work/wings/$1.cpp"
 }
 wing_main models 'lockstep::LeNet()->parameters().size()'
-wing_main book 'lockstep::split_batch(torch::ones({8, 1}), torch::ones({8}), {torch::kCPU, torch::kCPU}).x.size()'
+wing_main book 'lockstep::split_batch(torch::ones({8, 1}), torch::ones({8}), {torch::kCPU, torch::kCPU}).first.size()'
 wing_main split 'lockstep::mesh_shapes(4).size()'
 wing_main lab 'lockstep::to_string(lockstep::OptimizerKind::lamb)'
 wing_main fit 'lockstep::TrainOptions().epochs'
