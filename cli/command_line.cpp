@@ -35,15 +35,6 @@ namespace {
 constexpr int failed = 1;
 constexpr int wrong_usage = 2;
 
-const char* const footer =
-    "Examples:\n"
-    "  lockstep train --devices 2\n"
-    "  lockstep train --help, or lockstep help train\n"
-    "\n"
-    "Exit codes: 0 done; 1 an error; 2 wrong usage; 3 a loss that is not finite ended\n"
-    "the training; 130 stopped by Ctrl-C, 143 by SIGTERM, 129 by SIGHUP; 141 nobody\n"
-    "reads the output any more.\n";
-
 // If a standard descriptor is closed, the next file that is opened gets its number, and then also the output meant for
 // it.
 void open_closed_standard_descriptors() {
@@ -52,24 +43,21 @@ void open_closed_standard_descriptors() {
   }
 }
 
-void complain(const std::string& text) {
+void complain(const CommandLine& line, const std::string& text) {
   const std::string rest = not_yet_printed(with_flags(without_call_stacks(text)));
-  if (!rest.empty()) Output(STDERR_FILENO).print("lockstep: " + rest + "\n");
+  if (!rest.empty()) Output(STDERR_FILENO).print(line.name + ": " + rest + "\n");
 }
 
 // Runs the chosen command. A usage error also names the help that would have prevented it.
-int run_chosen(const std::vector<const char*>& words, Output& output) {
-  CLI::App program("lockstep trains neural networks over several devices, on LibTorch.", "lockstep");
+int run_chosen(const CommandLine& line, const std::vector<const char*>& words, Output& output) {
+  CLI::App program(line.description, line.name);
   program.formatter(std::make_shared<Help>());
-  program.footer(footer);
+  program.footer(line.footer);
   program.set_help_flag("-h,--help", "print this help and exit");
-  program.set_version_flag("--version", "lockstep " + version() + " (LibTorch " + torch_version() + ")",
+  program.set_version_flag("--version", line.name + " " + version() + " (LibTorch " + torch_version() + ")",
                            "print the version and exit");
   program.require_subcommand(0, 1);
-  const std::vector<Command> commands = {add_train(program),   add_eval(program),       add_sweep(program),
-                                         add_devices(program), add_fetch_data(program), add_plan(program),
-                                         add_compare(program), add_bench(program),      add_launch(program)};
-
+  const std::vector<Command> commands = line.add_commands(program);
   const auto chosen = [&] {
     return std::find_if(commands.begin(), commands.end(), [](const Command& command) { return command.app->parsed(); });
   };
@@ -78,7 +66,7 @@ int run_chosen(const std::vector<const char*>& words, Output& output) {
   } catch (const CLI::ParseError& error) {
     // A user may ask for help or the version beside a word that is unknown.
     if (dynamic_cast<const CLI::Success*>(&error) == nullptr || !program.remaining().empty()) {
-      complain(explain(program, error, {words.begin() + 1, words.end()}) + "\n" + which_help(program));
+      complain(line, explain(program, error, {words.begin() + 1, words.end()}) + "\n" + which_help(program));
       return wrong_usage;
     }
     const bool all = dynamic_cast<const CLI::CallForAllHelp*>(&error) != nullptr;
@@ -94,7 +82,7 @@ int run_chosen(const std::vector<const char*>& words, Output& output) {
   try {
     return chosen()->work(output);
   } catch (const UsageError& error) {
-    complain(std::string(error.what()) + "\n" + which_help(program));
+    complain(line, std::string(error.what()) + "\n" + which_help(program));
     return wrong_usage;
   }
 }
@@ -108,38 +96,38 @@ std::vector<const char*> with_help_as_option(int argc, char** argv) {
   return words;
 }
 
-int run_and_report_errors(const std::vector<const char*>& words, Output& output) {
+int run_and_report_errors(const CommandLine& line, const std::vector<const char*>& words, Output& output) {
   try {
-    return run_chosen(words, output);
+    return run_chosen(line, words, output);
   } catch (const lockstep::Error& error) {
-    complain(std::string("error: ") + error.what());
+    complain(line, std::string("error: ") + error.what());
   } catch (const std::bad_alloc&) {
-    complain("error: " + exception_text(std::current_exception()));
+    complain(line, "error: " + exception_text(std::current_exception()));
   } catch (const c10::Error&) {
     const std::string text = exception_text(std::current_exception());
-    complain((text.starts_with("out of memory") ? "error: " : "error in LibTorch, please report it: ") + text);
+    complain(line, (text.starts_with("out of memory") ? "error: " : "error in LibTorch, please report it: ") + text);
   } catch (const std::exception&) {
     const std::string text = exception_text(std::current_exception());
-    complain("error that should not happen, please report it: " + text);
+    complain(line, "error that should not happen, please report it: " + text);
   }
   return failed;
 }
 
 }  // namespace
 
-int run_command_line(int argc, char** argv) {
+int run_command_line(const CommandLine& line, int argc, char** argv) {
   open_closed_standard_descriptors();
   keep_freed_memory();
   const FreeOfOpenMp free_of_openmp;  // for the processes and threads that start here
   log_errors_only();
   std::signal(SIGPIPE, SIG_IGN);  // a reader that goes away is an error to handle, not a reason to die in mid-epoch
   Output output(STDOUT_FILENO);
-  const int code = run_and_report_errors(with_help_as_option(argc, argv), output);
+  const int code = run_and_report_errors(line, with_help_as_option(argc, argv), output);
   if (code == wrong_usage || code == kNotFinite) note_would_fail_again();
   output.finish();
   if (!output.failed()) return code;
   if (output.error() == EPIPE) return 128 + SIGPIPE;  // the code that a shell reports, and no message
-  complain("error: cannot write to the standard output: " + io::reason(output.error()));
+  complain(line, "error: cannot write to the standard output: " + io::reason(output.error()));
   return failed;
 }
 

@@ -1,9 +1,19 @@
-// The program lockstep: reads the command line, runs the command, and turns the outcome into an exit code.
+// A program's command line: reads it, runs the command, and turns the outcome into an exit code.
 #pragma once
+
+#include <string>
+#include <vector>
+
+#include "commands.hpp"
 
 namespace lockstep::cli {
 
-// Does main()'s work. Call it once in a process.
-int run_command_line(int argc, char** argv);
+struct CommandLine {
+  std::string name, description, footer;            // of the program, as its help shows them
+  std::vector<Command> (*add_commands)(CLI::App&);  // adds the commands to the program
+};
+
+// Does the work of a program's main(). Call it once in a process.
+int run_command_line(const CommandLine& line, int argc, char** argv);
 
 }  // namespace lockstep::cli

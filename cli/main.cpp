@@ -1,6 +1,6 @@
-#include "command_line.hpp"
 #include "end_process.hpp"
+#include "lockstep.hpp"
 
 int main(int argc, char** argv) {
-  lockstep::end_process(lockstep::cli::run_command_line(argc, argv));
+  lockstep::end_process(lockstep::cli::run_lockstep(argc, argv));
 }

@@ -74,10 +74,7 @@ std::string explain(const CLI::App& program, const CLI::ParseError& error, const
   if (is_for_another_program) return error.what();
   const auto first = std::find_if(words.begin(), words.end(),
                                   [&](const std::string& word) { return std::count(left.begin(), left.end(), word); });
-  if (first == words.end()) {
-    if (!commands.empty() && app.get_subcommands().empty()) return app.get_name() + ": say what: " + join(commands);
-    return error.what();
-  }
+  if (first == words.end()) return error.what();
   if (first->starts_with("-")) {
     const std::string flag = first->substr(0, first->find('='));
     return app.get_name() + " has no option " + flag + did_you_mean(flag, flags_of(app));

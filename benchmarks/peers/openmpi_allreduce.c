@@ -1,4 +1,4 @@
-/* Peer of `lockstep bench allreduce`: MPI_Allreduce of floats, in place. Arguments: pairs BYTES CALLS; rank 0 prints
+/* Peer of `lockstep-bench allreduce`: MPI_Allreduce of floats, in place. Arguments: pairs BYTES CALLS; rank 0 prints
  * "BYTES SECONDS" per pair, where SECONDS is the time of one call. */
 #include <mpi.h>
 #include <stdio.h>

@@ -1,5 +1,5 @@
 // Labels: program
-// lockstep bench: what it prints and writes, and that bad flags are told.
+// lockstep-bench: what it prints and writes, and that bad flags are told.
 #include <nlohmann/json.hpp>
 
 #include <filesystem>
@@ -14,16 +14,16 @@ namespace cli_bench_test {
 namespace fs = std::filesystem;
 using lockstep::Cli;
 using lockstep::Finished;
-using lockstep::run_program;
+using lockstep::run_bench;
 using testing::AllOf;
 using testing::HasSubstr;
 
 class CliBench : public Cli {};
 
 TEST_F(CliBench, OverlapPrintsATableAndWritesJson) {
-  const Finished run = run_program({"bench", "overlap", "--devices", "2xcpu", "--model", "mlp", "--batch-size", "4",
-                                    "--steps", "2", "--json", "overlap.json"},
-                                   surroundings());
+  const Finished run = run_bench({"overlap", "--devices", "2xcpu", "--model", "mlp", "--batch-size", "4", "--steps",
+                                  "2", "--json", "overlap.json"},
+                                 surroundings());
   ASSERT_EQ(run.code, 0) << run.err;
   EXPECT_THAT(run.out, AllOf(HasSubstr("25.2 million parameters"), HasSubstr("afterwards"), HasSubstr("overlapped"),
                              HasSubstr("hidden behind backward")));
@@ -39,9 +39,9 @@ TEST_F(CliBench, OverlapPrintsATableAndWritesJson) {
 }
 
 TEST_F(CliBench, AllreduceMeasuresEverySizeAndAlgorithmAndPeer) {
-  const Finished run = run_program({"bench", "allreduce", "--devices", "2xcpu", "--sizes", "40,4000", "--rounds", "1",
-                                    "--peers", "--json", "sums.json", "--plot", "sums.svg"},
-                                   surroundings());
+  const Finished run = run_bench({"allreduce", "--devices", "2xcpu", "--sizes", "40,4000", "--rounds", "1", "--peers",
+                                  "--json", "sums.json", "--plot", "sums.svg"},
+                                 surroundings());
   ASSERT_EQ(run.code, 0) << run.err;
   EXPECT_THAT(run.out, AllOf(HasSubstr("busbw GB/s"), HasSubstr("ranks"), HasSubstr("memcpy")));
   const auto json = nlohmann::json::parse(std::ifstream(work_ / "sums.json"));
@@ -65,8 +65,8 @@ TEST_F(CliBench, AllreduceMeasuresEverySizeAndAlgorithmAndPeer) {
 }
 
 TEST_F(CliBench, StepSaysWhatDataParallelAdds) {
-  const Finished run = run_program(
-      {"bench", "step", "--devices", "2xcpu", "--rounds", "2", "--steps", "10", "--json", "step.json"}, surroundings());
+  const Finished run = run_bench(
+      {"step", "--devices", "2xcpu", "--rounds", "2", "--steps", "10", "--json", "step.json"}, surroundings());
   ASSERT_EQ(run.code, 0) << run.err;
   EXPECT_THAT(run.out, AllOf(HasSubstr("alone"), HasSubstr("data parallel"), HasSubstr("added")));
   const auto json = nlohmann::json::parse(std::ifstream(work_ / "step.json"));
@@ -77,9 +77,9 @@ TEST_F(CliBench, StepSaysWhatDataParallelAdds) {
 TEST_F(CliBench, BitsAreTheSameOnEveryLayout) {
   lockstep::Surroundings around = surroundings();
   around.starts_itself = true;
-  const Finished run = run_program({"bench", "bits", "--data-dir", images_.path().string(), "--batch-size", "100",
-                                    "--grain", "16", "--runs-dir", "kept", "--json", "bits.json"},
-                                   around);
+  const Finished run = run_bench({"bits", "--data-dir", images_.path().string(), "--batch-size", "100", "--grain", "16",
+                                  "--runs-dir", "kept", "--json", "bits.json"},
+                                 around);
   EXPECT_EQ(run.code, 0) << run.out << run.err;
   EXPECT_THAT(run.out, AllOf(HasSubstr("lenet on fashion-mnist, 1 epoch, batches of 100 in grains of 16"),
                              HasSubstr("lockstep launch -n 2 "), HasSubstr("lockstep launch -n 3 --elastic "),
@@ -96,10 +96,9 @@ TEST_F(CliBench, BitsAreTheSameOnEveryLayout) {
 }
 
 TEST_F(CliBench, GrainSaysWhatItCosts) {
-  const Finished run =
-      run_program({"bench", "grain", "--devices", "2xcpu", "--model", "mlp", "--width", "0.125", "--batch-size", "50",
-                   "--grain", "8", "--rounds", "2", "--steps", "2", "--json", "grain.json"},
-                  surroundings());
+  const Finished run = run_bench({"grain", "--devices", "2xcpu", "--model", "mlp", "--width", "0.125", "--batch-size",
+                                  "50", "--grain", "8", "--rounds", "2", "--steps", "2", "--json", "grain.json"},
+                                 surroundings());
   ASSERT_EQ(run.code, 0) << run.err;
   EXPECT_THAT(run.out, AllOf(HasSubstr("mlp, width 0.125 on [cpu, cpu], batches of 50 in grains of 8"),
                              HasSubstr("without a grain"), HasSubstr("ratio")));
@@ -109,9 +108,9 @@ TEST_F(CliBench, GrainSaysWhatItCosts) {
 }
 
 TEST_F(CliBench, ServerShowsEachWaysLossOverTime) {
-  const Finished run = run_program({"bench", "server", "--devices", "3xcpu", "--data", "synthetic", "--samples", "300",
-                                    "--batch-size", "30", "--epochs", "2", "--json", "server.json"},
-                                   surroundings());
+  const Finished run = run_bench({"server", "--devices", "3xcpu", "--data", "synthetic", "--samples", "300",
+                                  "--batch-size", "30", "--epochs", "2", "--json", "server.json"},
+                                 surroundings());
   ASSERT_EQ(run.code, 0) << run.err;
   EXPECT_THAT(run.out, AllOf(HasSubstr("allreduce, 3 workers: "), HasSubstr("synchronous, 2 workers: "),
                              HasSubstr("asynchronous, 2 workers: "), HasSubstr("bounded by 2, 2 workers: ")));
@@ -131,22 +130,24 @@ TEST_F(CliBench, ServerShowsEachWaysLossOverTime) {
 }
 
 TEST_F(CliBench, BadFlagsAreErrors) {
-  EXPECT_THAT(run_program({"bench", "server", "--devices", "2xcpu", "--servers", "2"}, surroundings()).err,
+  EXPECT_THAT(run_bench({"server", "--devices", "2xcpu", "--servers", "2"}, surroundings()).err,
               HasSubstr("leaves no worker"));
-  EXPECT_THAT(run_program({"bench", "server", "--data", "cifar"}, surroundings()).err,
-              HasSubstr("fashion-mnist or synthetic"));
-  EXPECT_THAT(run_program({"bench", "overlap", "--model", "lenet"}, surroundings()).err,
-              HasSubstr("mlp, resnet18 or all"));
-  EXPECT_THAT(run_program({"bench", "overlap", "--steps", "0"}, surroundings()).err, HasSubstr("at least 1"));
-  EXPECT_THAT(run_program({"bench", "overlap", "--bucket-bytes", "0", "--steps", "1"}, surroundings()).err,
+  EXPECT_THAT(run_bench({"server", "--data", "cifar"}, surroundings()).err, HasSubstr("fashion-mnist or synthetic"));
+  EXPECT_THAT(run_bench({"overlap", "--model", "lenet"}, surroundings()).err, HasSubstr("mlp, resnet18 or all"));
+  EXPECT_THAT(run_bench({"overlap", "--steps", "0"}, surroundings()).err, HasSubstr("at least 1"));
+  EXPECT_THAT(run_bench({"overlap", "--bucket-bytes", "0", "--steps", "1"}, surroundings()).err,
               HasSubstr("bucket_bytes is 0"));
-  EXPECT_THAT(run_program({"bench", "allreduce", "--sizes", "6"}, surroundings()).err, HasSubstr("not whole floats"));
-  EXPECT_THAT(run_program({"bench", "grain", "--grain", "512"}, surroundings()).err,
+  EXPECT_THAT(run_bench({"allreduce", "--sizes", "6"}, surroundings()).err, HasSubstr("not whole floats"));
+  EXPECT_THAT(run_bench({"grain", "--grain", "512"}, surroundings()).err,
               HasSubstr("--grain is 512; it must be at most --batch-size, 256"));
-  EXPECT_THAT(run_program({"bench", "step", "--steps", "0"}, surroundings()).err, HasSubstr("at least 1"));
-  EXPECT_EQ(run_program({"bench"}, surroundings()).code, 2);
-  EXPECT_THAT(run_program({"bench", "step", "--bogus"}, surroundings()).err,
-              HasSubstr("lockstep bench step --help shows"));
+  EXPECT_THAT(run_bench({"step", "--steps", "0"}, surroundings()).err, HasSubstr("at least 1"));
+  const Finished unknown = run_bench({"foo"}, surroundings());
+  EXPECT_EQ(unknown.code, 2);
+  EXPECT_THAT(unknown.err,
+              HasSubstr("lockstep-bench: lockstep-bench has no command foo; there are allreduce, bits, grain"));
+  EXPECT_THAT(run_bench({"step", "--bogus"}, surroundings()).err, HasSubstr("lockstep-bench step --help shows"));
+  EXPECT_THAT(run_bench({"bits", "--model", "gpt"}, surroundings()).err,
+              HasSubstr("gpt learns from a text; give one with --text"));
 }
 
 }  // namespace cli_bench_test

@@ -1,5 +1,5 @@
-// lockstep plan, compare, sweep and bench once each on little data, so that AddressSanitizer reads them too; what they
-// print and keep has tests of its own.
+// lockstep plan, compare and sweep, and lockstep-bench, once each on little data, so that AddressSanitizer reads them
+// too; what they print and keep has tests of its own.
 #include "cli_fixture.hpp"
 
 #include <string>
@@ -9,10 +9,15 @@ namespace cli_commands_test {
 
 using lockstep::Cli;
 using lockstep::Finished;
+using lockstep::run_bench;
 using lockstep::run_program;
 
 using CliCommands = Cli;
 using Words = std::vector<std::string>;
+
+void expect_good_end(const Words& words, const Finished& run) {
+  EXPECT_EQ(run.code, 0) << words[0] << ": " << run.err;
+}
 
 TEST_F(CliCommands, EachEndsWell) {
   const std::string images = images_.path().string();
@@ -25,17 +30,16 @@ TEST_F(CliCommands, EachEndsWell) {
        "--devices", "2xcpu",      "--batch-size", "8",         "--steps",      "1",          "--rounds",
        "1",         "--simulate", "cluster.json", "--profile", "profile.json", "--json",     "compare.json"},
       {"sweep", "--name", "grid", "--data-dir", images, "--model", "mlp", "--width", "0.0625", "--devices", "cpu",
-       "2xcpu", "--batch-size", "100", "--lr", "0.05", "--epochs", "1"},
-      {"bench", "allreduce", "--devices", "2xcpu", "--sizes", "40", "--rounds", "1", "--plot", "sums.svg"},
-      {"bench", "overlap", "--devices", "2xcpu", "--model", "mlp", "--batch-size", "2", "--steps", "1", "--json",
+       "2xcpu", "--batch-size", "100", "--lr", "0.05", "--epochs", "1"}};
+  const std::vector<Words> benches = {
+      {"allreduce", "--devices", "2xcpu", "--sizes", "40", "--rounds", "1", "--plot", "sums.svg"},
+      {"overlap", "--devices", "2xcpu", "--model", "mlp", "--batch-size", "2", "--steps", "1", "--json",
        "overlap.json"},
-      {"bench", "server", "--devices", "2xcpu", "--data-dir", images, "--batch-size", "100", "--epochs", "1", "--json",
+      {"server", "--devices", "2xcpu", "--data-dir", images, "--batch-size", "100", "--epochs", "1", "--json",
        "server.json"},
-      {"bench", "step", "--devices", "2xcpu", "--rounds", "1", "--steps", "2", "--json", "step.json"}};
-  for (const Words& words : commands) {
-    const Finished run = run_program(words, surroundings());
-    EXPECT_EQ(run.code, 0) << words[0] << " " << words[1] << ": " << run.err;
-  }
+      {"step", "--devices", "2xcpu", "--rounds", "1", "--steps", "2", "--json", "step.json"}};
+  for (const Words& words : commands) expect_good_end(words, run_program(words, surroundings()));
+  for (const Words& words : benches) expect_good_end(words, run_bench(words, surroundings()));
 }
 
 }  // namespace cli_commands_test

@@ -1,4 +1,4 @@
-// Labels: program
+// Labels: program long
 // lockstep train --model gpt: what it prints, keeps, resumes and refuses; and eval, plan and compare of it.
 #include <lockstep/models/models.hpp>
 #include <lockstep/plan/plan.hpp>
@@ -151,7 +151,6 @@ TEST_F(CliGpt, RefusesWhatDoesNotGoTogether) {
   expect_error(train({"--layers", "2"}), 2, "lenet has no number of --layers; gpt has");
   expect_error(with_model({"compare"}), 2, "gpt learns from a text; give one with --text");
   expect_error({"compare", "--text", text()}, 2, "--text is for --model gpt");
-  expect_error(with_model({"bench", "bits"}), 2, "gpt learns from a text; give one with --text");
   expect_error(with_model({"sweep", "--name", "s", "--text", text()}), 2, "gpt has none");
 }
 

@@ -32,8 +32,9 @@
 
 // Null in a test program without them.
 namespace lockstep::cli {
-[[gnu::weak]] int run_command_line(int argc, char** argv);
-}
+[[gnu::weak]] int run_lockstep(int argc, char** argv);
+[[gnu::weak]] int run_bench(int argc, char** argv);
+}  // namespace lockstep::cli
 namespace scenarios {
 [[gnu::weak]] int run_scenario(int argc, char** argv);
 }
@@ -204,7 +205,8 @@ class Program {
       const char* const path = std::getenv(variable);
       return path != nullptr && program == path;
     };
-    return is("LOCKSTEP_PROGRAM")         ? cli::run_command_line
+    return is("LOCKSTEP_PROGRAM")         ? cli::run_lockstep
+           : is("LOCKSTEP_BENCH_PROGRAM") ? cli::run_bench
            : is("LOCKSTEP_RANKS_PROGRAM") ? scenarios::run_scenario
                                           : nullptr;
   }
@@ -294,6 +296,18 @@ inline bool wait_until_blocked(pid_t pid, int signal) {
 
 inline Finished run_program(const std::vector<std::string>& arguments, const Surroundings& surroundings) {
   return Program(arguments, surroundings).finish();
+}
+
+inline std::string from_environment(const char* name) {
+  const char* const value = std::getenv(name);
+  if (value == nullptr) throw std::runtime_error("set " + std::string(name) + "; ctest does");
+  return value;
+}
+
+// The same with lockstep-bench.
+inline Finished run_bench(const std::vector<std::string>& arguments, Surroundings surroundings) {
+  surroundings.program = from_environment("LOCKSTEP_BENCH_PROGRAM");
+  return run_program(arguments, surroundings);
 }
 
 }  // namespace lockstep

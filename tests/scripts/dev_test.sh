@@ -127,8 +127,9 @@ cd "$work"
 build=$work/gpus
 mkdir -p "$build/tests"
 # shellcheck disable=SC2016
-printf '#!/bin/bash\n%s\n' 'case $1 in devices) echo "cuda:0  $0";; bench) echo "no peer"; exit 1;; *) sleep 5;; esac' >"$build/lockstep"
-chmod +x "$build/lockstep"
+printf '#!/bin/bash\n%s\n' 'case $1 in devices) echo "cuda:0  $0";; *) sleep 5;; esac' >"$build/lockstep"
+printf '#!/bin/bash\necho "no peer"; exit 1\n' >"$build/lockstep-bench"
+chmod +x "$build/lockstep" "$build/lockstep-bench"
 stand_in nvidia-smi 'echo "driver 1"'
 stand_in ctest 'echo "$*"'
 stand_in python3 'exit 1'

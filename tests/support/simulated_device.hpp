@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "simulated/device/interface.h"
+#include "simulated_gpu/device/interface.h"
 
 namespace lockstep::simulated {
 

@@ -1,6 +1,6 @@
 // The store of a job over the system's sockets: how to keep one, and how to connect to one. All other code of a job
 // reaches its store through these functions, so tests of whole runs can put a store of their own in their place
-// (tests/simulation).
+// (tools/simulated_jobs).
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Store.hpp>

@@ -28,7 +28,7 @@ class Job {
   Job& operator=(const Job&) = delete;
 
   // The job of this process. In a simulation one program is many processes, and each has its own job
-  // (tests/simulation).
+  // (tools/simulated_jobs).
   static Job& of_this_process();
 
   // Gives the number of the run that begins. Throws Error if another run is under way: the other processes could not

@@ -21,12 +21,6 @@ namespace lockstep {
 
 using Words = std::vector<std::string>;
 
-inline std::string from_environment(const char* name) {
-  const char* const value = std::getenv(name);
-  if (value == nullptr) throw std::runtime_error("set " + std::string(name) + "; ctest does");
-  return value;
-}
-
 inline std::string ranks_program() {
   return from_environment("LOCKSTEP_RANKS_PROGRAM");
 }

@@ -1,4 +1,4 @@
-// Labels: processes
+// Labels: processes long
 // lockstep launch: the environment that it makes, exit codes, signals, what it says.
 #include "memory_group.hpp"
 #include "running_job.hpp"
@@ -393,9 +393,9 @@ TEST(Launch, HelpShowsWhereTheProgramStands) {
 
 TEST(Launch, BenchSaysThatItIsOfOneProcess) {
   const auto job =
-      run_program({"launch", "-n", "2", from_environment("LOCKSTEP_PROGRAM"), "bench", "step"}, surroundings_with());
+      run_program({"launch", "-n", "2", from_environment("LOCKSTEP_BENCH_PROGRAM"), "step"}, surroundings_with());
   EXPECT_EQ(job.code, 1);
-  EXPECT_THAT(job.err, HasSubstr("bench measures the ranks of one process; start it without a launcher"));
+  EXPECT_THAT(job.err, HasSubstr("lockstep-bench measures the ranks of one process; start it without a launcher"));
 }
 
 }  // namespace launch_test

@@ -19,7 +19,7 @@
 #include "collectives.hpp"
 #include "comm/processes/program/scenarios.hpp"
 #include "replayed_sums.hpp"
-#include "simulated/nccl/communicator.hpp"
+#include "simulated_gpu/nccl/communicator.hpp"
 #include "support/simulated_device.hpp"
 
 namespace {
