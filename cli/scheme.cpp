@@ -17,7 +17,6 @@
 #include <vector>
 
 #include "base/seconds_since.hpp"
-#include "data_parallel/trained_net.hpp"
 #include "devices/memory_meter.hpp"
 #include "ranks/observed_backend.hpp"
 
@@ -57,8 +56,12 @@ Samples train_on(Rank& world, const Scheme& scheme, const SchemeOptions& options
   Rank rank = observed(world, traffic);
   SplitModel net(network(options.model, rank), rank, scheme.split,
                  {.sharded = static_cast<Sharded>(scheme.zero_stage)});
-  Optimizer sgd(net, torch::optim::SGDOptions(options.lr).momentum(0.9));
-  const torch::nn::Module& module = net.trained()->replica()->module();  // what this rank holds
+  int64_t parameters = 0, buffers = 0;  // bytes that this rank holds
+  Optimizer sgd(net, torch::optim::SGDOptions(options.lr).momentum(0.9), [&](const torch::nn::Module& part) {
+    parameters = bytes_in(part.parameters());
+    buffers = bytes_in(part.buffers());
+    return Optimizer::Groups{torch::optim::OptimizerParamGroup(part.parameters())};
+  });
   Samples samples;
   double last_loss = 0;
   int64_t most = 0;  // the most bytes, of all kinds
@@ -77,7 +80,7 @@ Samples train_on(Rank& world, const Scheme& scheme, const SchemeOptions& options
     sgd.zero_grad();
     Loss loss = net.loss(batch, model_loss(options.model));
     loss.backward();
-    samples.cost.gradients = bytes_in(sgd.gradients()) + (scheme.zero_stage == 1 ? bytes_in(module.parameters()) : 0);
+    samples.cost.gradients = bytes_in(sgd.gradients()) + (scheme.zero_stage == 1 ? parameters : 0);
     sgd.step();
     synchronize(rank.device());
     const double seconds = seconds_since(start);
@@ -91,8 +94,7 @@ Samples train_on(Rank& world, const Scheme& scheme, const SchemeOptions& options
     ++step;
   }
   samples.cost.final_loss = last_loss;
-  samples.cost.parameters = bytes_in(scheme.zero_stage == 3 ? sgd.param_groups()[0].params() : module.parameters()) +
-                            bytes_in(module.buffers());
+  samples.cost.parameters = (scheme.zero_stage == 3 ? bytes_in(sgd.param_groups()[0].params()) : parameters) + buffers;
   samples.cost.optimizer_state = state_bytes(sgd.inner());
   samples.cost.activations = most - samples.cost.memory();  // all other memory
   return samples;
