@@ -56,7 +56,12 @@ Samples train_on(Rank& world, const Scheme& scheme, const SchemeOptions& options
   Rank rank = Traffic::observed(world, traffic);
   SplitModel net(network(options.model, rank), rank, scheme.split,
                  {.sharded = static_cast<Sharded>(scheme.zero_stage)});
-  Optimizer sgd(net, torch::optim::SGDOptions(options.lr).momentum(0.9));
+  int64_t parameters = 0, buffers = 0;  // bytes that this rank holds
+  Optimizer sgd(net, torch::optim::SGDOptions(options.lr).momentum(0.9), [&](const torch::nn::Module& part) {
+    parameters = bytes_in(part.parameters());
+    buffers = bytes_in(part.buffers());
+    return Optimizer::Groups{torch::optim::OptimizerParamGroup(part.parameters())};
+  });
   Samples samples;
   double last_loss = 0;
   int64_t most = 0;  // the most bytes, of all kinds
@@ -73,8 +78,9 @@ Samples train_on(Rank& world, const Scheme& scheme, const SchemeOptions& options
     meter.reset_peak();
     const auto start = Clock::now();
     sgd.zero_grad();
-    const torch::Tensor loss = net.forward_backward(batch, model_loss(options.model));
-    samples.cost.gradients = bytes_in(sgd.gradients()) + (scheme.zero_stage == 1 ? bytes_in(net.parameters()) : 0);
+    Loss loss = net.loss(batch, model_loss(options.model));
+    loss.backward();
+    samples.cost.gradients = bytes_in(sgd.gradients()) + (scheme.zero_stage == 1 ? parameters : 0);
     sgd.step();
     synchronize(rank.device());
     const double seconds = seconds_since(start);
@@ -84,14 +90,11 @@ Samples train_on(Rank& world, const Scheme& scheme, const SchemeOptions& options
       samples.cost.idle_share += traffic->seconds / seconds / options.steps;
       samples.cost.bytes_sent = traffic->sent;
     }
-    const torch::Tensor part = loss * (static_cast<double>(batch.size()) / static_cast<double>(batch.global_size));
-    net.mesh().data().allreduce(part);
-    last_loss = part.item<double>();
+    last_loss = loss.global_item();
     ++step;
   }
   samples.cost.final_loss = last_loss;
-  samples.cost.parameters = bytes_in(scheme.zero_stage == 3 ? sgd.param_groups()[0].params() : net.parameters()) +
-                            bytes_in(net.module()->buffers());
+  samples.cost.parameters = (scheme.zero_stage == 3 ? bytes_in(sgd.param_groups()[0].params()) : parameters) + buffers;
   samples.cost.optimizer_state = state_bytes(sgd.inner());
   samples.cost.activations = most - samples.cost.memory();  // all other memory
   return samples;

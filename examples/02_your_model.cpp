@@ -87,25 +87,12 @@ lockstep::Dataset make_data() {
   return {x, positive(0, 1) + 2 * positive(2, 3)};
 }
 
-// The same steps for every scheme, which says what adds a batch's gradients. `shard`: which part of the batches.
-template <class ForwardBackward>
-void train(const std::vector<Tensor>& parameters, const lockstep::Dataset& data,
-           const lockstep::Batches::Partner& shard, const ForwardBackward& forward_backward) {
-  torch::optim::SGD sgd(parameters, torch::optim::SGDOptions(/*lr=*/0.1).momentum(0.9));
-  for (int epoch = 0; epoch < 10; ++epoch) {
-    for (const auto& batch : lockstep::batches(data, {.size = 64, .epoch = epoch}, shard)) {
-      sgd.zero_grad();
-      forward_backward(batch);
-      sgd.step();
-    }
-  }
-}
-
-// Prints the loss of the trained network's output for the whole data, and the bytes of parameters that each rank holds.
-void report(const char* scheme, Rank& rank, const std::vector<Tensor>& parameters, const Tensor& output,
+// The loss of the trained network's output for the whole data, and the bytes of parameters that each rank holds.
+void report(const char* scheme, Rank& rank, lockstep::Optimizer& sgd, const Tensor& output,
             const lockstep::Dataset& data) {
   Tensor bytes = torch::zeros(rank.world_size(), torch::kLong);
-  for (const auto& parameter : parameters) bytes[rank.index()] += static_cast<int64_t>(parameter.nbytes());
+  for (const auto& parameter : sgd.param_groups()[0].params())
+    bytes[rank.index()] += static_cast<int64_t>(parameter.nbytes());
   rank.allreduce(bytes);
   if (rank.index() != 0) return;
   std::printf("%-21s loss %.6f  parameter bytes per rank", scheme, F::cross_entropy(output, data.y).item<double>());
@@ -113,39 +100,19 @@ void report(const char* scheme, Rank& rank, const std::vector<Tensor>& parameter
   std::printf("\n");
 }
 
-void on_one_device(Rank& rank, const lockstep::Dataset& data) {
-  auto net = make_net(rank);
-  train(net->parameters(), data, rank,
-        [&](auto& batch) { F::cross_entropy(net->forward(batch.x), batch.y).backward(); });
-  report("one device", rank, net->parameters(), net->forward(data.x), data);
-}
-
-void by_data(Rank& rank, const lockstep::Dataset& data) {
-  lockstep::DataParallel net(make_net(rank), rank);
-  train(net->parameters(), data, rank, [&](auto& batch) { net.loss(batch, F::cross_entropy).backward(); });
-  report("by data", rank, net->parameters(), net(data.x), data);
-}
-
-// Here every rank is given whole batches. The stages take them a quarter at a time, so that both can compute at once.
-void by_layers(Rank& rank, const lockstep::Dataset& data) {
-  const auto stages = lockstep::split_into_stages(make_net(rank), rank.world_size());
-  lockstep::Pipeline net(stages, rank, {.microbatches = 4});
-  train(net.module()->parameters(), data, {}, [&](auto& batch) { net.forward_backward(batch, F::cross_entropy); });
-  report("by layers", rank, net.module()->parameters(), net.forward(data.x), data);
-}
-
-// A rank's part is a network like any other. Its layers happen to talk to the other ranks.
-void by_channels(Rank& rank, const lockstep::Dataset& data) {
-  auto net = lockstep::shard(make_net(rank), rank);
-  train(net->parameters(), data, {}, [&](auto& batch) { F::cross_entropy(net->forward(batch.x), batch.y).backward(); });
-  report("by channels", rank, net->parameters(), net->forward(data.x), data);
-}
-
-// SplitModel is all three, one inside the other. Batches are split along the mesh's data axis alone.
-void combined(const char* scheme, const lockstep::MeshShape& mesh, Rank& rank, const lockstep::Dataset& data) {
-  lockstep::SplitModel net(make_net(rank), rank, {.mesh = mesh, .microbatches = 2});
-  train(net.parameters(), data, net.mesh().data(), [&](auto& b) { net.forward_backward(b, F::cross_entropy); });
-  report(scheme, rank, net.parameters(), net.forward(data.x), data);
+// The same loop for every scheme, which is the argument `split`. Batches are split along the mesh's data axis alone.
+// The stages of a pipeline take a batch in microbatches, so that both can compute at once.
+void train(const char* scheme, const lockstep::ModelSplit& split, Rank& rank, const lockstep::Dataset& data) {
+  lockstep::SplitModel net(make_net(rank), rank, split);
+  lockstep::Optimizer sgd(net, torch::optim::SGDOptions(/*lr=*/0.1).momentum(0.9));
+  for (int epoch = 0; epoch < 10; ++epoch) {
+    for (const auto& batch : lockstep::batches(data, {.size = 64, .epoch = epoch}, net.mesh().data())) {
+      sgd.zero_grad();
+      net.loss(batch, F::cross_entropy).backward();
+      sgd.step();
+    }
+  }
+  report(scheme, rank, sgd, net.forward(data.x), data);
 }
 
 }  // namespace
@@ -153,14 +120,17 @@ void combined(const char* scheme, const lockstep::MeshShape& mesh, Rank& rank, c
 int main() try {
   lockstep::keep_freed_memory();
   const lockstep::Dataset data = make_data();
-  const lockstep::Devices one = {torch::kCPU}, two(2, torch::kCPU), four(4, torch::kCPU);
-  lockstep::run(one, [&](Rank& rank) { on_one_device(rank, data); });
-  lockstep::run(two, [&](Rank& rank) { by_data(rank, data); });
-  lockstep::run(two, [&](Rank& rank) { by_layers(rank, data); });
-  lockstep::run(two, [&](Rank& rank) { by_channels(rank, data); });
-  lockstep::run(four, [&](Rank& rank) { combined("data 2, layers 2", {.data = 2, .pipeline = 2}, rank, data); });
-  lockstep::run(four, [&](Rank& rank) { combined("data 2, channels 2", {.data = 2, .tensor = 2}, rank, data); });
-  lockstep::run(four, [&](Rank& rank) { combined("layers 2, channels 2", {.pipeline = 2, .tensor = 2}, rank, data); });
+  const auto on = [&](const char* scheme, const lockstep::ModelSplit& split) {
+    const lockstep::Devices devices(static_cast<size_t>(split.mesh.size()), torch::kCPU);
+    lockstep::run(devices, [&](Rank& rank) { train(scheme, split, rank, data); });
+  };
+  on("one device", {});
+  on("by data", {.mesh = {.data = 2}});
+  on("by layers", {.mesh = {.pipeline = 2}, .microbatches = 4});
+  on("by channels", {.mesh = {.tensor = 2}});
+  on("data 2, layers 2", {.mesh = {.data = 2, .pipeline = 2}, .microbatches = 2});
+  on("data 2, channels 2", {.mesh = {.data = 2, .tensor = 2}});
+  on("layers 2, channels 2", {.mesh = {.pipeline = 2, .tensor = 2}, .microbatches = 2});
 } catch (const lockstep::Error& error) {
   std::cerr << "error: " << error.what() << "\n";
   return 1;

@@ -89,7 +89,7 @@ void per_device(Rank& rank, const lockstep::Dataset& data) {
   const int64_t samples = train(net, rank, data);
   if (rank.world_size() == 1) return report("one device", net, rank, data);
   report("two ranks, each by itself", net, rank, data);
-  lockstep::average_running_statistics(*net, rank, samples);
+  lockstep::average_running_statistics(net, samples);
   report("  their statistics averaged", net, rank, data);
 }
 

@@ -2,6 +2,7 @@
 
 #include <c10/core/GradMode.h>
 
+#include "hidden_gradients.hpp"
 #include "optim/finite_sum.hpp"
 #include "optim/reproducible_norm.hpp"
 #include "ranks/trained_parameters.hpp"
@@ -26,6 +27,7 @@ std::vector<Rank*> spread_over(TrainedNet& net) {
 
 std::vector<std::pair<std::string, Tensor>> averaged_gradients_of(Replica& replica) {
   if (replica.sharded()) return replica.sharded()->reducer()->slices();
+  const HiddenGradients::Shown shown(replica.hidden_gradients());
   std::vector<std::pair<std::string, Tensor>> gradients;
   for (const auto& [name, parameter] : parameters_of(replica.module())) {
     if (parameter.grad().defined()) gradients.emplace_back(name, parameter.grad());
@@ -51,7 +53,6 @@ Tensor clip_gradients(TrainedNet& net, double max_norm) {
   if (std::isinf(max_norm)) return norm;
   const Tensor factor = (max_norm / (norm + 1e-6)).clamp_max(1.0);
   for (const auto& [name, gradient] : gradients) gradient.mul_(factor.to(gradient.scalar_type()));
-  net.scaled();
   return norm;
 }
 

@@ -1,6 +1,7 @@
 #include <lockstep/data_parallel/check_replicas.hpp>
 
 #include "joined_names.hpp"
+#include "net_optimizer.hpp"
 #include "optim/optimizer_state.hpp"
 #include "ranks/gather.hpp"
 #include "ranks/rank_place.hpp"
@@ -8,8 +9,10 @@
 #include "replica_check.hpp"
 #include "running_statistics_names.hpp"
 #include "tensor_hash.hpp"
+#include "trained_net.hpp"
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <string>
 #include <utility>
@@ -69,12 +72,6 @@ std::vector<std::vector<size_t>> ranks_by_replica(const Hashes& all) {
   std::sort(groups.begin(), groups.end(),
             [](const auto& a, const auto& b) { return a.size() != b.size() ? a.size() > b.size() : a < b; });
   return groups;
-}
-
-io::NamedTensors with_statistics(io::NamedTensors tensors, const Replica& replica) {
-  if (!replica.was_by_grains()) return tensors;
-  for (auto& statistic : running_statistics_of(replica.module())) tensors.push_back(std::move(statistic));
-  return tensors;
 }
 
 std::string differences(const Hashes& all, const std::vector<std::vector<size_t>>& groups, bool majority) {
@@ -154,20 +151,28 @@ void compare_in_groups(const std::function<void()>& compare, Rank& world) {
   }
 }
 
-void check_replicas(const Replica& replica, Rank& rank) {
-  compare_replicas(with_statistics(replica_of(replica.module()), replica), rank);
+void compare_replicas(TrainedNet& net, const torch::optim::Optimizer* optimizer) {
+  Replica& replica = *net.replica();
+  const Whole whole(net.replica());
+  io::NamedTensors tensors = replica_of(replica.module(), replica.sharded() ? nullptr : optimizer);
+  if (replica.was_by_grains()) {
+    for (auto& statistic : running_statistics_of(replica.module())) tensors.push_back(std::move(statistic));
+  }
+  std::function<void()> compare = [&] { compare_replicas(tensors, replica.rank()); };
+  for (Rank* const group : net.other_parts()) compare = [compare, group] { compare_in_groups(compare, *group); };
+  compare();
 }
 
-void check_replicas(const Replica& replica, const torch::optim::Optimizer& optimizer, Rank& rank) {
-  compare_replicas(with_statistics(replica_of(replica.module(), &optimizer), replica), rank);
+void check_replicas(TrainedNet& net) {
+  compare_replicas(net, nullptr);
+}
+
+void check_replicas(const Optimizer& optimizer) {
+  optimizer.optimizer_->compare_replicas();
 }
 
 void check_replicas(const torch::nn::Module& module, Rank& rank) {
   compare_replicas(replica_of(module), rank);
-}
-
-void check_replicas(const torch::nn::Module& module, const torch::optim::Optimizer& optimizer, Rank& rank) {
-  compare_replicas(replica_of(module, &optimizer), rank);
 }
 
 }  // namespace lockstep

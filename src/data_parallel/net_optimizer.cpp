@@ -6,6 +6,7 @@
 
 #include "averaged_gradients.hpp"
 #include "base/number_text.hpp"
+#include "hidden_gradients.hpp"
 #include "io/checked_tensors.hpp"
 #include "optim/fused_optimizers.hpp"
 #include "optim/group_options.hpp"
@@ -13,6 +14,7 @@
 #include "optim/optimizer_state.hpp"
 #include "ranks/gather.hpp"
 #include "ranks/rank_place.hpp"
+#include "replica_check.hpp"
 #include "sharded_state.hpp"
 
 #include <bit>
@@ -65,17 +67,18 @@ NetOptimizer::NetOptimizer(std::shared_ptr<TrainedNet> net, const Optimizer::Mak
       sharded_(net_->replica()->sharded()),
       name_(net_->replica()->rank().name() + ": " + owner),
       inner_(made(*net_, make, groups_of(*net_->replica(), grouping), name_)) {
-  if (sharded_) sharded_->add_optimizer();
+  net_->replica()->add_optimizer();
 }
 
 NetOptimizer::~NetOptimizer() {
-  if (sharded_) sharded_->remove_optimizer();
+  net_->replica()->remove_optimizer();
 }
 
 // ---- A step.
 
 void NetOptimizer::zero_grad(bool in_place) {
   if (sharded_) return sharded_->reducer()->zero_grad();
+  const HiddenGradients::Shown gradients(net_->replica()->hidden_gradients());
   std::vector<at::Tensor> parameters = net_->replica()->module().parameters();
   if (in_place) return zero_gradients(parameters);
   for (auto& parameter : parameters) parameter.mutable_grad().reset();
@@ -87,6 +90,7 @@ at::Tensor NetOptimizer::clip(double max_norm) {
 
 void NetOptimizer::update() {
   if (sharded_) return sharded_->update([this] { inner_->step(); });
+  const HiddenGradients::Shown gradients(net_->replica()->hidden_gradients());
   inner_->step();
 }
 
@@ -123,6 +127,10 @@ void NetOptimizer::compare_options(const StepOptions& of_step) const {
                   ". Set the same on all ranks; what follows from a loss must follow from Loss::global_item()");
     }
   }
+}
+
+void NetOptimizer::compare_replicas() const {
+  lockstep::compare_replicas(*net_, inner_.get());
 }
 
 std::vector<at::Tensor> NetOptimizer::gradients() const {

@@ -39,6 +39,8 @@ class NetOptimizer {
   // it.
   void compare_options(const StepOptions& of_step = {}) const;
 
+  void compare_replicas() const;  // see check_replicas()
+
   std::vector<at::Tensor> gradients() const;  // see Optimizer
 
   // The state of the whole network, by name, equal on all ranks; and back. All ranks must call them.
@@ -47,6 +49,7 @@ class NetOptimizer {
   void save(const std::filesystem::path& file);
   void load(const std::filesystem::path& file);
 
+  const std::shared_ptr<Replica>& replica() const { return net_->replica(); }
   torch::optim::Optimizer& inner() const { return *inner_; }  // of the slices, where the net is sharded
   const std::shared_ptr<ShardedNet>& sharded() const { return sharded_; }
 

@@ -1,5 +1,6 @@
 #include <ATen/ops/zeros.h>
 #include <ATen/record_function.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <lockstep/base/error.hpp>
 #include <lockstep/data_parallel/data_parallel.hpp>
 #include <lockstep/data_parallel/replica.hpp>
@@ -15,6 +16,7 @@
 #include "devices/cuda_graph.hpp"
 #include "explained_failure.hpp"
 #include "grain_statistics.hpp"
+#include "hidden_gradients.hpp"
 #include "nn/name_dropouts.hpp"
 #include "nn/random_layers.hpp"
 #include "nn/sample_places.hpp"
@@ -105,6 +107,12 @@ Loss Replica::mean(torch::Tensor local_mean, int64_t local_size, int64_t global_
   return Loss(shared_from_this(), std::move(local_mean), weight, local_size, global_size, mark);
 }
 
+Loss Replica::loss_of_backward(std::function<at::Tensor()> compute, const Batch& batch) {
+  Loss loss(shared_from_this(), {}, 0, batch.size(), batch.global_size, batch.mark);
+  loss.later_ = std::make_shared<Loss::Later>(Loss::Later{std::move(compute), batch.grain > 0});
+  return loss;
+}
+
 double Replica::weight_of(int64_t local_size, int64_t global_size) const {
   return part_weight(local_size, global_size, rank_.world_size(), "DataParallel");
 }
@@ -118,6 +126,15 @@ void Replica::refuse_loss_without_graph() const {
         ": DataParallel: backward() of a loss that no parameter leads to: it was computed under NoGradGuard "
         "or InferenceMode, or from detached tensors or item(). Compute it from the net's output, with gradients on");
   }
+}
+
+// Nobody else could step: `.grad` is undefined after the backward.
+void Replica::check_optimizer() const {
+  if (optimizers_ > 0 || (!sharded_ && !hidden_)) return;
+  throw Error(
+      rank_.name() + ": DataParallel: the net is " + (sharded_ ? "sharded" : "split by layers or channels") +
+      ", and there is no lockstep::Optimizer of it. Make one, and keep it as long as you train; an optimizer of "
+      "LibTorch would find no gradients");
 }
 
 // Nobody would average a new parameter's gradients, and it was not made equal on all ranks.
@@ -158,7 +175,8 @@ void Replica::backward_of_parts(const std::function<void()>& compute, const Part
                 "BatchOptions::grain, such as 32, and take net.loss(batch, function); or leave out check_arithmetic");
   }
   if (averaging_) check_that_no_parameter_is_new();
-  if (sharded_) sharded_->check_optimizer();
+  check_optimizer();
+  const HiddenGradients::Shown gradients(hidden_.get());
   waiting_ += sizes.local;
   by_grains_ = sizes.by_grains;
   const auto computes = [&] {
@@ -308,6 +326,12 @@ Loss::Loss(std::shared_ptr<Replica> replica, torch::Tensor local_mean, double we
       mark_(mark) {}
 
 void Loss::backward() {
+  if (later_) {
+    const auto compute = std::exchange(later_->compute, nullptr);
+    if (!compute) throw Error(replica_->rank().name() + ": Loss: backward() was called before; make a new loss()");
+    later_->mean = compute();
+    return;
+  }
   if (auto* const averaging = replica_->averaging()) {
     const bool by_grains = !grains_.empty();
     averaging->loop_warnings().see_loss(by_grains ? grains_[0].mean : local_mean_,
@@ -319,16 +343,30 @@ void Loss::backward() {
   const auto compute = [this] {
     // Without a graph, as an empty part mostly is, gradients are what they were.
     if (!local_mean_.requires_grad()) return;
+    const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);  // it takes forward's types
     const WeighedBackward weighed(local_mean_, weight_, *replica_->module_);
     local_mean_.backward(weighed.seed());
   };
   replica_->backward_through(compute, local_size_, global_size_, mark_);
 }
 
+at::Tensor Loss::value() const {
+  if (!later_) return local_mean_.detach();
+  if (later_->mean.defined()) return later_->mean;
+  throw Error(replica_->rank().name() +
+              ": Loss: there is no value yet. In a pipeline backward() computes forward too: call it before value(), "
+              "item() and global_item(). For a loss without gradients, take net.forward(x)");
+}
+
 // With a grain each one has a row that one rank fills, so that the ranks' sum is exact. The rows are added in their
 // order, which is that of the grains.
 double Loss::global_item() const {
   Rank& rank = replica_->rank();
+  if (later_ && later_->by_grains) {
+    throw Error(rank.name() +
+                ": Loss: global_item() of a pipeline with a grain would not have the same bits on any number of ranks; "
+                "take item() and Rank::mean(), or no pipeline");
+  }
   if (runs_.empty()) return rank.mean(item(), static_cast<double>(local_size_));
   const c10::NoGradGuard no_grad;
   const std::string use = "mean()";
@@ -377,12 +415,11 @@ void Replica::check_module_is_open() const {
 }
 
 std::shared_ptr<TrainedNet> trained_net(const std::shared_ptr<Replica>& replica) {
-  if (replica->is_part()) {
-    throw Error(replica->rank().name() +
-                ": Optimizer: this DataParallel is a part of a SplitModel, and ranks hold other parts; make the "
-                "Optimizer of the SplitModel");
-  }
   return std::make_shared<TrainedNet>(replica);
+}
+
+void Replica::become_part() {
+  if (!sharded_) hidden_ = std::make_unique<HiddenGradients>(*module_);  // a sharded net's are elsewhere
 }
 
 bool Replica::adds_up_parts() const {

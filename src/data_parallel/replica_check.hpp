@@ -18,6 +18,8 @@
 
 namespace lockstep {
 
+class TrainedNet;
+
 // Thrown on all ranks at once. ranks(): those that differ from most others, by their index; none if it is not known
 // whose replica is wrong.
 class ReplicasDiffer : public Error {
@@ -41,6 +43,9 @@ std::vector<int64_t> hashes_of(const io::NamedTensors& tensors);
 // empty: not known. If there is no majority, a rank whose tensors have changed since is the one that differs. All ranks
 // must call it. Throws ReplicasDiffer, and Error where ranks have other numbers of tensors.
 void compare_replicas(const io::NamedTensors& replica, Rank& rank, const std::vector<int64_t>& noted = {});
+
+// What check_replicas() does; with an optimizer its state too, unless the net is sharded.
+void compare_replicas(TrainedNet& net, const torch::optim::Optimizer* optimizer);
 
 // For groups of ranks that hold different parts: calls compare(), in which each group compares its own part. If it
 // throws ReplicasDiffer in one group, this throws it on all ranks of `world`, which all must call it.

@@ -6,6 +6,7 @@
 #include <lockstep/data_parallel/running_statistics.hpp>
 
 #include "running_statistics_names.hpp"
+#include "trained_net.hpp"
 
 #include <string>
 #include <vector>
@@ -49,6 +50,10 @@ void average_running_statistics(torch::nn::Module& module, Rank& rank, int64_t s
   const at::Tensor largest = at::stack(counts);
   rank.allreduce(largest, c10d::ReduceOp::MAX);
   for (size_t i = 0; i < counts.size(); ++i) counts[i].copy_(largest[static_cast<int64_t>(i)]);
+}
+
+void average_running_statistics(TrainedNet& net, int64_t samples) {
+  average_running_statistics(net.replica()->module(), net.replica()->rank(), samples);
 }
 
 }  // namespace lockstep

@@ -116,11 +116,4 @@ void ShardedNet::release() {
   if (divided_) divided_->release();
 }
 
-void ShardedNet::check_optimizer() const {
-  if (optimizers_ > 0) return;
-  throw Error(rank_.name() +
-              ": DataParallel: the net is sharded, and there is no lockstep::Optimizer of it. Make one, and keep it as "
-              "long as you train; an optimizer of LibTorch would find no gradients");
-}
-
 }  // namespace lockstep

@@ -44,11 +44,6 @@ class ShardedNet {
   void release();
   bool is_held() const { return holds_ > 0; }
 
-  // An Optimizer of the net comes and goes. A backward without one throws Error, since nobody else could step.
-  void add_optimizer() { ++optimizers_; }
-  void remove_optimizer() { --optimizers_; }
-  void check_optimizer() const;
-
  private:
   Rank rank_;
   const TrainedParameters parameters_;
@@ -56,7 +51,6 @@ class ShardedNet {
   const std::shared_ptr<DividedParameters> divided_;  // null: every rank has the parameters whole
   const std::shared_ptr<ShardedReducer> reducer_;
   int holds_ = 0;
-  int optimizers_ = 0;
 };
 
 }  // namespace lockstep

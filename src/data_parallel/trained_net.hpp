@@ -27,7 +27,6 @@ class TrainedNet {
   // Whether this rank's values of a parameter count in a norm. If several ranks hold the parameter, only one counts.
   virtual bool counts(const std::string& /*parameter*/) { return true; }
   virtual bool slices_layers() { return false; }  // a rank has slices of layers, and others have the rest
-  virtual void scaled() {}                        // the gradients of all ranks were scaled by one factor
   virtual bool is_first() { return replica_->rank().index() == 0; }  // of all ranks that hold the network
 
   // An optimizer's state, by the parameters' names: joined() gives the whole network's of this rank's, and part_of()

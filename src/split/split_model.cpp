@@ -1,19 +1,18 @@
-#include <ATen/ops/full.h>
+#include <ATen/autocast_mode.h>
 #include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <lockstep/base/error.hpp>
+#include <lockstep/devices/autocast.hpp>
 #include <lockstep/split/split_model.hpp>
 #include <lockstep/tensor_parallel/tensor_parallel.hpp>
 
-#include "data_parallel/sharded_net.hpp"
 #include "data_parallel/trained_net.hpp"
 #include "pipeline/pipeline_stage.hpp"
 #include "ranks/gather.hpp"
 #include "split_optimizer_state.hpp"
 #include "tensor_parallel/sliced_dimensions.hpp"
-#include "unequal_scaling.hpp"
 
+#include <functional>
 #include <utility>
 
 namespace lockstep {
@@ -83,8 +82,7 @@ SplitModel::SplitModel(const torch::nn::Sequential& net, Rank& rank, const Model
       sharded_(by_channels(net, mesh_, split_)),
       pipeline_(by_layers(stages_of(sharded_), mesh_, split_)),
       module_(pipeline_ ? pipeline_->module() : sharded_),
-      replicas_(module_.ptr(), mesh_.data(), options),
-      scaling_(std::make_shared<UnequalScaling>(mesh_)) {
+      replicas_(module_.ptr(), mesh_.data(), options) {
   if (takes_batch && (pipeline_ || mesh_.tensor().world_size() > 1)) {
     throw Error(rank.name() +
                 ": SplitModel: the net's forward takes a Batch, and a split by layers or channels needs layers of "
@@ -96,17 +94,6 @@ SplitModel::SplitModel(const torch::nn::Sequential& net, Rank& rank, const Model
 
 std::vector<torch::nn::Sequential> SplitModel::stages_of(const torch::nn::Sequential& net) const {
   return split_.cuts.empty() ? split_into_stages(net, split_.stages()) : split_into_stages(net, split_.cuts);
-}
-
-torch::Tensor SplitModel::output_of(const Batch& part) {
-  return takes_batch_ ? replicas_(part) : replicas_(part.x);
-}
-
-torch::Tensor SplitModel::forward_backward(const Batch& batch, const Criterion& criterion) {
-  scaling_->check();
-  torch::Tensor loss = whole_forward_backward(batch, criterion);
-  if (!replicas_.replica()->sharded()) scaling_->note(*module_);
-  return loss;
 }
 
 // Stages lie on the pipeline's ranks, and slices of layers on the tensor axis; what that axis holds whole counts once.
@@ -125,15 +112,16 @@ class SplitModel::Trained final : public TrainedNet {
   bool counts(const std::string& parameter) override {
     return net_.mesh_.tensor().index() == 0 || sliced_.contains(parameter);
   }
-  void scaled() override {
-    if (!replica()->sharded()) net_.scaling_->note(*net_.module_);
-  }
   bool slices_layers() override { return net_.mesh_.tensor().world_size() > 1; }
   bool is_first() override {
     return net_.mesh_.data().index() == 0 && net_.mesh_.pipeline().index() == 0 && net_.mesh_.tensor().index() == 0;
   }
-  io::NamedTensors joined(io::NamedTensors state) override { return joined_state(std::move(state), net_); }
-  io::NamedTensors part_of(io::NamedTensors state) override { return part_of_state(std::move(state), net_); }
+  io::NamedTensors joined(io::NamedTensors state) override {
+    return joined_state(std::move(state), net_.module_, net_.mesh_);
+  }
+  io::NamedTensors part_of(io::NamedTensors state) override {
+    return part_of_state(std::move(state), net_.module_, net_.mesh_);
+  }
 
  private:
   SplitModel net_;
@@ -144,7 +132,7 @@ std::shared_ptr<TrainedNet> SplitModel::trained() const {
   return std::make_shared<Trained>(*this);
 }
 
-torch::Tensor SplitModel::whole_forward_backward(const Batch& batch, const Criterion& criterion) {
+Loss SplitModel::loss(const Batch& batch, const Criterion& criterion) {
   Rank& tensor = mesh_.tensor();
   if (tensor.world_size() > 1 && (tensor.device().is_cpu() || checked_ < kChecksOnGpu)) {
     ++checked_;
@@ -156,23 +144,26 @@ torch::Tensor SplitModel::whole_forward_backward(const Batch& batch, const Crite
         ": SplitModel: with a grain the results must not depend on the number of ranks, and sums over slices of "
         "layers do. Split by data and layers alone, or leave out BatchOptions::grain");
   }
-  if (pipeline_) return pipeline_->forward_backward(batch, criterion, replicas_);
-  const auto mean_of = [&](const Batch& part) {
-    RECORD_USER_SCOPE("lockstep::forward");
-    const torch::Tensor y_hat = output_of(part);
+  if (pipeline_) {
+    const c10::Device device = tensor.device();
+    const auto compute = [pipeline = *pipeline_, replicas = replicas_, batch, criterion, device,
+                          type = at::autocast::get_autocast_dtype(device.type()),
+                          is_on = at::autocast::is_autocast_enabled(device.type())]() mutable {
+      const Autocast as_then(device, type, is_on);
+      return pipeline.forward_backward(batch, criterion, replicas);
+    };
+    return replicas_.replica()->loss_of_backward(compute, batch);
+  }
+  RECORD_USER_SCOPE("lockstep::forward");
+  if (!takes_batch_) return replicas_.loss(batch, criterion);
+  const std::function<torch::Tensor(const Batch&)> mean_of = [net = replicas_, criterion](const Batch& part) mutable {
+    const torch::Tensor y_hat = net(part);
     return part.size() > 0 ? criterion(y_hat, part) : y_hat.sum();
   };
-  if (batch.grain > 0) return replicas_.replica()->backward_by_grains(batch, mean_of);
-  auto loss = replicas_.loss(batch, mean_of);
-  {  // backward takes the types that forward chose
-    const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-    loss.backward();
-  }
-  return loss.value().to(torch::kDouble);
+  return replicas_.loss(batch, mean_of);
 }
 
 torch::Tensor SplitModel::forward(const torch::Tensor& x) {
-  scaling_->check();
   const torch::NoGradGuard no_grad;
   return pipeline_ ? pipeline_->forward(x) : module_->forward(x);
 }
@@ -184,7 +175,6 @@ torch::Tensor SplitModel::forward(const Batch& batch) {
 }
 
 void SplitModel::gather(torch::nn::Sequential& net) {
-  scaling_->check();
   const torch::NoGradGuard no_grad;
   auto stages = stages_of(net);
   for (size_t stage = 0; stage < stages.size(); ++stage) {

@@ -23,8 +23,8 @@ namespace {
 using nlohmann::json;
 using ByName = std::map<std::string, torch::Tensor>;
 
-bool is_whole(SplitModel& net) {
-  return net.mesh().shape().size() == net.mesh().shape().data;
+bool is_whole(const Mesh& mesh) {
+  return mesh.shape().size() == mesh.shape().data;
 }
 
 io::NamedTensors stage_parameters(const torch::nn::Sequential& net) {
@@ -42,17 +42,16 @@ struct Slice {
 using Slices = std::map<std::string, Slice>;  // by the parameter's name; none for one that the rank holds whole
 
 // All ranks of the tensor axis call it.
-Slices slices_of(SplitModel& net, const ByName& parameters) {
+Slices slices_of(const torch::nn::Sequential& part, Rank& group, const ByName& parameters) {
   Slices slices;
   std::vector<int64_t> sizes;
-  for (const auto& [name, how] : sliced_dimensions_of(net.module())) {
+  for (const auto& [name, how] : sliced_dimensions_of(part)) {
     const auto parameter = parameters.find(name);
     if (parameter == parameters.end()) continue;  // a buffer
     sizes.push_back(parameter->second.size(how.dim) / how.blocks);
     slices[name] = {how, 0, sizes.back(), 0};
   }
   if (sizes.empty()) return slices;
-  Rank& group = net.mesh().tensor();
   const torch::Tensor table = of_all_ranks(group, sizes);
   int64_t column = 0;
   for (auto& [name, slice] : slices) {
@@ -64,19 +63,19 @@ Slices slices_of(SplitModel& net, const ByName& parameters) {
 }
 
 // Makes the slices in `state` whole. A state without dimensions is a number of the parameter, equal on all ranks.
-void join_slices(io::NamedTensors& state, SplitModel& net, const ByName& parameters) {
-  const Slices slices = slices_of(net, parameters);
+void join_slices(io::NamedTensors& state, const torch::nn::Sequential& part, Rank& group, const ByName& parameters) {
+  const Slices slices = slices_of(part, group, parameters);
   for (auto& [name, tensor] : state) {
     const auto slice = slices.find(parts_of_state_name(name).second);
     if (slice == slices.end() || tensor.dim() == 0) continue;
     const auto sizes = parameters.at(slice->first).sizes();
     if (tensor.sizes() != sizes) {
       throw Error(classic_text("the optimizer's state '", name, "' has the shape ", tensor.sizes(), " on ",
-                               net.mesh().tensor().name(), ", and the parameter's slice ", sizes,
+                               group.name(), ", and the parameter's slice ", sizes,
                                ", so it cannot be gathered; split the network by data or layers, or train without "
                                "checkpoints"));
     }
-    tensor = joined_slices(tensor, slice->second.how, net.mesh().tensor(), slice->second.whole);
+    tensor = joined_slices(tensor, slice->second.how, group, slice->second.whole);
   }
 }
 
@@ -128,21 +127,21 @@ torch::Tensor slice_of(const std::string& name, const torch::Tensor& whole, cons
 
 }  // namespace
 
-io::NamedTensors joined_state(io::NamedTensors state, SplitModel& net) {
-  if (is_whole(net)) return state;
+io::NamedTensors joined_state(io::NamedTensors state, const torch::nn::Sequential& part, Mesh& mesh) {
+  if (is_whole(mesh)) return state;
   const torch::NoGradGuard no_grad;
-  const io::NamedTensors parameters = stage_parameters(net.module());
-  join_slices(state, net, {parameters.begin(), parameters.end()});
-  return of_all_stages(state, net.mesh().pipeline());
+  const io::NamedTensors parameters = stage_parameters(part);
+  join_slices(state, part, mesh.tensor(), {parameters.begin(), parameters.end()});
+  return of_all_stages(state, mesh.pipeline());
 }
 
-io::NamedTensors part_of_state(io::NamedTensors state, SplitModel& net) {
-  if (is_whole(net)) return state;
+io::NamedTensors part_of_state(io::NamedTensors state, const torch::nn::Sequential& part, Mesh& mesh) {
+  if (is_whole(mesh)) return state;
   const torch::NoGradGuard no_grad;
-  const io::NamedTensors parameters = stage_parameters(net.module());
-  check_known(state, parameters, net.mesh().pipeline());
+  const io::NamedTensors parameters = stage_parameters(part);
+  check_known(state, parameters, mesh.pipeline());
   const ByName held(parameters.begin(), parameters.end());
-  const Slices slices = slices_of(net, held);
+  const Slices slices = slices_of(part, mesh.tensor(), held);
   io::NamedTensors mine;
   for (const auto& [name, tensor] : state) {
     const std::string parameter = parts_of_state_name(name).second;

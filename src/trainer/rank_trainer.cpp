@@ -105,16 +105,16 @@ RankTrainer::RankTrainer(const TrainOptions& options, const TrainCallbacks& call
           make_step({task_, options_, callbacks_, rank_, net_, update_, totals_, watch_, replicas_}, std::move(graph))),
       shares_(shares_of(options.batch)),
       stopping_(rank_, callbacks.stop) {
-  made_.layers = nullptr;                        // with the layers of other ranks
-  net_.replicas().replica()->leave_comparing();  // replicas_ does
-  if (balances(options.batch)) balance_.emplace(net_.replicas(), net_.mesh().data(), balance);
+  made_.layers = nullptr;             // with the layers of other ranks
+  update_.part()->leave_comparing();  // replicas_ does
+  if (balances(options.batch)) balance_.emplace(update_.part(), net_.mesh().data(), balance);
   watch_waits_of_gpu();
   if (resumed != nullptr) restore(*resumed);
   const auto warn = [&](const std::string& remark) {
     if (!remark.empty() && rank.index() == 0 && callbacks.on_warning) callbacks.on_warning(remark);
   };
   warn(remark_on_idle_ranks(options.batch, net_.mesh().data().world_size()));
-  if (!running_statistics_of(*net_.module()).empty())
+  if (!running_statistics_of(update_.part()->module()).empty())
     warn(remark_on_last_batch(options.batch, train_.size(), net_.mesh().data().world_size()));
   if (options.check_arithmetic > 0 && rank.world_size() == 1)
     warn("`check_arithmetic` has grains computed again by another rank, and there is none; nothing is checked");
@@ -141,7 +141,8 @@ EpochMetrics RankTrainer::epoch(int number, const Keep& keep) {
   metrics.train_loss = losses / trained;
   metrics.train_accuracy = task_.accuracy ? totals_.correct.item<double>() / trained : kNotCounted;
   // What is evaluated, and kept, is one network. With a grain it is one already.
-  if (options_.batch.grain == 0) average_running_statistics(*net_.module(), net_.mesh().data(), totals_.samples);
+  if (options_.batch.grain == 0)
+    average_running_statistics(net_, totals_.samples);
   show();
   evaluate_now(metrics, /*to_the_end=*/static_cast<bool>(keep));
   metrics.written = written_now(number);
@@ -151,7 +152,7 @@ EpochMetrics RankTrainer::epoch(int number, const Keep& keep) {
 
 // What a backward waits for when its own part is queued goes over several streams, with a hook or a grain.
 void RankTrainer::watch_waits_of_gpu() {
-  const auto& replica = net_.replicas().replica();
+  const auto& replica = update_.part();
   const auto* const averaging = replica->averaging();
   if (!wait_clock_ || rank_.device().is_cpu() || averaging == nullptr || averaging->waits_in_backward()) return;
   replica->watch_backwards([clock = wait_clock_] { clock->hold(); }, [clock = wait_clock_] { clock->release(); });
@@ -210,7 +211,7 @@ void RankTrainer::train(EpochMetrics& metrics, const Keep& keep) {
     clock_.batch_came();
     batch->x = batch->x.contiguous(memory_format(options_));
     set_time_of_step(steps_);
-    net_.replicas().set_steps_done(done * all.count() + steps_);
+    net_.set_steps_done(done * all.count() + steps_);
     ++steps_;
     if (trace_ != nullptr) trace_->before_step(rank_);
     watch_.begin_step(metrics.epoch, steps_);
@@ -237,7 +238,7 @@ void RankTrainer::train(EpochMetrics& metrics, const Keep& keep) {
 void RankTrainer::run_step(const Batch& batch) {
   if (!regrouping_) return step_->run(batch);
   buffers_.clear();
-  for (const auto& buffer : net_.module()->buffers()) buffers_.push_back(buffer.clone());
+  for (const auto& buffer : update_.part()->module().buffers()) buffers_.push_back(buffer.clone());
   is_within_step_ = true;
   step_->run(batch);
   if (!not_finite().empty()) return;  // this step has no update
@@ -255,7 +256,7 @@ void RankTrainer::begin_epoch() {
   }
   shown_.reset();
   all_parameters_.reset();
-  net_.module()->train();
+  net_.train();
   rank_.barrier();
   synchronize(rank_);
   traffic_.begin();
@@ -326,7 +327,7 @@ void RankTrainer::end_epoch(EpochMetrics& metrics) {
   rank_.barrier();
   metrics.seconds = clock_.seconds();
   metrics.bytes_per_step = traffic_.per_step();
-  all_parameters_.emplace(net_.replicas().replica());  // to evaluate and to keep
+  all_parameters_.emplace(update_.part());  // to evaluate and to keep
   if (options_.batch.balance != BalanceRule()) {
     metrics.parts = parts_of_full_batch(options_.batch, shares_, net_.mesh().data().world_size());
   }
@@ -338,7 +339,7 @@ void RankTrainer::end_epoch(EpochMetrics& metrics) {
 void RankTrainer::evaluate_now(EpochMetrics& metrics, bool to_the_end) {
   metrics.test_accuracy = kNotCounted;
   if (test_.size() == 0) return;
-  net_.module()->eval();
+  net_.eval();
   const auto forward = [&](const Batch& batch) {
     if (!to_the_end && callbacks_.stop.stop_requested()) throw Stopped("stopped by request");
     return net_.forward(batch);
@@ -352,7 +353,7 @@ void RankTrainer::evaluate_now(EpochMetrics& metrics, bool to_the_end) {
 // The same on all ranks. The first replica writes it; the others would write the same.
 std::string RankTrainer::written_now(int epoch) {
   if (!task_.write) return "";
-  net_.module()->eval();
+  net_.eval();
   const c10::NoGradGuard no_grad;
   const auto of_batch =
       evaluation_forward(options_, rank_.device(), [&](const Batch& batch) { return net_.forward(batch); });
@@ -373,7 +374,7 @@ bool RankTrainer::holds_whole() {
 }
 
 std::shared_ptr<torch::nn::Module> RankTrainer::whole() {
-  if (holds_whole()) return made_.module ? made_.module : net_.module().ptr();
+  if (holds_whole()) return made_.module ? made_.module : update_.part()->module().shared_from_this();
   MadeModule made = task_.module(rank_, options_.seed);
   net_.gather(made.layers);
   return made.whole();

@@ -6,6 +6,7 @@
 
 #include "base/number_text.hpp"
 #include "data_parallel/averaging.hpp"
+#include "data_parallel/trained_net.hpp"
 #include "nn/module_state.hpp"
 #include "rank_tables.hpp"
 #include "rank_trainer.hpp"
@@ -51,7 +52,7 @@ double grains_loss_of(const RunState& state) {
 RunState RankTrainer::state() {
   RunState state;
   save_average(state);
-  if (!all_parameters_) all_parameters_.emplace(net_.replicas().replica());
+  if (!all_parameters_) all_parameters_.emplace(update_.part());
   state.steps = steps_;
   state.seconds = steps_ == 0 ? 0 : clock_.seconds();
   put_under("model", state_of(*whole()), state.tensors);
@@ -71,7 +72,7 @@ RunState RankTrainer::state() {
   if (!holds_whole()) return state;
   // Within an epoch BatchNorm's running statistics are each rank's own.
   io::NamedTensors buffers;
-  for (const auto& item : net_.module()->named_buffers()) buffers.emplace_back(item.key(), item.value());
+  for (const auto& item : update_.part()->module().named_buffers()) buffers.emplace_back(item.key(), item.value());
   put_under("ranks.buffers", tables_of_all_ranks(buffers, rank_), state.tensors);
   return state;
 }
@@ -88,7 +89,7 @@ RunState RankTrainer::whole_steps() {
   state.steps = whole_steps_;
   if (is_within_step_) {
     const torch::NoGradGuard no_grad;
-    const auto buffers = net_.module()->buffers();
+    const auto buffers = update_.part()->module().buffers();
     for (size_t i = 0; i < buffers.size(); ++i) buffers[i].copy_(buffers_[i]);
   }
   save_average(state);
@@ -141,11 +142,11 @@ void RankTrainer::load_average(const RunState& state) {
     put_into(*averages.whole());
     const SplitModel slices(averages.layers, traffic_.rank(), split_of(options_, rank_.world_size()),
                             {.average = false});
-    return average->set(slices.parameters());
+    return average->set(slices.trained()->replica()->module().parameters());
   }
   average->add();  // the weights, which the exchange gives back
   {
-    const Whole all(net_.replicas().replica());
+    const Whole all(update_.part());
     put_into(*whole());
   }
   average->exchange();
@@ -172,7 +173,7 @@ void RankTrainer::load_hook(const RunState& state) {
 
 // The order of gradients in their buckets is learnt once. If Gloo or NCCL add, the next step's bits depend on it.
 void RankTrainer::save_order(RunState& state) {
-  auto order = net_.replicas().replica()->learnt_order();
+  auto order = update_.part()->learnt_order();
   const torch::Tensor longest = at::tensor(static_cast<int64_t>(order.size()), at::kLong).to(rank_.device());
   rank_.allreduce(longest, c10d::ReduceOp::MAX);
   if (longest.item<int64_t>() == 0) return;
@@ -185,8 +186,7 @@ void RankTrainer::load_order(const torch::Tensor& table) {
   torch::Tensor order = table[rank_.index()].to(rank_.device(), torch::kLong, /*non_blocking=*/false, /*copy=*/true);
   net_.mesh().data().broadcast(order);
   order = order.cpu();
-  net_.replicas().replica()->set_learnt_order(
-      {order.const_data_ptr<int64_t>(), order.const_data_ptr<int64_t>() + order.numel()});
+  update_.part()->set_learnt_order({order.const_data_ptr<int64_t>(), order.const_data_ptr<int64_t>() + order.numel()});
 }
 
 // Sums over the ranks are what counts, so other ranks than the checkpoint's go on from one rank's share.
@@ -201,7 +201,7 @@ void RankTrainer::load_totals(const torch::Tensor& table) {
 
 // On other ranks than the checkpoint's the running statistics are all rank 0's, as the network's in the checkpoint.
 void RankTrainer::load_buffers(const io::NamedTensors& tables) {
-  auto buffers = net_.module()->named_buffers();
+  auto buffers = update_.part()->module().named_buffers();
   for (const auto& [name, table] : tables) {
     if (!holds_whole() || table.size(0) != rank_.world_size()) continue;
     const torch::Tensor mine = table[rank_.index()];

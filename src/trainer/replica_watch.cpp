@@ -52,7 +52,7 @@ void ReplicaWatch::compare() {
   traffic_.leave_out([&] {
     io::NamedTensors replica = update_.replica();
     if (has_grains_) {  // last, since they change from step to step and are not noted
-      for (auto& statistic : running_statistics_of(*net_.module())) replica.push_back(std::move(statistic));
+      for (auto& statistic : running_statistics_of(update_.part()->module())) replica.push_back(std::move(statistic));
     }
     const auto compare_parts = [&] { compare_replicas(replica, net_.mesh().data(), noted_); };
     const bool has_parts = net_.mesh().data().world_size() < traffic_.rank().world_size();

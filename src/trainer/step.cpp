@@ -34,7 +34,7 @@ void explain_types(const StepParts& with, const Batch& batch) {
   const std::string said = exception_text(std::current_exception());
   if (said.find("type") == std::string::npos || !batch.x.defined()) return;
   const auto type = batch.x.scalar_type();
-  const auto parameters = with.net.parameters();
+  const auto parameters = with.update.part()->module().parameters();
   const auto other = std::find_if(parameters.begin(), parameters.end(), [&](const torch::Tensor& parameter) {
     return parameter.is_floating_point() && parameter.scalar_type() != type;
   });
@@ -76,7 +76,7 @@ class PlainStep : public TrainStep {
   void gradients(const Batch& batch) {
     with_.update.zero_grad();
     if (batch.grain > 0) with_.totals.grain_losses.begin_step(batch.grains());
-    const auto& replica = with_.net.replicas().replica();
+    const auto& replica = with_.update.part();
     const bool in_slices = batch.grain == 0 && replica->adds_up_parts();
     // In slices all ranks need as many parts: what the rank with the fewest samples can have.
     const int64_t most = in_slices ? fewest_samples(batch, replica->rank().world_size()) : batch.size();
@@ -99,21 +99,23 @@ class PlainStep : public TrainStep {
   }
 
   void forward_backward(const Batch& batch) {
-    const Autocast precision(with_.rank.device(), torch::kBFloat16, computes_in_bf16(with_.options));
     const auto criterion = [&](const torch::Tensor& y_hat, const Batch& part) {
       const torch::Tensor loss = checked_loss(with_.task, with_.rank, y_hat, part);
       // With recomputation a microbatch's loss may be computed twice, of which only one is for a backward.
       if (c10::GradMode::is_enabled()) count(batch, y_hat, part.y, loss);
       return with_.options.on_nan == OnNan::go_on ? loss : spoiling_unless_finite(loss);
     };
-    const torch::Tensor mean = [&] {
+    Loss loss = [&] {
+      const Autocast precision(with_.rank.device(), torch::kBFloat16, computes_in_bf16(with_.options));
       try {
-        return with_.net.forward_backward(batch, criterion);
+        return with_.net.loss(batch, criterion);
       } catch (const c10::Error&) {
         explain_types(with_, batch);
         throw;
       }
     }();
+    loss.backward();
+    const torch::Tensor mean = loss.value().to(torch::kDouble);
     with_.watch.add_loss(mean);
     if (counts_loss_) with_.totals.add_loss(mean, batch.size());
   }
@@ -164,7 +166,7 @@ class RecordedStep : public PlainStep {
   void run(const Batch& batch) override {
     if (!graphed_.replay(batch)) return PlainStep::run(batch);
     // Adds nothing to the gradients, and averages them.
-    if (!exchange_recorded_ && with_.rank.world_size() > 1) with_.net.replicas().backward_through([] {});
+    if (!exchange_recorded_ && with_.rank.world_size() > 1) with_.update.part()->backward_through([] {});
     judge_and_finish(batch);
   }
 
@@ -182,7 +184,7 @@ class RecordedStep : public PlainStep {
   void recorded_part(const Batch& batch) {
     with_.update.zero_grad();
     if (exchange_recorded_) return forward_backward(batch);
-    const auto guard = with_.net.replicas().no_sync();
+    const auto guard = with_.net.no_sync();
     forward_backward(batch);
   }
 
@@ -200,7 +202,7 @@ class SkippingStep : public PlainStep {
     const auto keep = [&](const torch::Tensor& tensor) { before.emplace_back(tensor, tensor.clone()); };
     keep(with_.totals.loss);
     keep(with_.totals.correct);
-    for (const auto& buffer : with_.net.module()->buffers()) keep(buffer);
+    for (const auto& buffer : with_.update.part()->module().buffers()) keep(buffer);
     {
       const torch::AutoGradMode grad(true);
       gradients(batch);

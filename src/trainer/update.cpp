@@ -4,6 +4,7 @@
 #include <ATen/record_function.h>
 #include <lockstep/lab/optimizers.hpp>
 
+#include "data_parallel/hidden_gradients.hpp"
 #include "data_parallel/replica_check.hpp"
 #include "exchange_options.hpp"
 #include "optim/fused_optimizers.hpp"
@@ -42,13 +43,15 @@ Update::Update(const TrainOptions& options, const SplitModel& net, const UpdateE
       optimizer_(net_.trained(), make_of(options, extras), grouping_of(extras), "fit") {
   if (extras.ema_decay > 0) {  // where a rank keeps slices of the weights, it keeps those of their average too
     average_.emplace(extras.ema_decay, divides_parameters() ? tensors_in(optimizer_.inner().param_groups())
-                                                            : std::vector<at::Tensor>(net_.parameters()));
+                                                            : part()->module().parameters());
   }
   optimizer_.compare_options();  // those of a Task's own optimizer may differ
   if (options.exchange.sync_every == 0) return;
-  local_.emplace(net_.parameters(), net_.mesh().data(), local_sgd_options(options.exchange));
+  const std::vector<at::Tensor> parameters = part()->module().parameters();
+  local_.emplace(parameters, net_.mesh().data(), local_sgd_options(options.exchange));
   // So that every optimizer has a state of every parameter, also of a rank that has had no samples yet.
-  for (auto& parameter : net_.parameters()) parameter.mutable_grad() = at::zeros_like(parameter);
+  const HiddenGradients::Shown gradients(part()->hidden_gradients());
+  for (const auto& parameter : parameters) parameter.mutable_grad() = at::zeros_like(parameter);
 }
 
 void Update::zero_grad() {
@@ -78,7 +81,7 @@ void Update::step() {
 
 Update::Shown::Shown(Update& update) : update_(update) {
   if (update_.average_) update_.average_->exchange();
-  whole_.emplace(update_.net_.replicas().replica());
+  whole_.emplace(update_.part());
 }
 
 Update::Shown::~Shown() {
@@ -91,7 +94,8 @@ std::vector<at::Tensor> Update::gradients() const {
 }
 
 io::NamedTensors Update::replica() const {
-  io::NamedTensors tensors = replica_of(*net_.module(), local_ || optimizer_.sharded() ? nullptr : &optimizer_.inner());
+  io::NamedTensors tensors =
+      replica_of(part()->module(), local_ || optimizer_.sharded() ? nullptr : &optimizer_.inner());
   if (divides_parameters())  // they are gathered from the slices, right or wrong
     std::erase_if(tensors, [](const auto& named) { return named.second.requires_grad(); });
   if (local_) {
@@ -112,7 +116,7 @@ bool Update::has_some_alone() const {
 std::vector<WatchedTensor> Update::alone() const {
   std::vector<WatchedTensor> tensors = optimizer_.slices();
   if (local_ || is_only_replica_) {
-    const auto parameters = parameters_of(*net_.module());
+    const auto parameters = parameters_of(part()->module());
     for (const auto& [name, parameter] : parameters) {
       if (!divides_parameters() || !parameter.requires_grad()) tensors.push_back(watched(name, parameter));
     }

@@ -75,6 +75,9 @@ class Update {
     Update& update_;
     std::optional<Whole> whole_;
   };
+  // What this rank has of the net, of which the ranks along the data axis have replicas.
+  const std::shared_ptr<Replica>& part() const { return optimizer_.replica(); }
+
   // Null: the weights are evaluated, or there has been no step.
   std::optional<WeightAverage>& average() { return average_; }
 

@@ -50,7 +50,7 @@ void Update::load_of_ranks(const RunState& state, const Rank& rank) {
 
 io::NamedTensors Update::parameters() const {
   io::NamedTensors parameters;
-  for (const auto& item : net_.module()->named_parameters()) parameters.emplace_back(item.key(), item.value());
+  for (const auto& item : part()->module().named_parameters()) parameters.emplace_back(item.key(), item.value());
   return parameters;
 }
 

@@ -3,6 +3,7 @@
 #include <torch/torch.h>
 #include <lockstep/data/data.hpp>
 #include <lockstep/data_parallel/check_replicas.hpp>
+#include <lockstep/split/split_model.hpp>
 
 #include "data_parallel/memory_watch.hpp"
 #include "data_parallel/replica_check.hpp"
@@ -47,7 +48,7 @@ std::vector<std::string> errors_after(int world, const std::function<void(DataPa
   run(test_devices(world), [&](Rank& rank) {
     DataParallel net(Net(), rank);
     change(net, rank);
-    std::string error = error_of([&] { check_replicas(net, rank); });
+    std::string error = error_of([&] { check_replicas(net); });
     const std::lock_guard lock(mutex);
     errors.push_back(std::move(error));
   });
@@ -116,9 +117,9 @@ TEST(CheckReplicas, RunningStatisticsCountByGrains) {
   for (const int64_t grain : {0, 4}) {
     run(test_devices(3), [&](Rank& rank) {
       DataParallel net(Net(), rank);
-      torch::optim::SGD sgd(net->parameters(), 0.1);
+      Optimizer sgd(net, torch::optim::SGDOptions(0.1));
       const auto error = [&](bool with_optimizer) {
-        return error_of([&] { with_optimizer ? check_replicas(net, sgd, rank) : check_replicas(net, rank); });
+        return error_of([&] { with_optimizer ? check_replicas(sgd) : check_replicas(net); });
       };
       EXPECT_EQ(error(false), "(no error)");
       for (auto& batch :
@@ -138,34 +139,70 @@ TEST(CheckReplicas, RunningStatisticsCountByGrains) {
   }
 }
 
-TEST(CheckReplicas, TheOptimizersStateCountsIfItIsGiven) {
-  const auto with_flip = [](auto make, auto flip) {
+TEST(CheckReplicas, TheStateOfAnOptimizerCounts) {
+  const auto with_flip = [](const auto& options, auto flip) {
     run(test_devices(3), [&](Rank& rank) {
       DataParallel net(Net(), rank);
-      auto optimizer = make(net->parameters());
+      Optimizer optimizer(net, options);
       for (auto& batch : batches({data.x.to(rank.device()), data.y.to(rank.device())}, {.size = 12}, rank)) {
         optimizer.zero_grad();
         net.loss(batch, F::cross_entropy).backward();
         optimizer.step();
       }
-      check_replicas(net, optimizer, rank);
-      auto& state = *optimizer.state().at(net->first->weight.unsafeGetTensorImpl());
+      check_replicas(optimizer);
+      auto& state = *optimizer.inner().state().at(net->first->weight.unsafeGetTensorImpl());
       if (rank.index() == 1) flip(state);
-      EXPECT_EQ(error_of([&] { check_replicas(net, rank); }), "(no error)");
-      EXPECT_THAT(error_of([&] { check_replicas(net, optimizer, rank); }),
+      EXPECT_EQ(error_of([&] { check_replicas(net); }), "(no error)");
+      EXPECT_THAT(error_of([&] { check_replicas(optimizer); }),
                   AllOf(HasSubstr("rank 1 (cpu) from the others in the optimizer's "), HasSubstr(".first.weight. ")));
     });
   };
-  with_flip([](auto parameters) { return torch::optim::SGD(parameters, torch::optim::SGDOptions(0.1).momentum(0.9)); },
-            [](auto& state) {
-              auto& momentum = static_cast<torch::optim::SGDParamState&>(state).momentum_buffer();
-              momentum.view(torch::kInt)[2][3].bitwise_xor_(1);
-            });
-  const auto adam = [](auto parameters) { return torch::optim::Adam(parameters, 0.01); };
+  with_flip(torch::optim::SGDOptions(0.1).momentum(0.9), [](auto& state) {
+    auto& momentum = static_cast<torch::optim::SGDParamState&>(state).momentum_buffer();
+    momentum.view(torch::kInt)[2][3].bitwise_xor_(1);
+  });
+  const torch::optim::AdamOptions adam(0.01);
   with_flip(adam, [](auto& state) {
     static_cast<torch::optim::AdamParamState&>(state).exp_avg_sq().view(torch::kInt)[0][0].bitwise_xor_(1 << 30);
   });
   with_flip(adam, [](auto& state) { static_cast<torch::optim::AdamParamState&>(state).step() ^= 4; });
+}
+
+// A stage's layers are compared with those of its replicas, and all ranks are told.
+TEST(CheckReplicas, APartOfANetworkIsComparedWithItsReplicas) {
+  for (const MeshShape& mesh : {MeshShape{.data = 2, .pipeline = 2}, {.data = 2, .tensor = 2}}) {
+    for (const Sharded sharded : {Sharded::nothing, Sharded::gradients}) {
+      const auto layers = [] {
+        torch::manual_seed(1);
+        return nn::Sequential(nn::Linear(6, 4), nn::ReLU(), nn::Linear(4, 4));
+      };
+      run(test_devices(4), [&](Rank& rank) {
+        const nn::Sequential mine = rank.in_turn(layers);
+        SplitModel net(mine, rank, {.mesh = mesh}, {.sharded = sharded});
+        Optimizer sgd(net, torch::optim::SGDOptions(0.1).momentum(0.9));
+        for (auto& batch :
+             batches({data.x.to(rank.device()), data.y.to(rank.device())}, {.size = 12}, net.mesh().data())) {
+          sgd.zero_grad();
+          net.loss(batch, F::cross_entropy).backward();
+          sgd.step();
+        }
+        check_replicas(sgd);
+        check_replicas(net);
+        const auto momentum = [&](const torch::Tensor& parameter) -> torch::Tensor& {
+          return static_cast<torch::optim::SGDParamState&>(*sgd.inner().state().at(parameter.unsafeGetTensorImpl()))
+              .momentum_buffer();
+        };
+        if (rank.index() == 1) momentum(sgd.inner().param_groups()[0].params()[0]).add_(1);
+        const std::string with_state = error_of([&] { check_replicas(sgd); });
+        EXPECT_EQ(error_of([&] { check_replicas(net); }), "(no error)");
+        if (sharded != Sharded::nothing) {
+          EXPECT_EQ(with_state, "(no error)");  // a slice of its own
+          return;
+        }
+        EXPECT_THAT(with_state, HasSubstr("rank 1 (cpu) from rank 3 (cpu) in the optimizer's momentum"));
+      });
+    }
+  }
 }
 
 // By `.data()` nobody counts a write, as nobody does of a bit that flips.

@@ -168,7 +168,7 @@ TEST_P(FullShardingWorlds, TrainsAsOneDevice) {
         train(net, optimizer, batches, rank, 0, batches.size());
         for (const auto& parameter : module->parameters()) EXPECT_FALSE(parameter.grad().defined());
         expect_trained_alike(*module, *whole, rank, std::to_string(options.bucket_bytes) + " ");
-        check_replicas(net, rank);
+        check_replicas(optimizer);
       });
     }
   }

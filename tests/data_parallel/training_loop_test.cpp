@@ -242,8 +242,9 @@ TEST(TrainingLoop, AGrainOfAPipelineThatDrawsFromTheSharedGeneratorIsAWarning) {
     torch::nn::Sequential layers(torch::nn::Linear(6, 3), torch::nn::Linear(3, 3),
                                  torch::nn::Functional([](const Tensor& x) { return torch::dropout(x, 0.5, true); }));
     lockstep::SplitModel net(layers, rank, {.mesh = {.pipeline = 2}});
+    lockstep::Optimizer sgd(net, torch::optim::SGDOptions(0.1));
     for (auto& batch : lockstep::batches(data, {.size = 4, .grain = 2}, net.mesh().data()))
-      net.forward_backward(batch, F::cross_entropy);
+      net.loss(batch, F::cross_entropy).backward();
   });
   EXPECT_THAT(warnings, Contains(HasSubstr("drew from LibTorch's default generator")));
 }

@@ -346,10 +346,10 @@ TEST_P(DropoutTrainingWorlds, IsThatOfOneDeviceHoweverTheNetworkIsSplit) {
     SCOPED_TRACE(to_string(split));
     on_seeded_ranks(ranks, [&](Rank& rank) {
       SplitModel net(copy_of(start_), rank, split);
-      torch::optim::SGD sgd(net.parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+      Optimizer sgd(net, torch::optim::SGDOptions(0.1).momentum(0.9));
       for (auto& batch : batches(data_, kBatches, net.mesh().data())) {
         sgd.zero_grad();
-        net.forward_backward(batch, [](const Tensor& y_hat, const Tensor& y) { return F::cross_entropy(y_hat, y); });
+        net.loss(batch, [](const Tensor& y_hat, const Tensor& y) { return F::cross_entropy(y_hat, y); }).backward();
         sgd.step();
       }
       Sequential whole = rank.in_turn(net_with_dropout);

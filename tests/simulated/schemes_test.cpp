@@ -112,7 +112,7 @@ Trained train(const Scheme& scheme, const ModelSplit& split, const Devices& devi
       return std::make_unique<torch::optim::AdamW>(groups, torch::optim::AdamWOptions(1e-3));
     });
     std::optional<LocalSgd> local;
-    if (scheme.average_every > 0) local.emplace(net.parameters(), rank, LocalSgdOptions{scheme.average_every});
+    if (scheme.average_every > 0) local.emplace(whole->parameters(), rank, LocalSgdOptions{scheme.average_every});
 
     for (int epoch = 1; epoch <= 2; ++epoch) {
       everybody.arrive_and_wait();
@@ -123,7 +123,9 @@ Trained train(const Scheme& scheme, const ModelSplit& split, const Devices& devi
       for (auto& batch : batches(data, {.size = kBatch, .epoch = epoch, .grain = scheme.grain}, net.mesh().data())) {
         batch.x = batch.x.to(torch::kDouble);
         optimizer.zero_grad();
-        sum += net.forward_backward(batch, torch::nn::functional::cross_entropy) * batch.size();
+        Loss loss = net.loss(batch, torch::nn::functional::cross_entropy);
+        loss.backward();
+        sum += loss.value() * batch.size();
         optimizer.step();
         if (local) local->step();
       }

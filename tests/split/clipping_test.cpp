@@ -133,7 +133,7 @@ TEST_P(ClippingWorlds, OfASplitModelIsThatOfOneDevice) {
         Optimizer adam(net, kAdam);
         for (int step = 0; step < kSteps; ++step) {
           adam.zero_grad();
-          net.forward_backward(part_for(batches[step], net.mesh().data()), F::cross_entropy);
+          net.loss(part_for(batches[step], net.mesh().data()), F::cross_entropy).backward();
           EXPECT_NEAR(adam.step({.clip = kMaxNorm}).norm.item<double>(), expected.norms[step], 1e-10);
         }
         auto whole = net_of(rank);
@@ -226,8 +226,8 @@ TEST(Clipping, HasTheSameBitsOnAnyNumberOfStages) {
                        {.bucket_bytes = 700, .sharded = static_cast<Sharded>(stage)});
         Optimizer adam(net, kAdam);
         const int64_t samples = net.mesh().data().index() == 0 ? whole.size() : 0;
-        net.forward_backward({whole.x.narrow(0, 0, samples), whole.y.narrow(0, 0, samples), whole.size()},
-                             F::cross_entropy);
+        net.loss({whole.x.narrow(0, 0, samples), whole.y.narrow(0, 0, samples), whole.size()}, F::cross_entropy)
+            .backward();
         const double norm = adam.step({.clip = kMaxNorm}).norm.item<double>();
         if (rank.index() == 0) norms.push_back(norm);
         rank.barrier();
@@ -298,72 +298,6 @@ TEST(Clipping, TorchsOwnOfAShardedNetIsRefused) {
                                }),
                 AllOf(HasSubstr("the net is sharded"), HasSubstr("Step and clip with a lockstep::Optimizer")))
         << stage;
-  }
-}
-
-const std::vector<MeshShape> kSplitMeshes = {{.tensor = 2}, {.pipeline = 2}, {.data = 2, .pipeline = 2}};
-
-template <class Parameters>
-constexpr bool kTorchClips = requires(const Parameters& list) {
-  torch::nn::utils::clip_grad_norm_(list, 1.0);
-};
-
-// Everybody writes torch::nn::utils::clip_grad_norm_(net.parameters(), …) first.
-TEST(Clipping, TorchsOwnOfASplitModelsParametersDoesNotCompile) {
-  EXPECT_FALSE(kTorchClips<decltype(std::declval<SplitModel>().parameters())>);
-  EXPECT_TRUE(kTorchClips<std::vector<Tensor>>);
-}
-
-// Of a list of one's own. The optimizer has used wrong gradients by then, so the net's next call says so, whichever it
-// is.
-TEST(Clipping, TorchsOwnBesideASplitModelIsRefused) {
-  const std::vector<std::function<void(SplitModel&, Sequential&, const Batch&)>> next_calls = {
-      [](SplitModel& net, Sequential&, const Batch& batch) { net.forward_backward(batch, F::cross_entropy); },
-      [](SplitModel& net, Sequential&, const Batch& batch) { net.forward(batch.x); },
-      [](SplitModel& net, Sequential& whole, const Batch&) { net.gather(whole); }};
-  const auto batches = make_batches();  // ranks would draw from one generator at once
-  for (const MeshShape& mesh : kSplitMeshes) {
-    for (size_t next = 0; next < next_calls.size(); ++next) {
-      EXPECT_THAT(
-          error_on_ranks(mesh.data * mesh.pipeline * mesh.tensor,
-                         [&](Rank& rank) {
-                           SplitModel net(net_of(rank), rank, {.mesh = mesh});
-                           auto whole = net_of(rank);
-                           Optimizer adam(net, kAdam);
-                           const auto batch = part_for(batches[0], net.mesh().data());
-                           net.forward_backward(batch, F::cross_entropy);
-                           const std::vector<Tensor> parameters = net.parameters();
-                           torch::nn::utils::clip_grad_norm_(parameters, kMaxNorm / 10);
-                           adam.step();
-                           adam.zero_grad();
-                           next_calls[next](net, whole, batch);
-                         }),
-          AllOf(HasSubstr("scaled their gradients by different factors"), HasSubstr("step({.clip = max_norm})")))
-          << "call " << next;
-    }
-  }
-}
-
-// One factor for all ranks, values clipped one by one, and torch's clipping where the norms are below its limit.
-TEST(Clipping, OtherChangesOfASplitModelsGradientsAreNotRefused) {
-  const std::vector<std::function<void(const std::vector<Tensor>&)>> changes = {
-      [](const auto& parameters) {
-        for (const auto& parameter : parameters) parameter.grad().mul_(0.5);
-      },
-      [](const auto& parameters) { torch::nn::utils::clip_grad_value_(parameters, 1e-3); },
-      [](const auto& parameters) { torch::nn::utils::clip_grad_norm_(parameters, 1e6); }};
-  const auto batches = make_batches();
-  for (const MeshShape& mesh : kSplitMeshes) {
-    for (const auto& change : changes) {
-      run(test_devices(mesh.data * mesh.pipeline * mesh.tensor), [&](Rank& rank) {
-        SplitModel net(net_of(rank), rank, {.mesh = mesh});
-        for (const auto& batch : batches) {
-          net.forward_backward(part_for(batch, net.mesh().data()), F::cross_entropy);
-          change(net.parameters());
-        }
-        EXPECT_NO_THROW(net.forward(batches[0].x.to(rank.device())));
-      });
-    }
   }
 }
 

@@ -74,7 +74,7 @@ Bits train(const ModelSplit& split, const Options& options = {}) {
         lockstep::Optimizer sgd(net, torch::optim::SGDOptions(0.1).momentum(0.9));
         for (const auto& batch : lockstep::batches(here, {.size = 17, .grain = options.grain}, net.mesh().data())) {
           sgd.zero_grad();
-          net.forward_backward(batch, F::cross_entropy);
+          net.loss(batch, F::cross_entropy).backward();
           sgd.step({.clip = options.clip});
         }
         Sequential all = lockstep::copy_of(whole);
@@ -160,9 +160,10 @@ TEST(SplitGrainsTest, AViewBehindACutIsRefused) {
       lockstep::run(lockstep::test_devices(2), [&](Rank& rank) {
         Sequential layers(torch::nn::Linear(4, 6), torch::nn::Functional(last), torch::nn::Linear(3, 3));
         SplitModel net(layers, rank, {.mesh = {.pipeline = 2}, .cuts = {2}});
+        lockstep::Optimizer sgd(net, torch::optim::SGDOptions(0.1));
         for (const auto& batch :
              lockstep::batches(lockstep::random_samples(1, 10), {.size = 10, .grain = grain}, net.mesh().data()))
-          net.forward_backward(batch, F::cross_entropy);
+          net.loss(batch, F::cross_entropy).backward();
       });
     });
   };

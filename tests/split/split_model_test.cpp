@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 #include <lockstep/base/error.hpp>
+#include <lockstep/data_parallel/optimizer.hpp>
 #include <lockstep/devices/autocast.hpp>
 #include <lockstep/ranks/evaluate.hpp>
 #include <lockstep/split/split_model.hpp>
@@ -13,6 +14,7 @@
 #include "support/test_devices.hpp"
 
 #include <functional>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
@@ -89,15 +91,15 @@ void expect_close(const Tensor& actual, const Tensor& expected, const std::strin
 void expect_trains_like_one_device(Rank& rank, const ModelSplit& split) {
   auto [losses, expected] = train_whole();
   SplitModel net(make_net(), rank, split);
-  torch::optim::SGD sgd(net.parameters(), /*lr=*/0.5);
+  lockstep::Optimizer sgd(net, torch::optim::SGDOptions(/*lr=*/0.5));
   auto& data = net.mesh().data();
   for (int step = 0; step < steps; ++step) {
     const Batch batch = part_of(make_batch(sizes[step], step), data);
     sgd.zero_grad();
-    Tensor loss = net.forward_backward(batch, torch::nn::functional::cross_entropy) * double(batch.size());
+    lockstep::Loss loss = net.loss(batch, torch::nn::functional::cross_entropy);
+    loss.backward();
     sgd.step();
-    data.allreduce(loss);
-    EXPECT_NEAR(loss.item<double>() / double(sizes[step]), losses[step], 1e-12);
+    EXPECT_NEAR(loss.global_item(), losses[step], 1e-12);
     const auto stats = net.pipeline_stats();
     ASSERT_EQ(stats.has_value(), split.stages() > 1 || split.microbatches > 1);
     if (stats && batch.size() > 0 && rank.device().is_cpu()) EXPECT_GT(stats->computing, 0);
@@ -155,11 +157,12 @@ TEST(SplitModelTest, MicrobatchesNeedTheirGradientsOnce) {
     for (int i = 0; i < 8; ++i) whole->push_back(torch::nn::Linear(512, 512));
     SplitModel net(whole, rank,
                    {.mesh = {.pipeline = 2}, .schedule = PipelineSchedule::gpipe, .microbatches = 4, .cuts = {4}});
-    net.forward_backward(batch, torch::nn::functional::cross_entropy);
-    for (auto& parameter : net.parameters()) parameter.mutable_grad() = Tensor();  // as an optimizer's zero_grad does
+    lockstep::Optimizer sgd(net, torch::optim::SGDOptions(0.1));
+    net.loss(batch, torch::nn::functional::cross_entropy).backward();
+    sgd.zero_grad();
     const lockstep::MemoryMeter meter;
     const int64_t before = meter.current();
-    net.forward_backward(batch, torch::nn::functional::cross_entropy);
+    net.loss(batch, torch::nn::functional::cross_entropy).backward();
     EXPECT_LT(meter.peak() - before, 3 * layer_bytes) << "of four layers here";
   });
 }
@@ -191,13 +194,12 @@ TEST(SplitModelTest, EvaluatesOnAllRanks) {
   });
 }
 
-TEST(SplitModelTest, BackwardLeavesTheCallersAutocast) {
+TEST(SplitModelTest, ForwardHasTheAutocastThatLossHad) {
   lockstep::run({torch::kCPU}, [](Rank& rank) {
     for (const int microbatches : {1, 2}) {
       SplitModel net(make_net(), rank, {.microbatches = microbatches});
       std::vector<torch::ScalarType> products;  // types of matrix products, in forward and backward in turns
-      const lockstep::Autocast bf16(rank.device());
-      net.forward_backward(make_batch(4, 0), [&](const Tensor& y_hat, const Tensor& y) {
+      const auto loss_of = [&](const Tensor& y_hat, const Tensor& y) {
         const auto multiply = [&] {
           const Tensor ones = torch::ones({2, 2});
           products.push_back(ones.mm(ones).scalar_type());
@@ -206,13 +208,36 @@ TEST(SplitModelTest, BackwardLeavesTheCallersAutocast) {
         multiply();
         loss.register_hook([multiply](const Tensor&) { multiply(); });
         return loss;
-      });
-      ASSERT_EQ(products.size(), 2u * static_cast<size_t>(microbatches));
+      };
+      std::optional<lockstep::Loss> loss;
+      {
+        const lockstep::Autocast bf16(rank.device());
+        loss.emplace(net.loss(make_batch(4, 0), loss_of));
+      }
+      loss->backward();
+      net.loss(make_batch(4, 0), loss_of).backward();  // without
+      ASSERT_EQ(products.size(), 4u * static_cast<size_t>(microbatches));
       for (size_t i = 0; i < products.size(); i += 2) {
-        EXPECT_EQ(products[i], torch::kBFloat16);
+        EXPECT_EQ(products[i], i < products.size() / 2 ? torch::kBFloat16 : torch::kFloat);
         EXPECT_EQ(products[i + 1], torch::kFloat) << microbatches << " microbatches";
       }
     }
+  });
+}
+
+TEST(SplitModelTest, BackwardLeavesTheCallersAutocast) {
+  lockstep::run({torch::kCPU}, [](Rank& rank) {
+    SplitModel net(make_net(), rank, {});
+    const lockstep::Autocast bf16(rank.device());
+    auto loss = net.loss(make_batch(4, 0), [&](const Tensor& y_hat, const Tensor& y) {
+      const Tensor loss = torch::nn::functional::cross_entropy(y_hat, y);
+      loss.register_hook([](const Tensor&) {
+        const Tensor ones = torch::ones({2, 2});
+        EXPECT_EQ(ones.mm(ones).scalar_type(), torch::kFloat);
+      });
+      return loss;
+    });
+    loss.backward();
   });
 }
 
@@ -223,8 +248,9 @@ std::string error_with_batches(
   return error_of([&] {
     lockstep::run(lockstep::test_devices(mesh.data * mesh.pipeline * mesh.tensor), [&](Rank& rank) {
       SplitModel net(make_net(), rank, {.mesh = mesh});
+      lockstep::Optimizer sgd(net, torch::optim::SGDOptions(0.1));
       for (auto& batch : make({all.x, all.y}, rank, net))
-        net.forward_backward(batch, torch::nn::functional::cross_entropy);
+        net.loss(batch, torch::nn::functional::cross_entropy).backward();
     });
   });
 }
@@ -260,10 +286,11 @@ TEST(SplitModelTest, OwnBatchesThatDifferWithinADataIndexAreRefused) {
     return error_of([&] {
       lockstep::run(lockstep::test_devices(2), [&](Rank& rank) {
         SplitModel net(make_net(), rank, {.mesh = mesh, .microbatches = 2});
+        lockstep::Optimizer sgd(net, torch::optim::SGDOptions(0.1));
         for (int64_t step = 0; step < 2; ++step) {
           const int64_t begin = 4 * step + shift * rank.index();
           const Batch own{all.x.slice(0, begin, begin + 4), all.y.slice(0, begin, begin + 4), 4};
-          trains ? net.forward_backward(own, torch::nn::functional::cross_entropy) : net.forward(own.x);
+          trains ? net.loss(own, torch::nn::functional::cross_entropy).backward() : void(net.forward(own.x));
         }
       });
     });

@@ -5,8 +5,10 @@
 #include <torch/torch.h>
 #include <lockstep/data/data.hpp>
 #include <lockstep/models/models.hpp>
+#include <lockstep/split/split_model.hpp>
 #include <lockstep/trainer/data_options.hpp>
 
+#include "data_parallel/hidden_gradients.hpp"
 #include "data_parallel/net_optimizer.hpp"
 #include "support/error_of.hpp"
 #include "support/scratch_folder.hpp"
@@ -43,9 +45,13 @@ void train(SplitModel& net, NetOptimizer& optimizer, const lockstep::Dataset& da
            const std::string& without) {
   for (auto& batch : lockstep::batches(data, {.size = 32, .seed = 0, .epoch = epoch}, net.mesh().data())) {
     optimizer.zero_grad(/*in_place=*/true);
-    net.forward_backward(batch, torch::nn::functional::cross_entropy);
-    for (auto& item : net.module()->named_parameters()) {
-      if (!without.empty() && item.key().starts_with(without + ".")) item.value().mutable_grad() = torch::Tensor();
+    net.loss(batch, torch::nn::functional::cross_entropy).backward();
+    {
+      const lockstep::Replica& part = *optimizer.replica();
+      const lockstep::HiddenGradients::Shown gradients(part.hidden_gradients());
+      for (auto& item : part.module().named_parameters()) {
+        if (!without.empty() && item.key().starts_with(without + ".")) item.value().mutable_grad() = torch::Tensor();
+      }
     }
     optimizer.step({});
   }

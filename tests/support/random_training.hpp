@@ -118,7 +118,7 @@ inline TensorBits train_split(const RandomTask& task, const Devices& devices, co
                                            {.size = task.batch, .seed = task.seed, .epoch = epoch, .grain = task.grain},
                                            net.mesh().data())) {
             optimizer.zero_grad();
-            net.forward_backward(batch, torch::nn::functional::cross_entropy);
+            net.loss(batch, torch::nn::functional::cross_entropy).backward();
             optimizer.step();
           }
         }

@@ -184,10 +184,10 @@ INSTANTIATE_TEST_SUITE_P(Sizes, GptWorlds, testing::Values(1, 2, 3, 4),
 void expect_trains_alike(Rank& rank, const ModelSplit& split, PlainGpt& alone) {
   SCOPED_TRACE(to_string(split));
   SplitModel net(nn::Sequential(std::shared_ptr<nn::SequentialImpl>(small_gpt().ptr())), rank, split);
-  torch::optim::SGD sgd(net.parameters(), kSgd);
+  Optimizer sgd(net, kSgd);
   for (auto& batch : batches(sequences(), kBatches, net.mesh().data())) {
     sgd.zero_grad();
-    net.forward_backward(batch, token_cross_entropy);
+    net.loss(batch, token_cross_entropy).backward();
     sgd.step();
   }
   nn::Sequential whole(std::shared_ptr<nn::SequentialImpl>(small_gpt().ptr()));

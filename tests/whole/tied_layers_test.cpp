@@ -74,10 +74,10 @@ std::map<std::string, Tensor> trained_alone() {
 
 nn::Sequential trained(Rank& rank, const ModelSplit& split, int64_t grain = 0, c10::ScalarType type = torch::kDouble) {
   SplitModel net(make_net(type), rank, split);
-  torch::optim::SGD sgd(net.parameters(), torch::optim::SGDOptions(0.5).momentum(0.9));
+  Optimizer sgd(net, torch::optim::SGDOptions(0.5).momentum(0.9));
   for (auto& batch : batches(words(), {.size = 10, .grain = grain}, net.mesh().data())) {
     sgd.zero_grad();
-    net.forward_backward(batch, F::cross_entropy);
+    net.loss(batch, F::cross_entropy).backward();
     sgd.step();
   }
   auto whole = make_net(type);
@@ -149,10 +149,10 @@ TEST(TiedLayersTest, AFrozenParameterIsLentAndNotTrained) {
     auto net = make_net();
     net->named_parameters()["words.weight"].requires_grad_(false);
     SplitModel split(net, rank, {.mesh = {.pipeline = 2}, .microbatches = 2});
-    torch::optim::SGD sgd(split.parameters(), 0.5);
+    Optimizer sgd(split, torch::optim::SGDOptions(0.5));
     for (auto& batch : batches(words(), {.size = 12})) {
       sgd.zero_grad();
-      split.forward_backward(batch, F::cross_entropy);
+      split.loss(batch, F::cross_entropy).backward();
       sgd.step();
     }
     auto whole = make_net(), start = make_net();

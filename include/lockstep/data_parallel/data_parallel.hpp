@@ -114,7 +114,7 @@ class DataParallel {
   void train(bool on = true) { module_->train(on); }  // as of a torch::nn::Module, on every layer
   void eval() { module_->eval(); }
 
-  // See Whole. Before save_weights(), evaluate() and check_replicas().
+  // See Whole. Before save_weights() and evaluate().
   Whole whole() const { return Whole(replica_); }
 
   // Calls the module's forward on this rank's replica, without communication. Throws Error if gradients that were never

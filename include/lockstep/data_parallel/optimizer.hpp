@@ -122,6 +122,7 @@ class Optimizer {
   void load(const std::filesystem::path& file);
 
  private:
+  friend void check_replicas(const Optimizer& optimizer);
   Optimizer(const std::shared_ptr<TrainedNet>& net, const Make& make, const Grouping& grouping);
 
   template <class Kind, class Options>

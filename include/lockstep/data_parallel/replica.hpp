@@ -22,6 +22,7 @@ class ArithmeticCheck;
 class Averaging;
 class CommunicationHook;
 class GrainStatistics;
+class HiddenGradients;
 class Replica;
 class SamplePlaces;
 class ShardedNet;
@@ -92,10 +93,13 @@ class [[nodiscard]] Loss {
   // After an exception this rank is out of step with the others: every later call throws.
   void backward();
 
-  at::Tensor value() const { return local_mean_.detach(); }  // scalar: this part's mean loss, zero for an empty part
+  // A scalar: this part's mean loss, zero for an empty part. In a pipeline backward() computes it, and so value(),
+  // item() and global_item() throw Error before that.
+  at::Tensor value() const;
   double item() const { return value().item<double>(); }
   // The mean loss of the whole batch; of a part by in_parts(), of all ranks' parts. All ranks must call it. With a
-  // grain it has the same bits on any number of ranks, so a learning rate may follow it. Throws as Rank::mean does.
+  // grain it has the same bits on any number of ranks, so a learning rate may follow it; a pipeline with a grain throws
+  // Error. Throws as Rank::mean does.
   double global_item() const;
 
  private:
@@ -103,7 +107,15 @@ class [[nodiscard]] Loss {
   Loss(std::shared_ptr<Replica> replica, at::Tensor local_mean, double weight, int64_t local_size, int64_t global_size,
        int32_t mark);
 
+  // See Replica::loss_of_backward().
+  struct Later {
+    std::function<at::Tensor()> compute;  // null: backward() was called
+    bool by_grains = false;
+    at::Tensor mean = {};
+  };
+
   std::shared_ptr<Replica> replica_;
+  std::shared_ptr<Later> later_ = {};  // null: forward is computed
   at::Tensor local_mean_;
   double weight_;  // of this part, in the average over the ranks
   int64_t local_size_, global_size_;
@@ -171,6 +183,9 @@ class Replica : public std::enable_shared_from_this<Replica> {
   // See DataParallel's functions of these names. `mark` is the batch's, 0 where that is not known; the sizes of
   // backward_through are of the rank's part and of its batch, which the parts must make up, 0 where they are not known.
   Loss mean(at::Tensor local_mean, int64_t local_size, int64_t global_size, int32_t mark = 0);
+  // The loss of a part whose forward and backward interleave: Loss::backward() calls compute(), which does both and
+  // gives the part's mean loss.
+  Loss loss_of_backward(std::function<at::Tensor()> compute, const Batch& batch);
   double weight_of(int64_t local_size, int64_t global_size) const;
   void backward_through(const std::function<void()>& compute, int64_t local_size = 0, int64_t global_size = 0,
                         int32_t mark = 0);
@@ -236,9 +251,13 @@ class Replica : public std::enable_shared_from_this<Replica> {
   Averaging* averaging() const { return averaging_.get(); }                // null: it does not average
   const std::shared_ptr<ShardedNet>& sharded() const { return sharded_; }  // null: nothing is sharded
 
-  // The module is a part of a SplitModel's network, whose other parts other ranks hold: no Optimizer takes it alone.
-  void become_part() { is_part_ = true; }
-  bool is_part() const { return is_part_; }
+  // The module is a part of a network, whose other parts other ranks hold: its gradients are hidden from here on.
+  void become_part();
+  HiddenGradients* hidden_gradients() const { return hidden_.get(); }  // null: `.grad` has them
+
+  // An Optimizer of the net comes and goes.
+  void add_optimizer() { ++optimizers_; }
+  void remove_optimizer() { --optimizers_; }
 
   // Throws Error if the net is sharded, and neither a Whole lives nor a loss() is computed.
   void check_module_is_open() const;
@@ -249,6 +268,7 @@ class Replica : public std::enable_shared_from_this<Replica> {
   friend class PartOfStep;
   void refuse_loss_without_graph() const;
   void check_that_no_parameter_is_new() const;
+  void check_optimizer() const;
   void set_averaging(std::shared_ptr<Averaging> averaging);
   void check_targets(const at::Tensor& mean, int64_t samples, int64_t of_batch);
   void set_sync(bool sync);
@@ -268,7 +288,8 @@ class Replica : public std::enable_shared_from_this<Replica> {
   std::shared_ptr<ShardedNet> sharded_;
   std::shared_ptr<Averaging> averaging_;
   std::unordered_set<const c10::TensorImpl*> parameters_;  // when the replica was made
-  bool is_part_ = false;
+  std::unique_ptr<HiddenGradients> hidden_;                // null: the module is a whole network, or sharded
+  int optimizers_ = 0;
   bool sync_ = true;
   bool partial_ = false;     // a PartOfStep lives
   bool by_grains_ = false;   // see was_by_grains()

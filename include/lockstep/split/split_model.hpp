@@ -4,7 +4,7 @@
 //   lockstep::Optimizer sgd(net, torch::optim::SGDOptions(/*lr=*/0.1));
 //   for (auto& batch : lockstep::batches(train_set, {.size = 256}, net.mesh().data())) {
 //     sgd.zero_grad();
-//     net.forward_backward(batch, torch::nn::functional::cross_entropy);
+//     net.loss(batch, torch::nn::functional::cross_entropy).backward();
 //     sgd.step();
 //   }
 //
@@ -19,28 +19,21 @@
 #include <lockstep/pipeline/pipeline.hpp>
 #include <lockstep/split/mesh.hpp>
 
+#include <cstdint>
 #include <memory>
 #include <optional>
-#include <utility>
+#include <type_traits>
 #include <vector>
 
 namespace lockstep {
 
-class UnequalScaling;
-
-// The parameters that one rank has of a network, while other ranks have others. It is a list like any other one. But
-// what would need all of them does not compile: see the end of this file.
-struct ParametersOfOneRank : std::vector<torch::Tensor> {
-  explicit ParametersOfOneRank(std::vector<torch::Tensor> parameters)
-      : std::vector<torch::Tensor>(std::move(parameters)) {}
-};
-
 class SplitModel {
  public:
   // All ranks must call it with equal nets. It copies some of the net's layers, and takes over the others themselves.
-  // With `takes_batch` the net is one layer whose forward takes a Batch, and gets it in the place of x. Throws Error as
-  // check_mesh, check_split, shard, Pipeline and DataParallel do, for a null net, and for a takes_batch beside a split
-  // by layers or channels.
+  // With a split by layers or channels their parameters' `.grad` is undefined outside of backwards: only an Optimizer
+  // of the SplitModel finds the gradients, since a rank's part of them is not the network's. With `takes_batch` the net
+  // is one layer whose forward takes a Batch, and gets it in the place of x. Throws Error as check_mesh, check_split,
+  // shard, Pipeline and DataParallel do, for a null net, and for a takes_batch beside a split by layers or channels.
   SplitModel(const torch::nn::Sequential& net, Rank& rank, const ModelSplit& split,
              const DataParallelOptions& options = {}, bool takes_batch = false);
   SplitModel(const SplitModel&) = default;  // a handle: copies are the same model, and a move is a copy too
@@ -48,21 +41,25 @@ class SplitModel {
   Mesh& mesh() { return mesh_; }
   const ModelSplit& split() const { return split_; }
 
-  // The layers and slices that this rank holds, under the network's names.
-  torch::nn::Sequential module() const { return module_; }
-  // An Optimizer of the net clips by the whole network's norm. torch's clip_grad_norm_ would scale by the norm of this
-  // rank's part alone, and does not compile. With a list of one's own it does. Then the next forward_backward(),
-  // forward() or gather() throws an Error that says so, unless the gradients were set to zero in the meantime.
-  ParametersOfOneRank parameters() const { return ParametersOfOneRank(module_->parameters()); }
-  DataParallel<torch::nn::SequentialImpl>& replicas() { return replicas_; }  // over the data axis
+  // The mean loss of this rank's part: see DataParallel::loss(). `batch` is the part of mesh().data()'s index, the same
+  // for all ranks of that index; the loss too is equal on these ranks, and its global_item() is of the whole batch. All
+  // ranks must call it. In a pipeline forward and backward interleave: Loss::backward() computes both, with the
+  // Autocast that is on now, and calls the criterion where the last layer is, with a microbatch without x. A loss that
+  // is dropped without backward() costs nothing there. Throws Error: ranks of one data index whose batches differ, by
+  // their size or by Batch::mark (on GPUs in the first batches only); a grain beside a split by channels. backward()
+  // throws Error: a net that is split by layers or channels without an Optimizer; as Loss::backward() and Pipeline do.
+  Loss loss(const Batch& batch, const Criterion& criterion);
+  // The same as loss(batch, Criterion(function, options)).
+  template <class Options>
+  Loss loss(const Batch& batch, at::Tensor (*function)(const at::Tensor&, const at::Tensor&, const Options&),
+            const std::type_identity_t<Options>& options) {
+    return loss(batch, Criterion(function, options));
+  }
 
-  // Adds the gradient of the global batch's mean loss to .grad. `batch` is the part of mesh().data()'s index, the same
-  // for all ranks of that index. Returns the part's mean loss, a double on the rank's device, equal on these ranks; 0
-  // for an empty part. The criterion is called where the last layer is; in a pipeline, with a microbatch without x. All
-  // ranks must call it. Throws Error: ranks of one data index whose batches differ, by their size or by Batch::mark (on
-  // GPUs in the first batches only); gradients that these ranks scaled by different factors since the last call; parts
-  // that do not make up the global batch; a loss without a graph; as Loss::backward() and Pipeline do.
-  torch::Tensor forward_backward(const Batch& batch, const Criterion& criterion);
+  // See DataParallel's functions of these names.
+  [[nodiscard]] NoSync no_sync() { return replicas_.no_sync(); }
+  int64_t steps_done() const { return replicas_.steps_done(); }
+  void set_steps_done(int64_t steps) { replicas_.set_steps_done(steps); }
 
   // Returns the network's output, without gradients, on all ranks of one data index. They must all pass the same x. So
   // evaluate(forward, test_set, mesh().data()) evaluates on all ranks.
@@ -85,8 +82,6 @@ class SplitModel {
 
  private:
   class Trained;
-  torch::Tensor whole_forward_backward(const Batch& batch, const Criterion& criterion);
-  torch::Tensor output_of(const Batch& part);
   std::vector<torch::nn::Sequential> stages_of(const torch::nn::Sequential& net) const;
 
   const ModelSplit split_;
@@ -96,16 +91,7 @@ class SplitModel {
   std::optional<Pipeline> pipeline_;
   torch::nn::Sequential module_;
   DataParallel<torch::nn::SequentialImpl> replicas_;
-  std::shared_ptr<UnequalScaling> scaling_;
   int checked_ = 0;  // batches that the tensor axis compared
 };
 
 }  // namespace lockstep
-
-namespace torch::nn::utils {
-
-// It would scale by the norm of one rank's part. Take a lockstep::Optimizer, and StepOptions::clip.
-double clip_grad_norm_(const lockstep::ParametersOfOneRank& parameters, double max_norm, double norm_type = 2,
-                       bool error_if_nonfinite = false) = delete;
-
-}  // namespace torch::nn::utils

@@ -1,0 +1,37 @@
+// HiddenGradients: the gradients of a net of which each rank has a part. `.grad` is undefined outside of backwards, so
+// that LibTorch's optimizers and clip_grad_norm_ cannot take a part for the whole network.
+//
+// Used by its rank's thread only. Cost: a pointer moves for each parameter, in each backward and step.
+#pragma once
+
+#include <torch/nn/module.h>
+
+#include <vector>
+
+namespace lockstep {
+
+class HiddenGradients {
+ public:
+  explicit HiddenGradients(const torch::nn::Module& module);
+
+  // While one lives, `.grad` has the gradients. They nest. For a null `hidden` it does nothing.
+  class Shown {
+   public:
+    explicit Shown(HiddenGradients* hidden);
+    ~Shown();
+    Shown(const Shown&) = delete;
+    Shown& operator=(const Shown&) = delete;
+
+   private:
+    HiddenGradients* const hidden_;
+  };
+
+ private:
+  void hide();
+
+  std::vector<at::Tensor> parameters_;
+  std::vector<at::Tensor> gradients_;
+  int shown_ = 0;
+};
+
+}  // namespace lockstep
