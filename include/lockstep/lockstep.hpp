@@ -13,6 +13,7 @@
 //   storey 2, any torch::nn::Module on ranks
 //     ranks           run() and Rank, and what all ways to divide work use.
 //     data_parallel   one replica per rank, and how their gradients are averaged.
+//     lab             what one tries out on top of it.
 //     tensor_parallel layers split by channels.
 //     pipeline        networks split by layers.
 //     server          parameters kept by servers, pushed to and pulled from by workers.
@@ -28,6 +29,7 @@
 #include <lockstep/data/all.hpp>
 #include <lockstep/data_parallel/all.hpp>
 #include <lockstep/devices/all.hpp>
+#include <lockstep/lab/check_arithmetic.hpp>
 #include <lockstep/layout/all.hpp>
 #include <lockstep/models/all.hpp>
 #include <lockstep/optim/all.hpp>

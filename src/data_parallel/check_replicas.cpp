@@ -5,6 +5,7 @@
 #include "ranks/gather.hpp"
 #include "ranks/rank_place.hpp"
 #include "ranks/trained_parameters.hpp"
+#include "replica.hpp"
 #include "replica_check.hpp"
 #include "running_statistics_names.hpp"
 #include "tensor_hash.hpp"
@@ -72,7 +73,7 @@ std::vector<std::vector<size_t>> ranks_by_replica(const Hashes& all) {
 }
 
 io::NamedTensors with_statistics(io::NamedTensors tensors, const Replica& replica) {
-  if (!replica.was_by_grains()) return tensors;
+  if (!replica.backwards().was_by_grains()) return tensors;
   for (auto& statistic : running_statistics_of(replica.module())) tensors.push_back(std::move(statistic));
   return tensors;
 }
@@ -154,11 +155,13 @@ void compare_in_groups(const std::function<void()>& compare, Rank& world) {
   }
 }
 
-void check_replicas(const Replica& replica, Rank& rank) {
+void check_replicas(const Replicas& net, Rank& rank) {
+  const Replica& replica = *net.replica();
   compare_replicas(with_statistics(replica_of(replica.module()), replica), rank);
 }
 
-void check_replicas(const Replica& replica, const torch::optim::Optimizer& optimizer, Rank& rank) {
+void check_replicas(const Replicas& net, const torch::optim::Optimizer& optimizer, Rank& rank) {
+  const Replica& replica = *net.replica();
   compare_replicas(with_statistics(replica_of(replica.module(), &optimizer), replica), rank);
 }
 

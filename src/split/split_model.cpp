@@ -6,6 +6,7 @@
 #include <lockstep/split/split_model.hpp>
 #include <lockstep/tensor_parallel/tensor_parallel.hpp>
 
+#include "data_parallel/loss_part.hpp"
 #include "data_parallel/sharded_net.hpp"
 #include "data_parallel/trained_net.hpp"
 #include "pipeline/pipeline_stage.hpp"
@@ -90,7 +91,7 @@ SplitModel::SplitModel(const torch::nn::Sequential& net, Rank& rank, const Model
                 ": SplitModel: the net's forward takes a Batch, and a split by layers or channels needs layers of "
                 "tensors; split it by data alone");
   }
-  if (mesh_.shape().size() > mesh_.shape().data) replicas_.replica()->become_part();
+  if (mesh_.shape().size() > mesh_.shape().data) replicas_.replica()->is_part = true;
   if (pipeline_) sharded_ = nullptr;  // with the layers of other ranks
 }
 
@@ -162,12 +163,8 @@ torch::Tensor SplitModel::whole_forward_backward(const Batch& batch, const Crite
     const torch::Tensor y_hat = output_of(part);
     return part.size() > 0 ? criterion(y_hat, part) : y_hat.sum();
   };
-  if (batch.grain > 0) return replicas_.replica()->backward_by_grains(batch, mean_of);
-  auto loss = replicas_.loss(batch, mean_of);
-  {  // backward takes the types that forward chose
-    const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-    loss.backward();
-  }
+  auto loss = batch.grain > 0 ? late_loss_of(replicas_.replica(), batch, mean_of) : replicas_.loss(batch, mean_of);
+  loss.backward();
   return loss.value().to(torch::kDouble);
 }
 

@@ -7,6 +7,7 @@
 
 #include "base/exception_text.hpp"
 #include "batch_settings.hpp"
+#include "data_parallel/replica.hpp"
 #include "graphed_step.hpp"
 #include "measures.hpp"
 #include "train_options.hpp"
@@ -77,7 +78,7 @@ class PlainStep : public TrainStep {
     with_.update.zero_grad();
     if (batch.grain > 0) with_.totals.grain_losses.begin_step(batch.grains());
     const auto& replica = with_.net.replicas().replica();
-    const bool in_slices = batch.grain == 0 && replica->adds_up_parts();
+    const bool in_slices = batch.grain == 0 && replica->divides_gradients();
     // In slices all ranks need as many parts: what the rank with the fewest samples can have.
     const int64_t most = in_slices ? fewest_samples(batch, replica->rank().world_size()) : batch.size();
     const int64_t wanted = with_.options.batch.accumulate;

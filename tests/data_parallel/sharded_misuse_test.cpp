@@ -7,6 +7,7 @@
 #include <lockstep/data_parallel/optimizer.hpp>
 #include <lockstep/optim/optimizers.hpp>
 
+#include "data_parallel/replica.hpp"
 #include "support/error_of.hpp"
 #include "support/test_devices.hpp"
 

@@ -5,9 +5,10 @@
 //   data_parallel         DataParallel: a replica on every rank, gradients averaged; Criterion
 //   half_precision_hook   gradients travel in bfloat16 or float16
 //   local_sgd             several steps alone, then an average of the parameters (DiLoCo)
+//   loss                  Loss, whose backward() averages; the guards NoSync and Whole
 //   optimizer             Optimizer: steps, clips, skips, saves and loads, wherever the parameters lie
+//   options               DataParallelOptions, Sharded
 //   power_sgd             gradients travel as products of two thin matrices
-//   replica               Replica: what a DataParallel of any module is a handle on; Loss, NoSync
 //   running_statistics    one set of BatchNorm's running statistics for all ranks
 //   sync_batch_norm       BatchNorm over the samples of all ranks
 //
@@ -26,8 +27,9 @@
 #include <lockstep/data_parallel/data_parallel.hpp>
 #include <lockstep/data_parallel/half_precision_hook.hpp>
 #include <lockstep/data_parallel/local_sgd.hpp>
+#include <lockstep/data_parallel/loss.hpp>
 #include <lockstep/data_parallel/optimizer.hpp>
+#include <lockstep/data_parallel/options.hpp>
 #include <lockstep/data_parallel/power_sgd.hpp>
-#include <lockstep/data_parallel/replica.hpp>
 #include <lockstep/data_parallel/running_statistics.hpp>
 #include <lockstep/data_parallel/sync_batch_norm.hpp>

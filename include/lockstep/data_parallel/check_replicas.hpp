@@ -25,15 +25,7 @@ namespace lockstep {
 // optimizer's state is copied first. On a GPU the host waits.
 void check_replicas(const torch::nn::Module& module, Rank& rank);
 void check_replicas(const torch::nn::Module& module, const torch::optim::Optimizer& optimizer, Rank& rank);
-void check_replicas(const Replica& replica, Rank& rank);
-void check_replicas(const Replica& replica, const torch::optim::Optimizer& optimizer, Rank& rank);
-template <class Module>
-void check_replicas(const DataParallel<Module>& net, Rank& rank) {
-  check_replicas(*net.replica(), rank);
-}
-template <class Module>
-void check_replicas(const DataParallel<Module>& net, const torch::optim::Optimizer& optimizer, Rank& rank) {
-  check_replicas(*net.replica(), optimizer, rank);
-}
+void check_replicas(const Replicas& net, Rank& rank);
+void check_replicas(const Replicas& net, const torch::optim::Optimizer& optimizer, Rank& rank);
 
 }  // namespace lockstep
