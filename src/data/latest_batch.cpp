@@ -22,9 +22,10 @@ std::optional<Note>& latest() {
 }  // namespace
 
 void note_batch(const Batch& batch, int shards, std::vector<uint32_t> versions) {
-  latest() = Note{c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>(batch.x.getIntrusivePtr()),
-                  {.local = batch.size(), .global = batch.global_size, .grain = batch.grain, .shards = shards},
-                  std::move(versions)};
+  latest() = Note{
+      c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>(batch.x.getIntrusivePtr()),
+      {.local = batch.size(), .global = batch.global_size, .grain = batch.grain, .shards = shards, .mark = batch.mark},
+      std::move(versions)};
 }
 
 std::optional<BatchSizes> latest_batch() {

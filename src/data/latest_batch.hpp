@@ -14,6 +14,7 @@ namespace lockstep {
 struct BatchSizes {
   int64_t local = 0, global = 0, grain = 0;  // numbers of samples
   int shards = 0;                            // the number of shards into which the batch was cut
+  int32_t mark = 0;                          // Batch::mark
 };
 
 // Notes the batch. `versions` counts how often each tensor of the data has been written to by now.

@@ -10,7 +10,7 @@
 #include <lockstep/data_parallel/communication_hook.hpp>
 #include <lockstep/ranks/rank.hpp>
 
-#include "averaging.hpp"
+#include "part_sizes.hpp"
 
 #include <cstdint>
 #include <string>

@@ -6,6 +6,7 @@
 #include "ranks/gather.hpp"
 #include "ranks/rank_place.hpp"
 #include "ranks/trained_parameters.hpp"
+#include "replica.hpp"
 #include "replica_check.hpp"
 #include "running_statistics_names.hpp"
 #include "tensor_hash.hpp"
@@ -73,6 +74,7 @@ std::vector<std::vector<size_t>> ranks_by_replica(const Hashes& all) {
             [](const auto& a, const auto& b) { return a.size() != b.size() ? a.size() > b.size() : a < b; });
   return groups;
 }
+
 
 std::string differences(const Hashes& all, const std::vector<std::vector<size_t>>& groups, bool majority) {
   std::string text;
@@ -155,7 +157,7 @@ void compare_replicas(TrainedNet& net, const torch::optim::Optimizer* optimizer)
   Replica& replica = *net.replica();
   const Whole whole(net.replica());
   io::NamedTensors tensors = replica_of(replica.module(), replica.sharded() ? nullptr : optimizer);
-  if (replica.was_by_grains()) {
+  if (replica.backwards().was_by_grains()) {
     for (auto& statistic : running_statistics_of(replica.module())) tensors.push_back(std::move(statistic));
   }
   std::function<void()> compare = [&] { compare_replicas(tensors, replica.rank()); };

@@ -3,41 +3,58 @@
 #include <ATen/ops/tensor.h>
 #include <lockstep/base/error.hpp>
 
+#include "base/exception_text.hpp"
 #include "comm/purpose.hpp"
 #include "devices/cuda_graph.hpp"
 #include "ranks/rank_place.hpp"
 #include "ranks/rank_wait.hpp"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 namespace lockstep {
 
-GradientBuckets::GradientBuckets(const Rank& rank, const std::string& owner, std::string collective, bool overlap)
-    : Averaging(rank.name() + ": " + owner),
-      rank_(rank),
+GradientBuckets::GradientBuckets(const Rank& rank, const Kind& kind)
+    : rank_(rank),
       queues_calls_(queues_its_calls(rank_)),
-      collective_(std::move(collective)),
-      overlap_(overlap),
-      report_(rank, name()),
-      alone_(rank, name()) {}
+      name_(rank.name() + ": DataParallel"),
+      kind_(kind),
+      terms_(rank, name_, gradients_, kind.in_slices),
+      report_(rank, name_),
+      alone_(rank, name_) {}
 
 void GradientBuckets::add_slot(const std::string& name, const at::Tensor& parameter) {
   const size_t index = slots_.size();
   slots_.push_back({.name = name, .parameter = parameter});
-  slot_of_[parameter.unsafeGetTensorImpl()] = index;
   slots_[index].hook = std::make_unique<GradientHook>(parameter, [this, index] { on_gradient(index); });
 }
 
 // ---- A backward, in its order.
 
+void GradientBuckets::average_during(const std::function<void()>& backward, const PartSizes& sizes) {
+  if (!failure_.empty()) throw Error(failure_);
+  backward_name_ = "DataParallel's backward " + std::to_string(++backwards_);
+  try {
+    average(backward, sizes);
+  } catch (...) {
+    // Posting the rest would let the others go on with gradients that lack this rank's part. So this rank stays out of
+    // step, and whoever waits for it is told when it leaves or makes another call.
+    failure_ =
+        name_ + ": an earlier backward of this rank failed before its gradients were averaged, so it is out " +
+        "of step with the other ranks. End the run there. What failed: " + exception_text(std::current_exception());
+    try {
+      give_up();
+    } catch (const std::exception&) {  // of a device that has failed too; what failed first counts
+    }
+    throw;
+  }
+}
+
 void GradientBuckets::average(const std::function<void()>& backward, const PartSizes& sizes) {
-  check();
   check_types();
-  check_that_steps_were_averaged();
   if (by_grains() != sizes.by_grains) {
-    throw Error(name() +
-                ": parts of one step are computed by grains and not by grains, so their gradients cannot add " +
+    throw Error(name_ + ": parts of one step are computed by grains and not by grains, so their gradients cannot add " +
                 "up; take batches with the same BatchOptions::grain");
   }
   start();
@@ -48,7 +65,7 @@ void GradientBuckets::average(const std::function<void()>& backward, const PartS
 void GradientBuckets::check_types() const {
   for (const auto& slot : slots_) {
     if (slot.parameter.scalar_type() == slot.type) continue;
-    throw Error(name() + ": " + slot.name + " was " + c10::toString(slot.type) + " when this was made, and is " +
+    throw Error(name_ + ": " + slot.name + " was " + c10::toString(slot.type) + " when this was made, and is " +
                 c10::toString(slot.parameter.scalar_type()) +
                 " now, so that its gradients would be of another type. Convert the module first, as by net->to(), then "
                 "make the DataParallel, and then the optimizer");
@@ -57,50 +74,60 @@ void GradientBuckets::check_types() const {
 
 void GradientBuckets::start() {
   const std::lock_guard lock(mutex_);
-  for (auto& slot : slots_) slot.ready = slot.had = slot.adds = false;
+  alone_.check();
+  alone_.forget();
+  if (!by_grains()) begin(/*by_grains=*/false);
+  for (auto& slot : slots_) slot.ready = slot.had = false;
   for (auto& bucket : buckets_) {
     bucket.missing = bucket.slots.size();
     bucket.posted = false;
   }
-  alone_.forget();
   outside_ = false;
   ready_order_.clear();
   next_ = 0;
-  before_backward();
   active_ = true;
 }
 
 void GradientBuckets::on_gradient(size_t index) {
   const std::lock_guard lock(mutex_);
-  if (grain_) return on_grain_gradient(index);
-  Slot& slot = slots_[index];
+  if (terms_.is_open()) return on_grain_gradient(index);
+  GradientSlot& slot = slots_[index];
   if (!active_) {
     outside_ = true;
-    if (may_change_alone()) alone_.note(slot.name, slot.parameter);
+    if (kind_.may_change_alone) alone_.note(slot.name, slot.parameter);
     return;
   }
   if (slot.ready) {  // a backward inside the backward, as activation checkpointing does it
     if (buckets_[slot.bucket].posted) refuse_growth(slot);
     return collect(index);
   }
-  const comm::Purpose purpose(backward_name());
-  if (listening_ || keeps_whole()) collect(index);
+  const comm::Purpose purpose(backward_name_);
+  if (listening_ || !kind_.in_slices) collect(index);
   if (!listening_) return;  // the next backwards add to it
-  slot.ready = true;
   --buckets_[slot.bucket].missing;
+  note_ready(index);
+}
+
+// With overlap a gradient is added up while the caches still hold it; and in the last grain, its bucket may go.
+void GradientBuckets::on_grain_gradient(size_t index) {
+  GradientSlot& slot = slots_[index];
+  if (kind_.overlap && std::exchange(slot.taken, true)) refuse_growth(slot);
+  if (kind_.overlap) terms_.take(index);
+  if (!active_ || !terms_.is_last() || slot.ready) return;
+  const comm::Purpose purpose(backward_name_);
+  if (kind_.overlap) --buckets_[slot.bucket].missing;
+  note_ready(index);
+}
+
+void GradientBuckets::note_ready(size_t index) {
+  slots_[index].ready = true;
   ready_order_.push_back(index);
-  if (!overlap_) return;
-  take_turns(/*may_wait=*/false);
-  poll();
+  if (kind_.overlap) move_on(/*may_wait=*/false);
 }
 
-void GradientBuckets::refuse_growth(const Slot& slot) const {
-  throw Error(name() + ": the gradient of " + slot.name +
+void GradientBuckets::refuse_growth(const GradientSlot& slot) const {
+  throw Error(name_ + ": the gradient of " + slot.name +
               " grew again after it had been averaged, in the same backward. Use the option overlap = false");
-}
-
-void GradientBuckets::take_turns(bool /*may_wait*/) {
-  while (next_is_ready()) post_next();
 }
 
 bool GradientBuckets::next_is_ready() const {
@@ -109,13 +136,13 @@ bool GradientBuckets::next_is_ready() const {
 
 void GradientBuckets::post_next() {
   const size_t index = order_[next_];
-  Bucket& bucket = buckets_[index];
+  auto& bucket = buckets_[index];
   if (auto callbacks = at::getStepCallbacksUnlessEmpty(at::RecordScope::USER_SCOPE)) {
     bucket.range = std::make_unique<at::RecordFunction>(std::move(*callbacks));
     bucket.range->_setAsync();
-    bucket.range->before("lockstep::bucket " + std::to_string(index) + " " + collective_);
+    bucket.range->before("lockstep::bucket " + std::to_string(index) + " " + kind_.collective);
   }
-  if (by_grains()) bucket.sums->finish();
+  if (by_grains()) terms_.finish(index);
   post(index);
   bucket.posted = true;
   ++next_;
@@ -124,55 +151,59 @@ void GradientBuckets::post_next() {
 // Bucket by bucket, because one that is posted may give its memory to the next.
 void GradientBuckets::finish(const PartSizes& sizes) {
   const std::lock_guard lock(mutex_);
-  const comm::Purpose purpose(backward_name());
+  const comm::Purpose purpose(backward_name_);
   active_ = false;
   for (size_t place = next_; place < order_.size(); ++place) {
-    Bucket& bucket = buckets_[order_[place]];
+    auto& bucket = buckets_[order_[place]];
     for (const size_t slot : bucket.slots) {
       if (!by_grains() && !slots_[slot].ready) collect(slot);
     }
     bucket.missing = 0;
-    take_turns(/*may_wait=*/true);
+    move_on(/*may_wait=*/true);
   }
-  take_turns(/*may_wait=*/true);
-  for (const auto& bucket : buckets_) {
-    for (size_t place = 0; by_grains() && place < bucket.slots.size(); ++place) {
-      Slot& slot = slots_[bucket.slots[place]];
-      slot.had = slot.before.defined() || bucket.sums->any(place);
-    }
-  }
+  move_on(/*may_wait=*/true);
+  if (by_grains()) terms_.note_had();
   // A CUDA graph cannot record what the host reads. All ranks record the same steps.
   const bool reports = !records();
-  if (reports) {
-    std::vector<bool> had;
-    for (const auto& slot : slots_) had.push_back(slot.had);
-    report_.post(had, sizes, compared_parameter());
-  }
-  complete();
+  if (reports) report(sizes);
+  complete(sizes.partial);
   if (reports) report_.wait();
-  if (by_grains()) leave_gradients();
   leave_unused_undefined(reports);
-  after_backward(sizes.partial);
-  end_grains();
+  terms_.end();
   if (!learnt_) learn_order();
 }
 
-// The parameters take turns.
-BackwardReport::Compared GradientBuckets::compared_parameter() {
-  if (slots_.empty() || !compares() || !may_change_alone()) return {};
-  const Slot& slot = slots_[turns_++ % slots_.size()];
-  return {slot.name, slot.parameter};
+// One parameter is compared with the other ranks'. The parameters take turns.
+void GradientBuckets::report(const PartSizes& sizes) {
+  std::vector<bool> had;
+  for (const auto& slot : slots_) had.push_back(slot.had);
+  BackwardReport::Compared compared;
+  if (!slots_.empty() && compares_ && kind_.may_change_alone) {
+    const GradientSlot& slot = slots_[turns_++ % slots_.size()];
+    compared = {slot.name, slot.parameter};
+  }
+  report_.post(had, sizes, compared);
 }
 
 // An optimizer's momentum and weight decay leave a parameter without a gradient alone, as on one device. A step that a
 // CUDA graph records has no report; what earlier steps have told still holds.
 void GradientBuckets::leave_unused_undefined(bool reported) {
   for (size_t i = 0; i < slots_.size(); ++i) {
-    Slot& slot = slots_[i];
+    GradientSlot& slot = slots_[i];
     if (reported || slot.had) slot.used = slot.adds || slot.had || report_.any_had(i);
     if (!slot.used) slot.parameter.mutable_grad().reset();
   }
 }
+
+void GradientBuckets::give_up() {
+  const std::lock_guard lock(mutex_);
+  active_ = false;
+  abandon();
+  if (queues_calls_) wait_on_stream(report_.open());
+  terms_.end();
+}
+
+// ---- The order.
 
 // One broadcast tells every rank in which order rank 0 got its gradients. With an empty part it got none, so that the
 // order is learnt later.
@@ -188,6 +219,7 @@ void GradientBuckets::learn_order() {
   for (int64_t i = 0; i < cells.size(0) && cells[i] >= 0; ++i) order.push_back(static_cast<size_t>(cells[i]));
   if (order.empty()) return;
   follow(order);
+  followed_ = order;
   learnt_ = true;
   warn_of_unused();
 }
@@ -204,132 +236,52 @@ void GradientBuckets::warn_of_unused() const {
                                   "they are never used, requires_grad_(false) saves that");
 }
 
-void GradientBuckets::abandon() {
+std::vector<int64_t> GradientBuckets::order() const {
+  if (followed_.empty() || kind_.in_slices) return {};
+  std::vector<int64_t> order{static_cast<int64_t>(slots_.size())};
+  order.insert(order.end(), followed_.begin(), followed_.end());
+  return order;
+}
+
+void GradientBuckets::set_order(const std::vector<int64_t>& order) {
   const std::lock_guard lock(mutex_);
-  active_ = false;
-  leave_open();
-  if (queues_calls_) wait_on_stream(report_.open());
-  end_grains();
+  const auto count = static_cast<int64_t>(slots_.size());
+  if (kind_.in_slices || order.empty() || order.front() != count) return;
+  std::vector<size_t> slots;
+  for (size_t i = 1; i < order.size(); ++i) {
+    if (order[i] >= count) return;
+    if (order[i] >= 0) slots.push_back(static_cast<size_t>(order[i]));
+  }
+  const std::set<size_t> different(slots.begin(), slots.end());
+  if (slots.empty() || different.size() < slots.size()) return;
+  follow(slots);
+  followed_ = slots;
+  learnt_ = true;
 }
 
 // ---- By grains.
 
 void GradientBuckets::begin_grains(const GrainPlan& plan) {
   const std::lock_guard lock(mutex_);
-  if (plan_ && *plan_ == plan) return;
-  if (plan_) {
-    throw Error(name() + ": gradients of two batches cannot add up where they are computed by grains: end each batch " +
-                "with a backward outside of no_sync()");
-  }
-  if (records()) throw Error(name() + ": a CUDA graph cannot record what is computed by grains; take no graph");
-  refuse_gradients_from_outside();
-  before_grains();
-  plan_ = plan;
-  const auto rank = static_cast<size_t>(rank_.index());
-  run_ = {plan.runs[rank], plan.runs[rank + 1]};
-  const c10::AutoGradMode no_grad(false);
-  for (auto& slot : slots_) slot.before = std::exchange(slot.parameter.mutable_grad(), {});
-  for (size_t index = 0; index < buckets_.size(); ++index) {
-    Bucket& bucket = buckets_[index];
-    if (!bucket.sums) {
-      for (size_t place = 0; place < bucket.slots.size(); ++place) slots_[bucket.slots[place]].place = place;
-      const auto view = [this, slots = bucket.slots](size_t place, const at::Tensor& row) {
-        return view_in(slots[place], row);
-      };
-      const auto type = at::TensorOptions(rank_.device()).dtype(slots_[bucket.slots[0]].parameter.scalar_type());
-      bucket.sums = std::make_unique<GrainSums>(bucket.slots.size(), columns_of(index), type, view);
-    }
-    bucket.sums->begin(run_, row_of(index));
-  }
-}
-
-// What one rank alone has added would never be averaged. A gradient that zero_grad() left may stay.
-void GradientBuckets::refuse_gradients_from_outside() {
-  if (!std::exchange(outside_, false)) return;
-  for (const auto& slot : slots_) {
-    const at::Tensor& gradient = slot.parameter.grad();
-    if (!gradient.defined() || gradient.count_nonzero().item<int64_t>() == 0) continue;
-    throw Error(name() + ": the gradient of " + slot.name +
-                " has values of a backward without a grain, which cannot add up with grains. Call zero_grad() before "
-                "the batch, and put all of the loss into the function or criterion that loss() is given");
-  }
+  if (terms_.continues(plan)) return;
+  if (records()) throw Error(name_ + ": a CUDA graph cannot record what is computed by grains; take no graph");
+  begin(/*by_grains=*/true);
+  terms_.begin(plan, std::exchange(outside_, false));
 }
 
 void GradientBuckets::open_grain(int64_t number, int64_t stand_ins) {
   const std::lock_guard lock(mutex_);
-  for (auto& slot : slots_) {
-    slot.taken = false;
-    if (!slot.parameter.grad().defined()) continue;
-    throw Error(
-        name() + ": something added to the gradient of " + slot.name +
-        " between two grains of a step. Put all of the loss into the function or criterion that loss() is given");
-  }
-  grain_ = number;
-  last_grain_ = stand_ins == 0 && (number == kStandIn || number + 1 == run_.end);
+  terms_.open(number, stand_ins);
 }
 
 void GradientBuckets::close_grain() {
   const std::lock_guard lock(mutex_);
-  for (size_t index = 0; index < slots_.size(); ++index) {
-    if (slots_[index].parameter.grad().defined() || slots_[index].factors) take_grain_gradient(index);
-  }
-  grain_.reset();
+  terms_.close();
 }
 
-// With overlap a gradient is added up while the caches still hold it; and in the last grain, its bucket may go.
-void GradientBuckets::on_grain_gradient(size_t index) {
-  Slot& slot = slots_[index];
-  if (overlap_ && std::exchange(slot.taken, true)) refuse_growth(slot);
-  if (overlap_) take_grain_gradient(index);
-  if (!active_ || !last_grain_ || slot.ready) return;
-  slot.ready = true;
-  ready_order_.push_back(index);
-  if (!overlap_) return;
-  const comm::Purpose purpose(backward_name());
-  --buckets_[slot.bucket].missing;
-  take_turns(/*may_wait=*/false);
-  poll();
-}
-
-void GradientBuckets::take_grain_gradient(size_t index) {
-  Slot& slot = slots_[index];
-  if (*grain_ == kStandIn) return slot.parameter.mutable_grad().reset();
-  GrainSums& sums = *buckets_[slot.bucket].sums;
-  const auto factors = std::exchange(slot.factors, std::nullopt);
-  if (!factors) {
-    refuse_sparse(slot);
-    if (grain_observer()) grain_observer()(*grain_, slot.parameter, slot.parameter.grad());
-  }
-  if (!(factors ? sums.add(slot.place, *grain_, *factors) : sums.add(slot.place, *grain_, slot.parameter.grad()))) {
-    throw Error(name() + ": the gradient of " + slot.name + " came again for grain " + std::to_string(*grain_) +
-                ", or for an earlier one: by grains a batch is computed once and in order. End each step with a " +
-                "backward outside of no_sync()");
-  }
-  slot.parameter.mutable_grad().reset();
-}
-
-// x may change after backward, as when a layer writes each grain's result to the same memory. So it is copied.
 bool GradientBuckets::take_factors(const at::Tensor& parameter, const GradientFactors& factors) {
   const std::lock_guard lock(mutex_);
-  const auto found = slot_of_.find(parameter.unsafeGetTensorImpl());
-  if (!grain_ || grain_observer() || found == slot_of_.end()) return false;
-  Slot& slot = slots_[found->second];
-  if (!slot.parameter.is_contiguous() || !GrainSums::takes(factors)) return false;
-  slot.factors = {.grad = factors.grad, .x = factors.x.clone()};
-  return true;
-}
-
-HookRound GradientBuckets::post_average_of_grains(size_t bucket, const at::Tensor& target) {
-  return post_grain_average(rank_, buckets_[bucket].sums->rows(), *plan_, target, in_slices());
-}
-
-void GradientBuckets::end_grains() {
-  plan_.reset();
-  grain_.reset();
-  for (auto& slot : slots_) {
-    slot.before.reset();
-    slot.factors.reset();
-  }
+  return terms_.take_factors(parameter, factors);
 }
 
 // ---- Outside of it.
@@ -339,14 +291,9 @@ void GradientBuckets::listen(bool last) {
   listening_ = last;
 }
 
-void GradientBuckets::check_that_steps_were_averaged() {
-  const std::lock_guard lock(mutex_);
-  alone_.check();
-}
-
-void GradientBuckets::refuse_sparse(const Slot& slot) const {
-  if (slot.parameter.grad().layout() == at::kStrided) return;
-  throw Error(name() + ": the gradient of " + slot.name +
+void GradientSlot::refuse_sparse(const std::string& owner) const {
+  if (parameter.grad().layout() == at::kStrided) return;
+  throw Error(owner + ": the gradient of " + name +
               " is sparse, which cannot be averaged; build its Embedding with sparse(false)");
 }
 

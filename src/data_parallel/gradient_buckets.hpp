@@ -1,5 +1,6 @@
-// GradientBuckets: notes which gradients of a backward are there, and has each bucket of them averaged over the ranks
-// while backward still computes others. The Reducer and the ShardedReducer say how a bucket is averaged.
+// GradientBuckets: averages a replica's gradients over the ranks during its backward. It notes which gradients are
+// there, and has each bucket of them averaged while backward still computes others. The Reducer and the ShardedReducer
+// say how a bucket is exchanged; GrainTerms adds up gradients of grains.
 //
 // A bucket is a set of parameters whose gradients travel together. A hook behind each parameter notes that its gradient
 // is there and collects it into the bucket's memory.
@@ -9,156 +10,134 @@
 //      and none waits for a parameter that another rank did not use.
 //   2. The order is at first the reverse of registration. After the first backward in which rank 0 had a gradient it
 //      follows the order in which rank 0 got them, on all ranks.
-//   3. By grains, a gradient leaves .grad as soon as it is there, and without overlap at its grain's end. Between
-//      grains all .grad are undefined. A linear layer hands over factors, and .grad stays undefined.
-//   4. Hooks run on the thread that computes: on GPUs autograd's thread of the device, with the gradient's stream
+//   3. Hooks run on the thread that computes: on GPUs autograd's thread of the device, with the gradient's stream
 //      current. They post and poll. Everything else runs on the rank's thread. mutex_ guards what both use.
 #pragma once
 
-#include <ATen/record_function.h>
-
-#include "averaging.hpp"
 #include "backward_report.hpp"
-#include "gradient_hook.hpp"
-#include "grain_exchange.hpp"
-#include "grain_sums.hpp"
-#include "models/linear_products.hpp"
+#include "grain_terms.hpp"
 #include "unaveraged_gradients.hpp"
 
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 namespace lockstep {
 
-class GradientBuckets : public Averaging {
+class GradientBuckets {
  public:
+  virtual ~GradientBuckets() = default;
   GradientBuckets(const GradientBuckets&) = delete;
   GradientBuckets& operator=(const GradientBuckets&) = delete;
 
-  void listen(bool last) override;
-  void check_that_steps_were_averaged() override;
-  void begin_grains(const GrainPlan& plan) override;
-  void open_grain(int64_t number, int64_t stand_ins) override;
-  void close_grain() override;
-  bool take_factors(const at::Tensor& parameter, const GradientFactors& factors) override;
+  // Runs `backward`, which adds to the parameters' gradients. Returns when all gradients are averages over the ranks,
+  // also those that `backward` did not touch. If no rank has a gradient of a parameter, the parameter gets none. All
+  // ranks must call it. If it throws, every later call throws an Error that says so, because this rank may owe the
+  // others its share. Throws Error on all ranks if the parts do not make up the batch; and if a gradient of one rank
+  // alone has changed parameters since.
+  void average_during(const std::function<void()>& backward, const PartSizes& sizes);
+
+  void end(const std::string& reason) { failure_ = reason; }  // every later average_during throws an Error that says it
+
+  // Somebody else compares the ranks' networks, and says more of a difference than a backward could.
+  void leave_comparing() { compares_ = false; }
+
+  // Says whether a gradient computed from now on is its parameter's last in this backward, so that it may be averaged.
+  // True at first.
+  void listen(bool last);
+
+  // The learnt order of the gradients, as far as the averages' bits depend on it: the number of parameters, then the
+  // parameters' numbers. Empty while nothing was learnt. Equal on all ranks. A run that goes on with it takes the same
+  // steps as the run that learnt it. set_order ignores numbers below 0. If an order does not fit the parameters, it is
+  // learnt anew.
+  std::vector<int64_t> order() const;
+  void set_order(const std::vector<int64_t>& order);
+
+  // By grains: begin_grains() comes before the first of a step, each is between open_grain() and close_grain(), and the
+  // next averaged backward ends the step. The average is the grains' sum in one order, divided by the batch's samples.
+  // See GrainTerms. Throws Error also for a way to average that depends on the ranks.
+  void begin_grains(const GrainPlan& plan);
+  void open_grain(int64_t number, int64_t stand_ins = 0);
+  void close_grain();
+  bool take_factors(const at::Tensor& parameter, const GradientFactors& factors);
+  void observe_grains(std::shared_ptr<GrainCheck> check) { terms_.observe(std::move(check)); }
 
  protected:
-  struct Slot {  // one parameter's place
-    std::string name;
-    at::Tensor parameter;
-    at::ScalarType type = parameter.scalar_type();  // when this was made
-    size_t bucket = 0;
-    size_t place = 0;      // in its bucket, by grains
-    at::Tensor view = {};  // of its gradient, in its bucket's memory, with the parameter's shape and strides
-    bool ready = false;    // its gradient is there, in this backward
-    bool taken = false;    // by grains: the open grain's gradient is added up
-    std::optional<GradientFactors> factors = {};  // of the open grain's gradient, in the place of .grad
-    bool had = false;                             // this rank computed one; false: it stands for zeros
-    bool used = false;                            // some rank had one, when the ranks last told each other
-    bool adds = false;                            // to an average that it had before this backward
-    at::Tensor before = {};                       // by grains: the gradient to which the average is added
-    std::unique_ptr<GradientHook> hook = {};
+  struct Kind {
+    std::string collective;        // for the profiler
+    bool overlap = true;           // with backward
+    bool in_slices = false;        // a rank gets its slice of the averages, and .grad does not stay
+    bool may_change_alone = true;  // each rank has all parameters, which an optimizer of its own gradients could change
   };
+  GradientBuckets(const Rank& rank, const Kind& kind);
 
-  struct Bucket {
-    std::vector<size_t> slots = {};
-    size_t missing = 0;                              // slots that are not ready yet
-    bool posted = false;                             // in this backward
-    std::unique_ptr<at::RecordFunction> range = {};  // on a profiler's timeline, from post to completion
-    std::unique_ptr<GrainSums> sums = {};            // null before the first grain
-  };
-
-  // Errors begin with the rank's name and `owner`: what the user calls it. `collective` is for the profiler.
-  GradientBuckets(const Rank& rank, const std::string& owner, std::string collective, bool overlap);
-
-  // All of these are called under mutex_.
-  virtual void collect(size_t slot) = 0;  // moves .grad, or zeros, into the bucket's memory
-  virtual bool keeps_whole() const = 0;   // a gradient stays in its bucket's memory until the next backward
-  virtual void post(size_t bucket) = 0;   // begins to average it
-  virtual void poll() = 0;                // moves open works on, for backends without a thread of their own
-  virtual void complete() = 0;            // waits for all buckets
-  virtual void before_backward() {}
-  virtual void after_backward(bool /*partial*/) {}  // after it, when all is averaged
+  // How buckets are exchanged. All of these are called under mutex_.
+  virtual void begin(bool by_grains) = 0;  // before the first gradients of a step; throws Error if they cannot be
+  virtual void collect(size_t slot) = 0;   // moves .grad, or zeros, into the bucket's memory
+  virtual void post(size_t bucket) = 0;    // begins to average it
+  // Posts buckets that are ready, and moves open works on, in the one order of all ranks. Stops at a bucket that is not
+  // ready and, unless it may wait, at what is not complete.
+  virtual void move_on(bool may_wait) = 0;
+  // Waits for all buckets, whose averages are then where they belong. `partial`: other parts of the step follow.
+  virtual void complete(bool partial) = 0;
   // After a failure: forgets what was posted. If queues_calls_, the stream to which memory goes back waits for it.
-  virtual void leave_open() {}
-  // Whether each rank has all values of the parameters, so that an optimizer of its own gradients could change them.
-  virtual bool may_change_alone() const { return true; }
+  virtual void abandon() = 0;
   // Takes the order in which rank 0 got its gradients: slots, without those that it had none of.
   virtual void follow(const std::vector<size_t>& order) = 0;
-  // Begins what can be begun, in the one order of all ranks. Stops at a bucket that is not ready and, unless it may
-  // wait, at what is not complete.
-  virtual void take_turns(bool may_wait);
-
-  // By grains: a bucket's flat memory has so many columns, in equal slices of the ranks, and view_in gives a slot's
-  // part of such memory. leave_gradients() makes .grad what is to be there after the backward.
-  virtual int64_t columns_of(size_t bucket) const = 0;
-  virtual at::Tensor view_in(size_t slot, const at::Tensor& flat) const = 0;
-  virtual void leave_gradients() = 0;
-  // Memory for a bucket's first sum over grains, of columns_of() values that nothing needs; undefined: there is none.
-  virtual at::Tensor row_of(size_t bucket) const = 0;
-  virtual bool in_slices() const { return false; }  // a rank gets only its slice of the averages
-  // Before the first grain. Throws Error if the way to average depends on the ranks.
-  virtual void before_grains() {}
-
-  // Before backward; not under mutex_.
-  virtual void check() {}
 
   void add_slot(const std::string& name, const at::Tensor& parameter);
   bool next_is_ready() const;
   void post_next();
-  void refuse_sparse(const Slot& slot) const;
-  [[noreturn]] void refuse_growth(const Slot& slot) const;
+  [[noreturn]] void refuse_growth(const GradientSlot& slot) const;
   bool records() const;  // a CUDA graph records this step
-  bool by_grains() const { return plan_.has_value(); }
-  // Begins to average a bucket that has all its gradients. `target` becomes the average, or this rank's slice of it:
-  // in_slices().
-  HookRound post_average_of_grains(size_t bucket, const at::Tensor& target);
+  bool by_grains() const { return terms_.active(); }
+  const std::string& name() const { return name_; }  // which rank this is, and what the user calls the object
 
   Rank rank_;
   const bool queues_calls_;
+
+ private:
+  const std::string name_;
+  const Kind kind_;
+
+ protected:
   std::mutex mutex_;  // guards all below
-  std::vector<Slot> slots_;
-  std::vector<Bucket> buckets_;
+  GradientSlots gradients_;
+  std::vector<GradientSlot>& slots_ = gradients_.slots;
+  std::vector<GradientSlots::Bucket>& buckets_ = gradients_.buckets;
+  GrainTerms terms_;
   std::vector<size_t> order_;  // of buckets, in which they are posted
   size_t next_ = 0;            // in order_: all before it are posted
   bool learnt_ = false;        // order_ follows rank 0
 
  private:
-  void average(const std::function<void()>& backward, const PartSizes& sizes) override;
-  void abandon() override;
-
+  void average(const std::function<void()>& backward, const PartSizes& sizes);
   void on_gradient(size_t slot);  // the hook
   void on_grain_gradient(size_t slot);
-  void take_grain_gradient(size_t slot);
-  void refuse_gradients_from_outside();
-  void end_grains();
+  void note_ready(size_t slot);
   void check_types() const;
   void start();
   void finish(const PartSizes& sizes);
-  BackwardReport::Compared compared_parameter();  // with the other ranks, in this backward
+  void report(const PartSizes& sizes);
   void leave_unused_undefined(bool reported);
   void learn_order();
   void warn_of_unused() const;
+  void give_up();
 
-  std::unordered_map<const at::TensorImpl*, size_t> slot_of_;  // of each parameter
-  const std::string collective_;
-  const bool overlap_;
   BackwardReport report_;
-  size_t turns_ = 0;                 // backwards in which a parameter was compared
+  size_t turns_ = 0;  // backwards in which a parameter was compared
+  bool compares_ = true;
   UnaveragedGradients alone_;        // of backwards outside, since the last start()
-  std::vector<size_t> ready_order_;  // of slots, in this backward
-  bool active_ = false;              // between start() and finish(): hooks only note outside
-  bool listening_ = true;            // see Averaging::listen()
-  std::optional<GrainPlan> plan_;    // empty: not by grains
-  Range run_;                        // this rank's grains
-  std::optional<int64_t> grain_;     // the one that is open, or kStandIn
-  bool last_grain_ = false;          // none follows it, nor a stand-in
   bool outside_ = false;             // a backward outside added to a gradient, since the last start()
+  std::vector<size_t> ready_order_;  // of slots, in this backward
+  std::vector<size_t> followed_;     // slots in which rank 0 had a gradient; empty until it is learnt
+  bool active_ = false;              // between start() and finish(): hooks only note outside
+  bool listening_ = true;            // see listen()
+  int64_t backwards_ = 0;
+  std::string backward_name_;  // of the one under way, equal on all ranks
+  std::string failure_;        // of an earlier backward; empty while all is well
 };
 
 }  // namespace lockstep

@@ -10,7 +10,7 @@
 
 #include <vector>
 
-#include "averaging.hpp"
+#include "part_sizes.hpp"
 
 namespace lockstep {
 

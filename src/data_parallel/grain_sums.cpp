@@ -14,7 +14,7 @@ namespace {
 
 int64_t memory_of(const std::vector<GradientFactors>& factors) {  // in values
   int64_t values = 0;
-  for (const auto& [grad, x] : factors) values += grad.numel() + x.numel();
+  for (const auto& one : factors) values += one.grad.numel() + one.x.numel();
   return values;
 }
 
@@ -138,7 +138,7 @@ void GrainSums::sum_factors(Column& column, size_t number, bool to_row) {
   if (factors.empty()) return;
   if (to_row) row(number);
   value = to_row ? column.rows[number] : at::empty({factors[0].grad.size(0), factors[0].x.size(1)}, options_);
-  sum_products(factors, value);
+  factors[0].sum_products(factors, value);
   factors.clear();
 }
 

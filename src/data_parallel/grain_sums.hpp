@@ -11,7 +11,7 @@
 
 #include "data/parts.hpp"
 #include "grain_tree.hpp"
-#include "models/linear_products.hpp"
+#include "nn/factors_scope.hpp"
 
 #include <cstdint>
 #include <functional>

@@ -6,11 +6,12 @@
 #include <lockstep/nn/dropout.hpp>
 
 #include "base/classic.hpp"
+#include "counted_targets.hpp"
 #include "data/batch_mark.hpp"
 #include "devices/cuda_graph.hpp"
 #include "flat_view.hpp"
 #include "gradient_hook.hpp"
-#include "models/factors_scope.hpp"
+#include "nn/graph_leaves.hpp"
 #include "nn/random_layers.hpp"
 #include "ranks/rank_place.hpp"
 #include "running_statistics_names.hpp"
@@ -132,7 +133,7 @@ void LoopWarnings::see_order(int32_t mark, const Rank& rank) {
 void LoopWarnings::see_loss(const at::Tensor& loss, int64_t samples, const Rank& rank) {
   if (loss_seen_ || rank.index() != 0 || rank.world_size() == 1 || !loss.defined() || !loss.grad_fn()) return;
   loss_seen_ = true;
-  for (const auto& [leaf, uses] : FactorsScope::uses_in_graph(loss)) {
+  for (const auto& [leaf, uses] : uses_in_graph(loss)) {
     const auto sizes = leaf->sizes();
     const bool is_input = !sizes.empty() && sizes[0] == samples;
     if (is_input || GradientHook::is_behind(*leaf)) continue;
@@ -143,6 +144,13 @@ void LoopWarnings::see_loss(const at::Tensor& loss, int64_t samples, const Rank&
         "if it is not trained, requires_grad_(false) saves its gradient");
     return;
   }
+}
+
+// A part that is the whole batch has the mean that one device has. A CUDA graph cannot record what the host reads.
+void LoopWarnings::check_targets(const at::Tensor& mean, int64_t samples, int64_t of_batch, const Rank& rank) {
+  if (samples == of_batch || (rank.device().is_cuda() && is_recording())) return;
+  if (!rank.device().is_cpu() && ++targets_checked_ > kChecksOnGpu) return;
+  check_counted_targets(mean, samples, rank.name() + ": DataParallel");
 }
 
 // Whatever another rank of this process draws meanwhile is seen too, and repeats as little.

@@ -25,6 +25,9 @@ class LoopWarnings {
   // as many rows as the part has `samples` is taken for an input whose gradient is wanted.
   void see_loss(const at::Tensor& loss, int64_t samples, const Rank& rank);
 
+  // Throws Error where the mean loss of so many samples `of_batch` is over some of their targets alone.
+  void check_targets(const at::Tensor& mean, int64_t samples, int64_t of_batch, const Rank& rank);
+
   // Calls forward(), of a grain, and looks at it in the first grains. Warns where it drew from LibTorch's default
   // generator on the CPU, and where it changed a buffer of the net that is no running statistic. The first grain's may
   // be a cache that it fills.
@@ -41,6 +44,7 @@ class LoopWarnings {
   int forwards_ = 0, changes_ = 0;          // of it
   int32_t first_mark_ = 0, last_mark_ = 0;  // of shuffled batches
   int grains_ = 0;                          // that were looked at
+  int targets_checked_ = 0;                 // means, on a GPU
   bool mode_told_ = false, order_told_ = false, loss_seen_ = false, draws_told_ = false, buffer_told_ = false;
 };
 

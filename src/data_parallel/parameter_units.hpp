@@ -1,7 +1,7 @@
 // Units of parameters, which are gathered and given back together: see DividedParameters.
 #pragma once
 
-#include <lockstep/data_parallel/replica.hpp>
+#include <lockstep/data_parallel/options.hpp>
 #include <lockstep/ranks/rank.hpp>
 
 #include "ranks/trained_parameters.hpp"

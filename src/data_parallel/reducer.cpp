@@ -13,7 +13,6 @@
 #include <algorithm>
 #include <map>
 #include <numeric>
-#include <set>
 #include <utility>
 
 namespace lockstep {
@@ -29,7 +28,9 @@ void queue_after(const c10::Stream& earlier, const c10::Stream& later) {
 }  // namespace
 
 Reducer::Reducer(const torch::nn::Module& module, const Rank& rank, const DataParallelOptions& options)
-    : GradientBuckets(rank, "DataParallel", "allreduce", options.overlap), options_(options), parameters_(module) {
+    : GradientBuckets(rank, {.collective = "allreduce", .overlap = options.overlap}),
+      options_(options),
+      parameters_(module) {
   if (options_.bucket_bytes < 1 || options_.first_bucket_bytes < 1) {
     throw Error(name() + ": bucket_bytes is " + std::to_string(options_.bucket_bytes) + " and first_bucket_bytes is " +
                 std::to_string(options_.first_bucket_bytes) + "; both must be at least 1");
@@ -51,12 +52,23 @@ Reducer::~Reducer() {
   if (options_.hook) options_.hook->taken_ = false;
 }
 
-void Reducer::check() {
+void Reducer::begin(bool by_grains) {
   parameters_.check(rank_, "DataParallel", "would not be averaged");
+  turn_ = place_ = 0;
+  if (options_.hook && by_grains) {
+    throw Error(name() +
+                ": a communication hook's averages depend on the number of ranks, and by grains they must not. Leave "
+                "out the hook, or BatchOptions::grain");
+  }
   if (options_.hook && records()) {
     throw Error(name() +
                 ": a CUDA graph cannot record what a communication hook does; record the step without one, or take no "
                 "graph");
+  }
+  if (!by_grains) return;
+  const c10::AutoGradMode no_grad(false);
+  for (size_t slot = 0; slot < slots_.size(); ++slot) {
+    if (!slots_[slot].parameter.grad().defined()) let_go_of(slot);
   }
 }
 
@@ -64,7 +76,7 @@ void Reducer::check() {
 
 void Reducer::collect(size_t index) {
   const c10::AutoGradMode no_grad(false);
-  Slot& slot = slots_[index];
+  GradientSlot& slot = slots_[index];
   auto& gradient = slot.parameter.mutable_grad();
   slot.had = gradient.defined();
   if (!gradient.defined()) {
@@ -72,7 +84,7 @@ void Reducer::collect(size_t index) {
     slot.view.zero_();
     if (!slot.parameter.requires_grad()) return;  // frozen since: no gradient, so that an optimizer leaves it alone
   } else {
-    refuse_sparse(slot);
+    slot.refuse_sparse(name());
     if (same_memory(gradient, slot.view)) return;
     let_go_of(index);
     slot.view.copy_(gradient);
@@ -83,11 +95,11 @@ void Reducer::collect(size_t index) {
 // LibTorch's zero_grad() leaves a gradient to whoever keeps it. So it moves out of the bucket. A hook may have views of
 // its own, and a CUDA graph writes where it was recorded.
 void Reducer::let_go_of(size_t index) {
-  Slot& slot = slots_[index];
+  GradientSlot& slot = slots_[index];
   constexpr size_t kOwn = 2;  // the slot's, and the bucket's list
   if (slot.view.use_count() <= kOwn || options_.hook || records()) return;
   GradientBucket& gradients = exchanges_[slot.bucket].gradients;
-  at::Tensor kept = std::exchange(slot.view, view_in(index, gradients.flat));
+  at::Tensor kept = std::exchange(slot.view, view_in_flat(slot.parameter, gradients.flat, slot.offset));
   const auto& slots = buckets_[slot.bucket].slots;
   const auto place = std::find(slots.begin(), slots.end(), index) - slots.begin();
   gradients.gradients[static_cast<size_t>(place)] = slot.view;
@@ -96,8 +108,8 @@ void Reducer::let_go_of(size_t index) {
 
 // Gradients keep their values: they move from the old buckets to the new ones.
 void Reducer::make_buckets(const std::vector<size_t>& order, size_t used) {
-  std::vector<Bucket> buckets;
-  std::map<at::ScalarType, Bucket> filling;
+  std::vector<GradientSlots::Bucket> buckets;
+  std::map<at::ScalarType, GradientSlots::Bucket> filling;
   std::map<at::ScalarType, int64_t> bytes;
   const auto close = [&](at::ScalarType type) {
     buckets.push_back(std::move(filling[type]));
@@ -126,64 +138,38 @@ void Reducer::make_buckets(const std::vector<size_t>& order, size_t used) {
 
 void Reducer::give_memory(size_t index) {
   const c10::AutoGradMode no_grad(false);
-  const Bucket& bucket = buckets_[index];
+  auto& bucket = buckets_[index];
   GradientBucket& gradients = exchanges_[index].gradients;
   int64_t size = 0;
   for (const size_t slot : bucket.slots) size += slots_[slot].parameter.numel();
   const auto type = slots_[bucket.slots[0]].parameter.scalar_type();
   const int64_t ranks = rank_.world_size(), columns = (size + ranks - 1) / ranks * ranks;
   exchanges_[index].memory = at::zeros({columns}, at::TensorOptions(rank_.device()).dtype(type));
+  bucket.columns = columns;
+  bucket.row = exchanges_[index].memory;
   gradients.flat = exchanges_[index].memory.narrow(0, 0, size);
   int64_t offset = 0;
   for (const size_t number : bucket.slots) {
-    Slot& slot = slots_[number];
+    GradientSlot& slot = slots_[number];
     const at::Tensor old = std::exchange(slot.view, view_in_flat(slot.parameter, gradients.flat, offset));
     gradients.names.push_back(slot.name);
     gradients.gradients.push_back(slot.view);
     slot.bucket = index;
+    slot.offset = offset;
     offset += slot.parameter.numel();
     const at::Tensor& gradient = slot.parameter.grad();
     if (old.defined() && gradient.defined() && same_memory(gradient, old)) Reducer::collect(number);
   }
 }
 
-// ---- By grains.
-
-int64_t Reducer::columns_of(size_t bucket) const {
-  return exchanges_[bucket].memory.numel();
-}
-
-at::Tensor Reducer::view_in(size_t slot, const at::Tensor& flat) const {
-  return view_in_flat(slots_[slot].parameter, flat, slots_[slot].view.storage_offset());
-}
-
-void Reducer::before_grains() {
-  if (!options_.hook) {
-    const c10::AutoGradMode no_grad(false);
-    for (size_t slot = 0; slot < slots_.size(); ++slot) {
-      if (!slots_[slot].parameter.grad().defined()) let_go_of(slot);
-    }
-    return;
-  }
-  throw Error(name() +
-              ": a communication hook's averages depend on the number of ranks, and by grains they must not. Leave out "
-              "the hook, or BatchOptions::grain");
-}
-
-// The first sum, and in the end the average, go to where .grad is to be, unless they add to what is there.
-at::Tensor Reducer::row_of(size_t bucket) const {
-  const auto& slots = buckets_[bucket].slots;
-  const bool adds = std::any_of(slots.begin(), slots.end(), [&](size_t slot) { return slots_[slot].before.defined(); });
-  return adds ? at::Tensor() : exchanges_[bucket].memory;
-}
-
+// The first sum, and in the end the average, lie where .grad is to be, unless they add to what is there.
 void Reducer::leave_gradients() {
   const c10::AutoGradMode no_grad(false);
   for (size_t index = 0; index < buckets_.size(); ++index) {
     Exchange& exchange = exchanges_[index];
     const bool adds = !exchange.average.is_same(exchange.memory);
     for (const size_t number : buckets_[index].slots) {
-      Slot& slot = slots_[number];
+      GradientSlot& slot = slots_[number];
       if (adds && !slot.before.defined()) slot.view.zero_();
       if (slot.before.defined() && !same_memory(slot.before, slot.view)) slot.view.copy_(slot.before);
       slot.parameter.mutable_grad() = slot.view;
@@ -197,6 +183,11 @@ void Reducer::leave_gradients() {
 }
 
 // ---- Rounds.
+
+void Reducer::move_on(bool may_wait) {
+  take_turns(may_wait);
+  if (!may_wait) poll();
+}
 
 void Reducer::take_turns(bool may_wait) {
   for (;;) {
@@ -229,7 +220,7 @@ void Reducer::post(size_t index) {
     const c10::OptionalStreamGuard guard(poll_stream_);
     const c10::AutoGradMode no_grad(false);
     if (by_grains()) {
-      exchange.round = post_average_of_grains(index, exchange.average);
+      exchange.round = terms_.post(index, exchange.average);
     } else {
       exchange.round = options_.hook->average(exchange.gradients, rank_);
     }
@@ -276,7 +267,7 @@ void Reducer::poll() {
   });
 }
 
-void Reducer::complete() {
+void Reducer::complete(bool /*partial*/) {
   for (size_t bucket = 0; bucket < buckets_.size(); ++bucket) {
     HookRound& round = exchanges_[bucket].round;
     if (round.work && !round.finish) {
@@ -289,9 +280,10 @@ void Reducer::complete() {
   }
   if (in_rounds() && poll_stream_) queue_after(*poll_stream_, current_stream(rank_.device()));
   open_.clear();
+  if (by_grains()) leave_gradients();
 }
 
-void Reducer::leave_open() {
+void Reducer::abandon() {
   open_.clear();
   if (!queues_calls_) return;
   for (const auto& exchange : exchanges_) {
@@ -311,29 +303,6 @@ void Reducer::follow(const std::vector<size_t>& order) {
     if (!used[slot]) all.push_back(slot);
   }
   make_buckets(all, order.size());
-  followed_ = order;
-}
-
-std::vector<int64_t> Reducer::order() const {
-  if (followed_.empty()) return {};
-  std::vector<int64_t> order{static_cast<int64_t>(slots_.size())};
-  order.insert(order.end(), followed_.begin(), followed_.end());
-  return order;
-}
-
-void Reducer::set_order(const std::vector<int64_t>& order) {
-  const std::lock_guard lock(mutex_);
-  const auto count = static_cast<int64_t>(slots_.size());
-  if (order.empty() || order.front() != count) return;
-  std::vector<size_t> slots;
-  for (size_t i = 1; i < order.size(); ++i) {
-    if (order[i] >= count) return;
-    if (order[i] >= 0) slots.push_back(static_cast<size_t>(order[i]));
-  }
-  const std::set<size_t> different(slots.begin(), slots.end());
-  if (slots.empty() || different.size() < slots.size()) return;
-  follow(slots);
-  learnt_ = true;
 }
 
 }  // namespace lockstep

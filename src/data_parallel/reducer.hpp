@@ -2,12 +2,12 @@
 //
 // A bucket is a flat piece of memory that holds the gradients of several parameters of one type; each parameter's .grad
 // is a view into it. Its average is one allreduce on the rank's backend, or what a CommunicationHook makes of it. With
-// a hook a bucket may take several rounds, whose order is as fixed as the buckets': see take_turns().
+// a hook a bucket may take several rounds, whose order is as fixed as the buckets': see move_on().
 #pragma once
 
 #include <c10/core/Stream.h>
 #include <lockstep/data_parallel/communication_hook.hpp>
-#include <lockstep/data_parallel/replica.hpp>
+#include <lockstep/data_parallel/options.hpp>
 
 #include "gradient_buckets.hpp"
 #include "ranks/trained_parameters.hpp"
@@ -25,10 +25,6 @@ class Reducer : public GradientBuckets {
   Reducer(const torch::nn::Module& module, const Rank& rank, const DataParallelOptions& options);
   ~Reducer() override;
 
-  // If Gloo or NCCL add, the order of additions depends on a gradient's place in its bucket.
-  std::vector<int64_t> order() const override;
-  void set_order(const std::vector<int64_t>& order) override;
-
  private:
   struct Exchange {  // of a bucket
     GradientBucket gradients;
@@ -37,23 +33,19 @@ class Reducer : public GradientBuckets {
     at::Tensor average = {};  // by grains: of the memory's size, or the memory
   };
 
-  void check() override;
+  void begin(bool by_grains) override;
   void collect(size_t slot) override;  // makes .grad the slot's view, without changing its value
-  bool keeps_whole() const override { return true; }
-  void before_backward() override { turn_ = place_ = 0; }
-  int64_t columns_of(size_t bucket) const override;
-  at::Tensor view_in(size_t slot, const at::Tensor& flat) const override;
-  void before_grains() override;
-  void leave_gradients() override;
-  at::Tensor row_of(size_t bucket) const override;
-  void post(size_t bucket) override;  // its first round
-  void poll() override;
-  void complete() override;
-  void leave_open() override;
-  void follow(const std::vector<size_t>& order) override;
+  void post(size_t bucket) override;   // its first round
   // In turn t bucket t's first round begins, then the next round of each earlier bucket that has one.
-  void take_turns(bool may_wait) override;
+  void move_on(bool may_wait) override;
+  void complete(bool partial) override;
+  void abandon() override;
+  // If Gloo or NCCL add, the order of additions depends on a gradient's place in its bucket.
+  void follow(const std::vector<size_t>& order) override;
 
+  void take_turns(bool may_wait);
+  void poll();
+  void leave_gradients();       // by grains: makes .grad the average, or adds it to what was there
   void let_go_of(size_t slot);  // of a gradient that somebody keeps beyond its step
   bool in_rounds() const { return options_.hook || by_grains(); }
   bool is_complete(const Exchange& exchange) const;  // its present round
@@ -69,7 +61,6 @@ class Reducer : public GradientBuckets {
   std::vector<size_t> open_;                // posted buckets that were not complete when last polled
   size_t turn_ = 0;                         // how many buckets are before this turn's, whose next rounds are part of it
   size_t place_ = 0;                        // the first of them that this turn has not come to
-  std::vector<size_t> followed_;            // slots in which rank 0 had a gradient; empty until it is learnt
 };
 
 }  // namespace lockstep

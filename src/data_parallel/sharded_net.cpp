@@ -116,4 +116,13 @@ void ShardedNet::release() {
   if (divided_) divided_->release();
 }
 
+void ShardedNet::check_that_it_is_held() const {
+  if (holds_ > 0) return;
+  throw Error(rank_.name() +
+              ": DataParallel: the net is sharded, so its module's parameters have no gradients, and may not be whole. "
+              "Step and clip with a lockstep::Optimizer(net, …); call net.train() and net.eval(); and reach the module "
+              "(`net->`, `*net`) within loss(), while a net.samples(batch) lives, or while a net.whole() does, which "
+              "all ranks make");
+}
+
 }  // namespace lockstep

@@ -6,7 +6,7 @@
 
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
-#include <lockstep/data_parallel/replica.hpp>
+#include <lockstep/data_parallel/options.hpp>
 
 #include "ranks/trained_parameters.hpp"
 #include "sharded_parameters.hpp"
@@ -42,7 +42,7 @@ class ShardedNet {
   // From hold() to release() every rank has all parameters whole. They nest. All ranks must call hold().
   void hold();
   void release();
-  bool is_held() const { return holds_ > 0; }
+  void check_that_it_is_held() const;  // throws Error if it is not
 
  private:
   Rank rank_;

@@ -6,6 +6,7 @@
 #include <c10/core/GradMode.h>
 #include <lockstep/base/error.hpp>
 
+#include "flat_view.hpp"
 #include "ranks/rank_wait.hpp"
 
 #include <algorithm>
@@ -17,15 +18,20 @@ namespace lockstep {
 
 ShardedReducer::ShardedReducer(const std::vector<ShardedBucket>& buckets, const Rank& rank,
                                const DataParallelOptions& options, std::shared_ptr<DividedParameters> divided)
-    : GradientBuckets(rank, "DataParallel", "reduce_scatter", options.overlap || divided),
+    : GradientBuckets(rank, {.collective = "reduce_scatter",
+                             .overlap = options.overlap || divided,
+                             .in_slices = true,
+                             .may_change_alone = !divided}),
       options_(options),
       divided_(std::move(divided)) {
   for (const auto& parameters : buckets) {
-    Bucket bucket;
+    GradientSlots::Bucket bucket;
+    bucket.columns = parameters.values.numel();
     for (const auto& place : parameters.places) {
       bucket.slots.push_back(slots_.size());
       add_slot(place.name, place.parameter);
       slots_.back().bucket = buckets_.size();
+      slots_.back().offset = place.offset;
       places_.push_back(place);
     }
     buckets_.push_back(std::move(bucket));
@@ -35,7 +41,10 @@ ShardedReducer::ShardedReducer(const std::vector<ShardedBucket>& buckets, const 
   std::iota(order_.begin(), order_.end(), size_t{0});
   learnt_ = buckets_.size() < 2;
   if (!keeps_memory()) return;
-  for (const size_t bucket : order_) take_memory(bucket);
+  for (const size_t bucket : order_) {
+    take_memory(bucket);
+    buckets_[bucket].row = reductions_[bucket].memory;
+  }
 }
 
 // ---- Gradients and their memory.
@@ -43,12 +52,12 @@ ShardedReducer::ShardedReducer(const std::vector<ShardedBucket>& buckets, const 
 // All of it is sent, also what belongs to no parameter. So it begins as zeros. (Not zeros_like(): that is an operator
 // on the parameters, which Sharded::parameters would gather.)
 void ShardedReducer::take_memory(size_t index) {
-  if (divided_) complete();
+  if (divided_) complete_all();
   Reduction& reduction = reductions_[index];
   const at::Tensor& values = reduction.parameters.values;
   reduction.memory = at::zeros(values.sizes(), values.options());
   for (const size_t slot : buckets_[index].slots) {
-    slots_[slot].view = ShardedBucket::view(places_[slot], reduction.memory);
+    slots_[slot].view = view_in_flat(slots_[slot].parameter, reduction.memory, slots_[slot].offset);
   }
 }
 
@@ -62,7 +71,7 @@ void ShardedReducer::give_memory(size_t index) {
 
 void ShardedReducer::collect(size_t index) {
   const c10::AutoGradMode no_grad(false);
-  Slot& slot = slots_[index];
+  GradientSlot& slot = slots_[index];
   if (!slot.view.defined()) take_memory(slot.bucket);
   auto& gradient = slot.parameter.mutable_grad();
   const bool grows = slot.ready;  // by a backward inside the backward
@@ -70,7 +79,7 @@ void ShardedReducer::collect(size_t index) {
   if (!gradient.defined()) {
     if (!grows) slot.view.zero_();
   } else {
-    refuse_sparse(slot);
+    slot.refuse_sparse(name());
     if (grows) {
       slot.view.add_(gradient);
     } else {
@@ -130,28 +139,14 @@ void ShardedReducer::use() {
   for (auto& reduction : reductions_) reduction.adds = false;
 }
 
-int64_t ShardedReducer::columns_of(size_t bucket) const {
-  return reductions_[bucket].parameters.values.numel();
-}
-
-at::Tensor ShardedReducer::view_in(size_t slot, const at::Tensor& flat) const {
-  return ShardedBucket::view(places_[slot], flat);
-}
-
 // ---- A backward.
 
-void ShardedReducer::before_grains() {
-  check_kind(/*by_grains=*/true);
-}
-
-void ShardedReducer::check_kind(bool by_grains) const {
-  if (!averaged_ || of_grains_ == by_grains) return;
-  throw Error(name() +
-              ": gradients of batches with a grain and without one cannot add up; call zero_grad() between them");
-}
-
-void ShardedReducer::before_backward() {
-  check_kind(by_grains());
+void ShardedReducer::begin(bool by_grains) {
+  if (averaged_ && of_grains_ != by_grains) {
+    throw Error(name() +
+                ": gradients of batches with a grain and without one cannot add up; call zero_grad() between them");
+  }
+  of_grains_ = by_grains;
   for (auto& slot : slots_) slot.adds = slot.used && reductions_[slot.bucket].adds;
 }
 
@@ -168,7 +163,7 @@ void ShardedReducer::post(size_t index) {
   open_.push_back(index);
   reduction.average = reduction.adds ? at::empty_like(reduction.gradient) : reduction.gradient;
   if (by_grains()) {
-    const HookRound round = post_average_of_grains(index, reduction.average);
+    const HookRound round = terms_.post(index, reduction.average);
     reduction.work = round.work;
     reduction.finish = round.finish;
     return;
@@ -180,20 +175,27 @@ void ShardedReducer::post(size_t index) {
 }
 
 // On GPUs a work that is found complete would make backward's stream wait for it. NCCL needs no polling.
-void ShardedReducer::poll() {
-  if (!rank_.device().is_cpu()) return;
+void ShardedReducer::move_on(bool may_wait) {
+  while (next_is_ready()) post_next();
+  if (may_wait || !rank_.device().is_cpu()) return;
   for (const size_t index : open_) {
     if (reductions_[index].work) reductions_[index].work->isCompleted();
   }
 }
 
-void ShardedReducer::leave_open() {
+void ShardedReducer::abandon() {
+  averaged_ = false;
   for (const size_t index : std::exchange(open_, {})) {
     if (queues_calls_) wait_on_stream(reductions_[index].work);
   }
 }
 
-void ShardedReducer::complete() {
+void ShardedReducer::complete(bool partial) {
+  complete_all();
+  averaged_ = !partial;
+}
+
+void ShardedReducer::complete_all() {
   while (!open_.empty()) complete_oldest();
 }
 
@@ -214,11 +216,6 @@ void ShardedReducer::complete_oldest() {
   } else if (!keeps_memory()) {
     give_memory(index);
   }
-}
-
-void ShardedReducer::after_backward(bool partial) {
-  averaged_ = !partial;
-  of_grains_ = by_grains();
 }
 
 // By when rank 0 completed them; those that it did not complete come last.

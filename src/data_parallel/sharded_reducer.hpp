@@ -11,7 +11,7 @@
 // The averages' bits do not depend on the order of the buckets: a parameter stays at its place in its bucket.
 #pragma once
 
-#include <lockstep/data_parallel/replica.hpp>
+#include <lockstep/data_parallel/options.hpp>
 
 #include "divided_parameters.hpp"
 #include "gradient_buckets.hpp"
@@ -31,16 +31,16 @@ class ShardedReducer final : public GradientBuckets {
   ShardedReducer(const std::vector<ShardedBucket>& buckets, const Rank& rank, const DataParallelOptions& options,
                  std::shared_ptr<DividedParameters> divided = nullptr);
 
-  bool in_slices() const override { return true; }
-
   // This rank's pieces of the averaged gradients, by their parameters' names, in the memory that an update uses. Throws
   // Error if nothing was averaged.
   std::vector<std::pair<std::string, at::Tensor>> slices();
 
-  bool adds_up_parts() const override { return !keeps_memory(); }
-  bool waits_in_backward() const override { return !keeps_memory(); }
-  bool exchanges_in_forward() const override { return divided_ != nullptr; }
-  void rethrow_failure() const override;
+  // From Sharded::gradients on: whole gradients are not kept, ranks wait for each other within backward, and the
+  // averages of a step's parts add up.
+  bool divides_gradients() const { return !keeps_memory(); }
+
+  // If parameters could not be gathered, an operator throws LibTorch's exception. This then throws what failed.
+  void rethrow_failure() const;
 
   void zero_grad();
 
@@ -58,28 +58,20 @@ class ShardedReducer final : public GradientBuckets {
     std::function<void()> finish = {};         // by grains: makes it, once the work is complete; empty: nothing to do
   };
   // Afterwards each bucket's slice has the average of all gradients that were computed since zero_grad() or use().
+  void begin(bool by_grains) override;
   void collect(size_t slot) override;
-  bool keeps_whole() const override { return false; }
-  int64_t columns_of(size_t bucket) const override;
-  at::Tensor view_in(size_t slot, const at::Tensor& flat) const override;
-  void before_grains() override;
-  void leave_gradients() override {}
-  at::Tensor row_of(size_t bucket) const override { return keeps_memory() ? reductions_[bucket].memory : at::Tensor(); }
-  void before_backward() override;
   void post(size_t bucket) override;
-  void poll() override;
-  void complete() override;
-  void after_backward(bool partial) override;
-  void leave_open() override;
-  bool may_change_alone() const override { return !divided_; }
+  void move_on(bool may_wait) override;
+  void complete(bool partial) override;
+  void abandon() override;
   void follow(const std::vector<size_t>& order) override;
 
   void check_averaged() const;
-  void check_kind(bool by_grains) const;
   at::Tensor gradient_of(size_t slot) const;  // the average of its piece; undefined if no rank had one
   void take_memory(size_t bucket);
   void give_memory(size_t bucket);
   void complete_oldest();  // waits for it
+  void complete_all();
   bool one_by_one() const { return divided_ && !options_.overlap; }
   bool keeps_memory() const { return options_.sharded == Sharded::state; }  // of the buckets, all the time
 

@@ -2,9 +2,8 @@
 // lie. This class is that of a DataParallel, where each replica is the whole network; a net that is split derives one.
 #pragma once
 
-#include <lockstep/data_parallel/replica.hpp>
-
 #include "io/safetensors.hpp"
+#include "replica.hpp"
 
 #include <memory>
 #include <string>

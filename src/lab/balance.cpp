@@ -5,6 +5,7 @@
 #include "lap_clock.hpp"
 #include "ranks/gather.hpp"
 #include "rebalance.hpp"
+#include "replica.hpp"
 
 #include <bit>
 #include <string>
@@ -12,8 +13,8 @@
 
 namespace lockstep {
 
-Balance::Balance(std::shared_ptr<Replica> replica, Rank& rank, const BalanceOptions& options)
-    : replica_(std::move(replica)),
+Balance::Balance(const Replicas& net, Rank& rank, const BalanceOptions& options)
+    : replica_(net.replica()),
       rank_(rank),
       options_(options),
       laps_(std::make_shared<LapClock>(rank.device(), options.clock)) {
@@ -21,11 +22,11 @@ Balance::Balance(std::shared_ptr<Replica> replica, Rank& rank, const BalanceOpti
     throw Error("Balance: every is " + std::to_string(options_.every) +
                 "; ranks compare their times every 1 or more steps");
   }
-  replica_->watch_backwards([laps = laps_] { laps->stop(); }, [laps = laps_] { laps->start(); });
+  replica_->backwards().watch([laps = laps_] { laps->stop(); }, [laps = laps_] { laps->start(); });
 }
 
 Balance::~Balance() {
-  replica_->stop_watching();
+  replica_->backwards().stop_watching();
 }
 
 void Balance::leave_out() {

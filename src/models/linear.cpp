@@ -10,7 +10,6 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <lockstep/models/linear.hpp>
 
-#include "factors_scope.hpp"
 #include "linear_products.hpp"
 
 #include <optional>

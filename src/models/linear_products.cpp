@@ -138,7 +138,7 @@ at::Tensor small_product_for_x(const at::Tensor& grad, const at::Tensor& weight)
 }
 
 GradientFactors gradient_factors(const at::Tensor& grad, const at::Tensor& x) {
-  return {.grad = transposed(grad), .x = x.contiguous()};
+  return {.grad = transposed(grad), .x = x.contiguous(), .sum_products = sum_products};
 }
 
 void sum_products(const std::vector<GradientFactors>& factors, const at::Tensor& sum) {
@@ -152,7 +152,7 @@ void sum_products(const std::vector<GradientFactors>& factors, const at::Tensor&
     for (int64_t column = 0; column < in; column += kTileColumns) {
       TileSum tile(values + row * in + column, in, scratch.get(), rows, std::min(kTileColumns, in - column));
       for (size_t number = 0; number < factors.size(); ++number) {
-        const auto& [grad, x] = factors[number];
+        const auto& [grad, x, sums] = factors[number];
         const int64_t depth = x.size(0);
         tile.add(number, grad.const_data_ptr<float>() + row * depth, depth, x.const_data_ptr<float>() + column, in);
       }

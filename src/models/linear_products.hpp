@@ -12,6 +12,8 @@
 #include <optional>
 #include <vector>
 
+#include "nn/factors_scope.hpp"
+
 namespace lockstep {
 
 // Whether these products are the fastest here: on one intra-op thread, if LibTorch has the micro-kernel.
@@ -28,15 +30,10 @@ at::Tensor small_forward(const at::Tensor& x, const at::Tensor& weight, const st
 // grad [rows, out] * weight -> [rows, in]
 at::Tensor small_product_for_x(const at::Tensor& grad, const at::Tensor& weight);
 
-// The product of both is a weight's gradient [out, in].
-struct GradientFactors {
-  at::Tensor grad;  // [out, rows]
-  at::Tensor x;     // [rows, in]
-};
-GradientFactors gradient_factors(const at::Tensor& grad, const at::Tensor& x);  // copies grad [rows, out], not x
+// The factors of a weight's gradient, with sum_products(). Copies grad [rows, out], and not x [rows, in].
+GradientFactors gradient_factors(const at::Tensor& grad, const at::Tensor& x);
 
-// Sets `sum` [out, in] to the sum of the products, in a balanced binary tree. Give a power of two of them. The bits are
-// those of computing each product and adding them then. It takes one pass over the memory of `sum`.
+// See GradientFactors. It takes one pass over the memory of `sum`.
 void sum_products(const std::vector<GradientFactors>& factors, const at::Tensor& sum);
 
 }  // namespace lockstep

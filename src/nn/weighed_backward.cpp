@@ -3,7 +3,7 @@
 #include <ATen/ops/full_like.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 
-#include "models/factors_scope.hpp"
+#include "nn/graph_leaves.hpp"
 
 #include <algorithm>
 #include <memory>
@@ -45,7 +45,7 @@ WeighedBackward::WeighedBackward(const at::Tensor& loss, double weight, const to
   for (const auto& parameter : module.parameters()) {
     if (parameter.requires_grad()) leaves.insert(torch::autograd::impl::grad_accumulator(parameter));
   }
-  for (const auto& [leaf, uses] : FactorsScope::uses_in_graph(loss)) {
+  for (const auto& [leaf, uses] : uses_in_graph(loss)) {
     auto* const impl = const_cast<at::TensorImpl*>(leaf);
     const at::Tensor tensor(c10::intrusive_ptr<at::TensorImpl>::unsafe_reclaim_from_nonowning(impl));
     leaves.insert(torch::autograd::impl::grad_accumulator(tensor));

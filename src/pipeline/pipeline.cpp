@@ -10,8 +10,10 @@
 #include "base/classic.hpp"
 #include "base/seconds_since.hpp"
 #include "comm/arguments.hpp"
+#include "data/part_weight.hpp"
 #include "data/parts.hpp"
 #include "data_parallel/counted_targets.hpp"
+#include "data_parallel/replica.hpp"
 #include "nn/name_dropouts.hpp"
 #include "nn/random_layers.hpp"
 #include "pipeline_checks.hpp"
@@ -61,6 +63,21 @@ Batch targets_on(Batch targets, const c10::Device& device) {
   targets.y = targets.y.to(device);
   for (auto& [name, tensor] : targets.more) tensor = tensor.to(device);
   return targets;
+}
+
+// By grains, each pipeline computes its grains alone, and a rank holds some layers.
+void refuse_what_needs_all_layers(Replica& replica) {
+  const auto refuse = [&](const std::string& why) { throw Error(replica.rank().name() + ": DataParallel: " + why); };
+  if (replica.divides_parameters()) {
+    refuse(
+        "with a grain and Sharded::parameters all ranks must compute the layers equally often, and a pipeline computes "
+        "each rank's grains alone. Take Sharded::state or Sharded::gradients, or no pipeline");
+  }
+  if (replica.grains().check() != nullptr) {
+    refuse(
+        "a grain_check has a grain computed again by a rank that holds all layers, and here each rank holds some. "
+        "Leave out the check, or the pipeline");
+  }
 }
 
 }  // namespace
@@ -236,14 +253,17 @@ at::Tensor Pipeline::State::forward_backward(const Batch& batch, const Criterion
   const auto compute = [&] {
     if (batch.size() > 0) loss = run(batch, criterion, replica, shapes);
   };
-  place_ = replica ? replica->place_of(batch)
+  const PartSizes sizes{
+      .local = batch.size(), .global = batch.global_size, .mark = batch.mark, .by_grains = batch.grain > 0};
+  place_ = replica ? replica->places().of(batch)
                    : SampleScope::Place{.seed = rank_.seed(), .step = steps_done_++, .first = 0, .size = batch.size()};
   if (!replica) {
     compute();
   } else if (batch.grain > 0) {
-    replica->backward_in_grains(batch, compute);
+    refuse_what_needs_all_layers(*replica);
+    replica->backwards().run_by_grains(compute, replica->grains().checked(batch).runs, sizes);
   } else {
-    replica->backward_through(compute, batch.size(), batch.global_size, batch.mark);
+    replica->backwards().run(compute, sizes);
   }
   if (on_gpu() && !options_.measure) stats_.computing = std::numeric_limits<double>::quiet_NaN();
   stats_.seconds = seconds_since(start);
@@ -297,7 +317,7 @@ at::Tensor Pipeline::State::run(const Batch& batch, const Criterion& criterion, 
         const auto forward = [&] {
           made = stage.forward(step.microbatch, x, loss_of, !options_.recompute || backward_next);
         };
-        by_grains ? replica->forward_grain(first_grain + step.microbatch, forward) : forward();
+        by_grains ? replica->grains().forward(first_grain + step.microbatch, forward) : forward();
         if (!is_last(step.stage)) return;
         if (made.numel() != 1) {
           throw Error("Pipeline: the criterion gives " + describe(made) +
@@ -316,11 +336,12 @@ at::Tensor Pipeline::State::run(const Batch& batch, const Criterion& criterion, 
       if (replica && !by_grains && more_to_come) not_yet.emplace(replica);
       const auto lent = ties_->roots(mail.take_ties(static_cast<int>(i)));
       timed([&] {
-        const double weight = by_grains ? static_cast<double>(part.size())
-                              : replica ? replica->weight_of(part.size(), batch.global_size)
-                                        : share;
+        const double weight =
+            by_grains ? static_cast<double>(part.size())
+            : replica ? part_weight(part.size(), batch.global_size, replica->rank().world_size(), "DataParallel")
+                      : share;
         const auto backward = [&] { made = stage.backward(step.microbatch, received, weight, lent); };
-        by_grains ? replica->backward_grain(first_grain + step.microbatch, backward) : backward();
+        by_grains ? replica->grains().backward(first_grain + step.microbatch, backward) : backward();
       });
       ties = ties_->take_gradients(step.stage);
       if (step.stage == 0) continue;
@@ -417,9 +438,8 @@ at::Tensor Pipeline::forward_backward(const Batch& batch, const Criterion& crite
   return state_->forward_backward(batch, criterion, nullptr);
 }
 
-at::Tensor Pipeline::forward_backward(const Batch& batch, const Criterion& criterion,
-                                      const std::shared_ptr<Replica>& replica) {
-  return state_->forward_backward(batch, criterion, replica);
+at::Tensor Pipeline::forward_backward(const Batch& batch, const Criterion& criterion, Replicas& replicas) {
+  return state_->forward_backward(batch, criterion, replicas.replica());
 }
 
 at::Tensor Pipeline::forward(const at::Tensor& x) {

@@ -6,6 +6,8 @@
 #include <lockstep/split/split_model.hpp>
 #include <lockstep/tensor_parallel/tensor_parallel.hpp>
 
+#include "data_parallel/loss_part.hpp"
+#include "data_parallel/replica.hpp"
 #include "data_parallel/trained_net.hpp"
 #include "pipeline/pipeline_stage.hpp"
 #include "ranks/gather.hpp"
@@ -58,6 +60,17 @@ void compare_batches(Rank& tensor, const Batch& batch) {
                 ". Give batches() the mesh's data axis, and the same data, seed, epoch and shuffle on all ranks, and "
                 "take as many batches everywhere");
   }
+}
+
+// The function, which backward() is to call, with the Autocast that is on when loss() is called.
+template <class Function>
+auto with_autocast_of_now(const c10::Device& device, Function function) {
+  return [device, type = at::autocast::get_autocast_dtype(device.type()),
+          is_on = at::autocast::is_autocast_enabled(device.type()),
+          function = std::move(function)](const auto&... arguments) mutable -> torch::Tensor {
+    const Autocast as_then(device, type, is_on);
+    return function(arguments...);
+  };
 }
 
 // Rank `owner`'s values of a stage's tensors, on all ranks of the pipeline.
@@ -144,23 +157,20 @@ Loss SplitModel::loss(const Batch& batch, const Criterion& criterion) {
         ": SplitModel: with a grain the results must not depend on the number of ranks, and sums over slices of "
         "layers do. Split by data and layers alone, or leave out BatchOptions::grain");
   }
+  const auto& replica = replicas_.replica();
   if (pipeline_) {
-    const c10::Device device = tensor.device();
-    const auto compute = [pipeline = *pipeline_, replicas = replicas_, batch, criterion, device,
-                          type = at::autocast::get_autocast_dtype(device.type()),
-                          is_on = at::autocast::is_autocast_enabled(device.type())]() mutable {
-      const Autocast as_then(device, type, is_on);
+    const auto both = [pipeline = *pipeline_, replicas = replicas_, batch, criterion]() mutable {
       return pipeline.forward_backward(batch, criterion, replicas);
     };
-    return replicas_.replica()->loss_of_backward(compute, batch);
+    return interleaved_loss_of(replica, batch, with_autocast_of_now(tensor.device(), both));
   }
-  RECORD_USER_SCOPE("lockstep::forward");
-  if (!takes_batch_) return replicas_.loss(batch, criterion);
-  const std::function<torch::Tensor(const Batch&)> mean_of = [net = replicas_, criterion](const Batch& part) mutable {
-    const torch::Tensor y_hat = net(part);
+  const auto mean_of = [net = replicas_, criterion, takes_batch = takes_batch_](const Batch& part) mutable {
+    RECORD_USER_SCOPE("lockstep::forward");
+    const torch::Tensor y_hat = takes_batch ? net(part) : net(part.x);
     return part.size() > 0 ? criterion(y_hat, part) : y_hat.sum();
   };
-  return replicas_.loss(batch, mean_of);
+  return batch.grain > 0 ? late_loss_of(replica, batch, with_autocast_of_now(tensor.device(), mean_of))
+                         : loss_of(replica, batch, mean_of);
 }
 
 torch::Tensor SplitModel::forward(const torch::Tensor& x) {

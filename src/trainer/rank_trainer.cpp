@@ -6,10 +6,11 @@
 #include <lockstep/data_parallel/running_statistics.hpp>
 #include <lockstep/data_parallel/sync_batch_norm.hpp>
 #include <lockstep/devices/memory_format.hpp>
+#include <lockstep/lab/check_arithmetic.hpp>
 #include <lockstep/models/text.hpp>
 
 #include "batch_settings.hpp"
-#include "data_parallel/averaging.hpp"
+#include "data_parallel/replica.hpp"
 #include "data_parallel/replica_check.hpp"
 #include "devices/device_streams.hpp"
 #include "evaluation.hpp"
@@ -90,7 +91,7 @@ RankTrainer::RankTrainer(const TrainOptions& options, const TrainCallbacks& call
            {.average = options.exchange.sync_every == 0,
             .hook = hook_,
             .sharded = static_cast<Sharded>(options.exchange.zero_stage),
-            .check_arithmetic = options.check_arithmetic},
+            .grain_check = options.check_arithmetic > 0 ? check_arithmetic(options.check_arithmetic) : nullptr},
            made_.takes_batch),
       update_(options, net_,
               {.optimizer = task.optimizer,
@@ -105,9 +106,9 @@ RankTrainer::RankTrainer(const TrainOptions& options, const TrainCallbacks& call
           make_step({task_, options_, callbacks_, rank_, net_, update_, totals_, watch_, replicas_}, std::move(graph))),
       shares_(shares_of(options.batch)),
       stopping_(rank_, callbacks.stop) {
-  made_.layers = nullptr;             // with the layers of other ranks
-  update_.part()->leave_comparing();  // replicas_ does
-  if (balances(options.batch)) balance_.emplace(update_.part(), net_.mesh().data(), balance);
+  made_.layers = nullptr;  // with the layers of other ranks
+  if (auto* const averaging = update_.part()->averaging()) averaging->leave_comparing();  // replicas_ does
+  if (balances(options.batch)) balance_.emplace(Replicas(update_.part()), net_.mesh().data(), balance);
   watch_waits_of_gpu();
   if (resumed != nullptr) restore(*resumed);
   const auto warn = [&](const std::string& remark) {
@@ -153,9 +154,8 @@ EpochMetrics RankTrainer::epoch(int number, const Keep& keep) {
 // What a backward waits for when its own part is queued goes over several streams, with a hook or a grain.
 void RankTrainer::watch_waits_of_gpu() {
   const auto& replica = update_.part();
-  const auto* const averaging = replica->averaging();
-  if (!wait_clock_ || rank_.device().is_cpu() || averaging == nullptr || averaging->waits_in_backward()) return;
-  replica->watch_backwards([clock = wait_clock_] { clock->hold(); }, [clock = wait_clock_] { clock->release(); });
+  if (!wait_clock_ || rank_.device().is_cpu() || !replica->averaging() || replica->divides_gradients()) return;
+  replica->backwards().watch([clock = wait_clock_] { clock->hold(); }, [clock = wait_clock_] { clock->release(); });
 }
 
 void RankTrainer::add_times(const torch::Tensor& of_ranks) {

@@ -5,7 +5,7 @@
 #include <lockstep/lab/power_sgd.hpp>
 
 #include "base/number_text.hpp"
-#include "data_parallel/averaging.hpp"
+#include "data_parallel/replica.hpp"
 #include "data_parallel/trained_net.hpp"
 #include "nn/module_state.hpp"
 #include "rank_tables.hpp"
@@ -173,7 +173,9 @@ void RankTrainer::load_hook(const RunState& state) {
 
 // The order of gradients in their buckets is learnt once. If Gloo or NCCL add, the next step's bits depend on it.
 void RankTrainer::save_order(RunState& state) {
-  auto order = update_.part()->learnt_order();
+  auto* const averaging = update_.part()->averaging();
+  std::vector<int64_t> order;
+  if (averaging) order = averaging->order();
   const torch::Tensor longest = at::tensor(static_cast<int64_t>(order.size()), at::kLong).to(rank_.device());
   rank_.allreduce(longest, c10d::ReduceOp::MAX);
   if (longest.item<int64_t>() == 0) return;
@@ -186,7 +188,9 @@ void RankTrainer::load_order(const torch::Tensor& table) {
   torch::Tensor order = table[rank_.index()].to(rank_.device(), torch::kLong, /*non_blocking=*/false, /*copy=*/true);
   net_.mesh().data().broadcast(order);
   order = order.cpu();
-  update_.part()->set_learnt_order({order.const_data_ptr<int64_t>(), order.const_data_ptr<int64_t>() + order.numel()});
+  auto* const averaging = update_.part()->averaging();
+  if (!averaging) return;
+  averaging->set_order({order.const_data_ptr<int64_t>(), order.const_data_ptr<int64_t>() + order.numel()});
 }
 
 // Sums over the ranks are what counts, so other ranks than the checkpoint's go on from one rank's share.

@@ -7,6 +7,7 @@
 
 #include "base/exception_text.hpp"
 #include "batch_settings.hpp"
+#include "data_parallel/replica.hpp"
 #include "graphed_step.hpp"
 #include "measures.hpp"
 #include "train_options.hpp"
@@ -77,7 +78,7 @@ class PlainStep : public TrainStep {
     with_.update.zero_grad();
     if (batch.grain > 0) with_.totals.grain_losses.begin_step(batch.grains());
     const auto& replica = with_.update.part();
-    const bool in_slices = batch.grain == 0 && replica->adds_up_parts();
+    const bool in_slices = batch.grain == 0 && replica->divides_gradients();
     // In slices all ranks need as many parts: what the rank with the fewest samples can have.
     const int64_t most = in_slices ? fewest_samples(batch, replica->rank().world_size()) : batch.size();
     const int64_t wanted = with_.options.batch.accumulate;
@@ -166,7 +167,7 @@ class RecordedStep : public PlainStep {
   void run(const Batch& batch) override {
     if (!graphed_.replay(batch)) return PlainStep::run(batch);
     // Adds nothing to the gradients, and averages them.
-    if (!exchange_recorded_ && with_.rank.world_size() > 1) with_.update.part()->backward_through([] {});
+    if (!exchange_recorded_ && with_.rank.world_size() > 1) with_.update.part()->backwards().run([] {});
     judge_and_finish(batch);
   }
 

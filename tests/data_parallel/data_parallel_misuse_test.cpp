@@ -143,6 +143,33 @@ TEST(DataParallelMisuse, BatchesInAnotherOrderAreRefusedOnAllRanks) {
   }
 }
 
+// Nothing in their arguments says of which batch they are.
+TEST(DataParallelMisuse, BackwardsThatDoNotGetTheBatchKnowItAllTheSame) {
+  using Net = DataParallel<torch::nn::LinearImpl>;
+  const auto through = [](Net& net, const Batch& batch) {
+    net.backward_through([&] { F::cross_entropy(net(batch.x), batch.y).backward(); });
+  };
+  const auto mean = [](Net& net, const Batch& batch) {
+    net.mean(F::cross_entropy(net(batch.x), batch.y), batch.size(), batch.global_size).backward();
+  };
+  for (const std::function<void(Net&, const Batch&)>& backward :
+       {std::function<void(Net&, const Batch&)>(through), {mean}}) {
+    for (const bool differ : {true, false}) {
+      const auto errors = errors_of(2, [&](Rank& rank) {
+        Net net(torch::nn::Linear(6, 3), rank);
+        const uint64_t seed = differ && rank.index() == 1 ? 1 : 0;
+        for (auto& batch : lockstep::batches(data, {.size = 4, .seed = seed}, rank)) {
+          // What a rank looks at by itself, and is not cut for all of them, does not count.
+          auto all = lockstep::batches(data, {.size = 4, .seed = 7});
+          if (!differ && rank.index() == 1) EXPECT_EQ((*all.begin()).size(), 4);
+          backward(net, batch);
+        }
+      });
+      EXPECT_THAT(errors, Each(differ ? HasSubstr("rank 1 has another one than rank 0") : HasSubstr("(no error)")));
+    }
+  }
+}
+
 TEST(DataParallelMisuse, ABatchThatOneRankLeavesOutIsSeen) {
   const auto errors = errors_of(3, [](Rank& rank) {
     DataParallel net(torch::nn::Linear(6, 3), rank);
@@ -218,8 +245,8 @@ TEST(DataParallelMisuse, WeightsAndGradientsThatAreNotNumbersHaveNotChanged) {
 TEST(DataParallelMisuse, StepsWithGradientsThatWereNotAveragedAreRefused) {
   for (const std::string how :
        {"tensor", "no_sync", "no_sync that lives on", "tensor beside stage 1", "no_sync beside stage 2"}) {
-    for (const std::string then : {"forward", "backward"}) {
-      if (how == "no_sync that lives on" && then == "backward") continue;  // its forward comes first
+    for (const std::string then : {"loss", "backward_through"}) {
+      if (how == "no_sync that lives on" && then == "backward_through") continue;
       const auto errors = errors_of(2, [&](Rank& rank) {
         torch::nn::Linear module(6, 3);
         DataParallel net(module, rank,
@@ -238,8 +265,8 @@ TEST(DataParallelMisuse, StepsWithGradientsThatWereNotAveragedAreRefused) {
         }
         if (how != "no_sync that lives on") guard.reset();
         sgd.step();
-        if (then == "forward") {
-          net(batch.x);
+        if (then == "loss") {
+          net.loss(batch, F::cross_entropy).backward();
         } else {
           net.backward_through([] {});
         }

@@ -5,6 +5,7 @@
 #include <lockstep/data_parallel/data_parallel.hpp>
 #include <lockstep/data_parallel/optimizer.hpp>
 
+#include "data_parallel/loss_part.hpp"
 #include "data_parallel/parameter_units.hpp"
 #include "devices/memory_meter.hpp"
 #include "ranks/trained_parameters.hpp"
@@ -87,7 +88,7 @@ TEST(FullShardingMemory, WithAGrainARankHasSumsOfWholeGradientsWhereItHasSeveral
         meter.reset_peak();
         for (const auto& batch : batches(data.to(rank.device()), {.size = grains, .grain = 1}, rank)) {
           const auto mean_of = [&](const Batch& grain) { return F::cross_entropy(net(grain.x), grain.y); };
-          net.replica()->backward_by_grains(batch, mean_of);
+          lockstep::late_loss_of(net.replica(), batch, mean_of).backward();
         }
         adam.step();
         at_rest = meter.current();

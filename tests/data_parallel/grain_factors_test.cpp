@@ -4,11 +4,13 @@
 #include <torch/torch.h>
 #include <lockstep/data_parallel/data_parallel.hpp>
 #include <lockstep/data_parallel/optimizer.hpp>
+#include <lockstep/lab/check_arithmetic.hpp>
 #include <lockstep/models/linear.hpp>
 
 #include "data_parallel/grain_sums.hpp"
-#include "models/factors_scope.hpp"
+#include "data_parallel/loss_part.hpp"
 #include "models/linear_products.hpp"
+#include "nn/factors_scope.hpp"
 #include "support/intra_op_threads.hpp"
 #include "support/tensor_bits.hpp"
 #include "support/test_devices.hpp"
@@ -260,19 +262,21 @@ TensorBits train(const Layout& layout) {
     if (layout.has_hooks) {
       for (const auto& parameter : module->parameters()) parameter.register_hook([](const Tensor&) {});
     }
-    DataParallel net(module, rank,
-                     {.bucket_bytes = layout.bucket_bytes,
-                      .first_bucket_bytes = layout.bucket_bytes,
-                      .overlap = layout.overlap,
-                      .sharded = layout.sharded,
-                      .check_arithmetic = layout.check_arithmetic});
+    DataParallel net(
+        module, rank,
+        {.bucket_bytes = layout.bucket_bytes,
+         .first_bucket_bytes = layout.bucket_bytes,
+         .overlap = layout.overlap,
+         .sharded = layout.sharded,
+         .grain_check = layout.check_arithmetic > 0 ? check_arithmetic(layout.check_arithmetic) : nullptr});
     Optimizer sgd(net, torch::optim::SGDOptions(0.1));
     for (int epoch = 0; epoch < 2; ++epoch) {
       const BatchOptions options{.size = 43, .seed = 6, .epoch = epoch, .grain = 5};
       for (const auto& batch : batches(data.to(rank.device()), options, rank)) {
         sgd.zero_grad();
-        net.replica()->backward_by_grains(batch,
-                                          [&](const Batch& grain) { return F::cross_entropy(net(grain.x), grain.y); });
+        late_loss_of(net.replica(), batch, [&](const Batch& grain) {
+          return F::cross_entropy(net(grain.x), grain.y);
+        }).backward();
         sgd.step();
       }
     }

@@ -5,6 +5,7 @@
 #include <lockstep/data_parallel/data_parallel.hpp>
 #include <lockstep/data_parallel/optimizer.hpp>
 #include <lockstep/data_parallel/sync_batch_norm.hpp>
+#include <lockstep/lab/check_arithmetic.hpp>
 #include <lockstep/lab/half_precision_hook.hpp>
 
 #include "support/error_of.hpp"
@@ -231,10 +232,11 @@ TEST(GrainRefusalsTest, OfLossesWithoutAGraph) {
 TEST(GrainRefusalsTest, OfComputingAgainWhereParametersAreDivided) {
   EXPECT_THAT(error_on_ranks(2,
                              [](Rank& rank) {
-                               DataParallel net(torch::nn::Linear(4, 3), rank,
-                                                {.sharded = Sharded::parameters, .check_arithmetic = 0.5});
+                               DataParallel net(
+                                   torch::nn::Linear(4, 3), rank,
+                                   {.sharded = Sharded::parameters, .grain_check = lockstep::check_arithmetic(0.5)});
                              }),
-              AllOf(HasSubstr("check_arithmetic"), HasSubstr("Take Sharded::gradients")));
+              AllOf(HasSubstr("a grain_check has a grain computed again"), HasSubstr("Take Sharded::gradients")));
 }
 
 }  // namespace grain_refusals_test

@@ -4,6 +4,7 @@
 #include <torch/torch.h>
 #include <lockstep/data_parallel/data_parallel.hpp>
 #include <lockstep/data_parallel/optimizer.hpp>
+#include <lockstep/lab/check_arithmetic.hpp>
 #include <lockstep/pipeline/pipeline.hpp>
 #include <lockstep/server/parameter_server.hpp>
 
@@ -52,7 +53,9 @@ TEST_P(LowPrecisionLoss, HasTheGradientsOfAnyOther) {
   for (const auto type : {torch::kDouble, torch::kBFloat16, torch::kHalf}) {
     std::vector<double> gradients(static_cast<size_t>(of.ranks));
     lockstep::run(lockstep::test_devices(of.ranks), [&](Rank& rank) {
-      DataParallel net(std::make_shared<Scale>(), rank, {.check_arithmetic = of.check_arithmetic});
+      DataParallel net(
+          std::make_shared<Scale>(), rank,
+          {.grain_check = of.check_arithmetic > 0 ? lockstep::check_arithmetic(of.check_arithmetic) : nullptr});
       const lockstep::BatchOptions options{.size = of.samples, .grain = of.grain};
       for (auto& batch : lockstep::batches(ones(of.samples), options, rank)) {
         const auto parts = batch.in_parts(of.parts);

@@ -5,6 +5,7 @@
 #include <lockstep/base/error.hpp>
 #include <lockstep/data_parallel/data_parallel.hpp>
 
+#include "data_parallel/replica.hpp"
 #include "support/group_tests.hpp"
 
 #include <algorithm>
@@ -225,19 +226,19 @@ TEST(Reducer, GoesOnInAnOrderThatWasLearntBeforeButNotInAForeignOne) {
   using Order = std::vector<int64_t>;
   run_spied(2, [](Rank& rank, Log& log) {
     DataParallel first(Scales(), rank, one_each), second(Scales(), rank, one_each);
-    EXPECT_THAT(first.replica()->learnt_order(), IsEmpty());
+    EXPECT_THAT(first.replica()->averaging()->order(), IsEmpty());
     for (const Order& foreign :
          {Order{}, Order{3, -1, -1, -1}, Order{3, 0, 1, 1}, Order{3, 0, 1, 3}, Order{4, 0, 1, 2}}) {
-      first.replica()->set_learnt_order(foreign);
-      EXPECT_THAT(first.replica()->learnt_order(), IsEmpty());
+      first.replica()->averaging()->set_order(foreign);
+      EXPECT_THAT(first.replica()->averaging()->order(), IsEmpty());
     }
     first.loss(inputs(rank), mean_of_outputs).backward();
     EXPECT_THAT(log, ElementsAre("average 2", "average 1", "average 3"));
-    Order order = first.replica()->learnt_order();
+    Order order = first.replica()->averaging()->order();
     order.push_back(-1);  // as a checkpoint has it beside longer ones
-    second.replica()->set_learnt_order(order);
+    second.replica()->averaging()->set_order(order);
     order.pop_back();
-    EXPECT_EQ(second.replica()->learnt_order(), order);
+    EXPECT_EQ(second.replica()->averaging()->order(), order);
     log.clear();
     second.loss(inputs(rank), mean_of_outputs).backward();
     EXPECT_THAT(log, ElementsAre("average 3", "average 2", "average 1"));

@@ -5,6 +5,7 @@
 #include <lockstep/data_parallel/data_parallel.hpp>
 #include <lockstep/data_parallel/optimizer.hpp>
 
+#include "data_parallel/backwards.hpp"
 #include "devices/memory_meter.hpp"
 #include "support/group_tests.hpp"
 

@@ -7,6 +7,7 @@
 #include <lockstep/lab/half_precision_hook.hpp>
 #include <lockstep/lab/optimizers.hpp>
 
+#include "data_parallel/replica.hpp"
 #include "support/error_of.hpp"
 #include "support/test_devices.hpp"
 

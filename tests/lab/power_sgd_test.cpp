@@ -6,6 +6,7 @@
 #include <lockstep/ranks/traffic.hpp>
 
 #include "data_parallel/backward_report.hpp"
+#include "data_parallel/replica.hpp"
 #include "support/group_tests.hpp"
 
 #include <memory>
@@ -198,7 +199,7 @@ TEST_P(PowerSgdWorlds, GoesOnFromWhatItRemembered) {
         auto& stopped = step < 2 ? before : after;
         if (step == 2) {
           second->load(first->errors(), first->queries(), rank.device());
-          after.replica()->set_learnt_order(before.replica()->learnt_order());
+          after.replica()->averaging()->set_order(before.replica()->averaging()->order());
         }
         backward_with(net, gradients[step][rank.index()]);
         backward_with(stopped, gradients[step][rank.index()]);

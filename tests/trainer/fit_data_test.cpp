@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 #include <lockstep/data/sample_files.hpp>
+#include <lockstep/lab/check_arithmetic.hpp>
 #include <lockstep/lab/optimizers.hpp>
 #include <lockstep/nn/tensor_files.hpp>
 #include <lockstep/nn/weights.hpp>
@@ -139,7 +140,7 @@ TEST_P(FitDataWorlds, ALoopOfOnesOwnGetsTheGradientsOfTheWholeBatch) {
     const auto alone = made();
     for (const int64_t grain : {0, 4}) {
       // With grains other ranks compute each of them again, for which they get its masks too.
-      DataParallel net(made(), rank, {.check_arithmetic = grain > 0 ? 1.0 : 0.0});
+      DataParallel net(made(), rank, {.grain_check = grain > 0 ? lockstep::check_arithmetic(1) : nullptr});
       Batches whole = batches(data, {.size = 16, .seed = 1});
       auto expected = whole.begin();
       for (auto& batch : batches(data, {.size = 16, .seed = 1, .grain = grain}, rank)) {

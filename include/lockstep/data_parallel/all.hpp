@@ -3,8 +3,9 @@
 //   communication_hook      how one bucket of gradients is averaged
 //   convert_sync_batchnorm  BatchNorm over the samples of all ranks
 //   data_parallel           DataParallel: a replica on every rank, gradients averaged; Criterion
+//   loss                    Loss, whose backward() averages; the guards NoSync and Whole
 //   optimizer               Optimizer: steps, clips, skips, saves and loads, wherever the parameters lie
-//   replica                 Replica: what a DataParallel of any module is a handle on; Loss, NoSync
+//   options                 DataParallelOptions, Sharded
 //   running_statistics      one set of BatchNorm's running statistics for all ranks
 // Not in lockstep.hpp:
 //   sync_batch_norm         the layer SyncBatchNorm
@@ -21,6 +22,7 @@
 #include <lockstep/data_parallel/communication_hook.hpp>
 #include <lockstep/data_parallel/convert_sync_batchnorm.hpp>
 #include <lockstep/data_parallel/data_parallel.hpp>
+#include <lockstep/data_parallel/loss.hpp>
 #include <lockstep/data_parallel/optimizer.hpp>
-#include <lockstep/data_parallel/replica.hpp>
+#include <lockstep/data_parallel/options.hpp>
 #include <lockstep/data_parallel/running_statistics.hpp>

@@ -9,7 +9,6 @@
 
 #include <torch/nn/module.h>
 #include <lockstep/data_parallel/optimizer.hpp>
-#include <lockstep/data_parallel/replica.hpp>
 #include <lockstep/ranks/rank.hpp>
 
 namespace lockstep {

@@ -16,7 +16,8 @@
 #include <torch/nn/pimpl.h>
 #include <lockstep/data/data.hpp>
 #include <lockstep/data/sample_function.hpp>
-#include <lockstep/data_parallel/replica.hpp>
+#include <lockstep/data_parallel/loss.hpp>
+#include <lockstep/data_parallel/options.hpp>
 #include <lockstep/nn/sample_scope.hpp>
 #include <lockstep/ranks/rank.hpp>
 
@@ -28,6 +29,8 @@
 #include <utility>
 
 namespace lockstep {
+
+class TrainedNet;
 
 namespace detail {
 
@@ -84,17 +87,78 @@ class Criterion {
   detail::SampleFunction function_;
 };
 
-// A handle: copies are the same net, and a move is a copy too. Once its Rank's run() is over, forwards still work and
+// A net of which every rank has an equal replica, whatever its module's type is: what a DataParallel is a typed handle
+// on. Copies are the same net, and a move is a copy too. Once its Rank's run() is over, forwards still work and
 // backwards throw Error.
+class Replicas {
+ public:
+  Replicas(const Replicas&) = default;
+  Replicas& operator=(const Replicas&) = default;
+
+  // See Whole. Before save_weights(), evaluate() and check_replicas().
+  Whole whole() const { return Whole(replica_); }
+
+  // A Loss of a mean that you compute yourself. `local_mean` is the scalar mean over this rank's `local_size` samples,
+  // of the global batch's `global_size`. If local_size is 0, local_mean may be undefined. But if the module has a
+  // SyncBatchNorm, or with Sharded::parameters, it must come from an empty batch that went through all layers, and must
+  // not be NaN: take a sum.
+  Loss mean(at::Tensor local_mean, int64_t local_size, int64_t global_size);
+
+  // Open this around a forward of your own; loss() does it by itself. While the result lives, this thread's Dropout
+  // layers (dropout.hpp) draw by the places of `batch`'s samples in the global batch, and by steps_done(). They also
+  // draw by the number of whole batches before it in the step, under no_sync().
+  [[nodiscard]] SampleScope samples(const Batch& batch) const;
+
+  // The number of backwards so far outside of no_sync. It is equal on all ranks, and gives the step of a Dropout's
+  // masks. If you resume from a checkpoint, set it to the value that it had there.
+  int64_t steps_done() const;
+  void set_steps_done(int64_t steps);
+
+  // For a backward that is not that of one Loss. compute() calls LibTorch's backward itself, any number of times. When
+  // this returns, all gradients are averages over the ranks, as after Loss::backward(). A parameter's gradient may be
+  // averaged as soon as something was added to it. So compute every contribution but the last under no_sync(). All
+  // ranks must call it. Throws as Loss::backward() does. Of which batch it is, it takes from the one that this thread
+  // took last from batches().
+  void backward_through(const std::function<void()>& compute);
+
+  // The factor for a part's mean loss with which the average over the ranks is the gradient of the global batch's mean
+  // loss: local_size * ranks / global_size. Multiply a loss of float32 or wider: 16 bits would round the factor. Throws
+  // Error for impossible sizes.
+  double weight_of(int64_t local_size, int64_t global_size) const;
+
+  // While the result lives, backward() only adds up gradients. Use it for a global batch that is computed in parts, as
+  // batch.in_parts(k) cuts it:
+  //   { auto guard = net.no_sync(); net.loss(first, …).backward(); }
+  //   net.loss(last, …).backward();
+  // Gradients of several whole batches add up to their sum, as in LibTorch.
+  [[nodiscard]] NoSync no_sync() { return NoSync(replica_); }
+
+  std::shared_ptr<TrainedNet> trained() const;  // for an Optimizer
+  // These two are for lockstep's own code: Replica's class is private.
+  explicit Replicas(std::shared_ptr<Replica> replica) : replica_(std::move(replica)) {}
+  const std::shared_ptr<Replica>& replica() const { return replica_; }
+
+ protected:
+  using MeanOf = std::function<at::Tensor(const Batch&)>;
+  Replicas(std::shared_ptr<torch::nn::Module> module, Rank& rank, const DataParallelOptions& options);
+  Loss loss_of(const Batch& batch, const MeanOf& mean_of);
+  static void check_module_is_open(const Replica& replica);  // throws Error if nobody may reach it
+  static void before_forward(Replica& replica);
+  static void rethrow_failure(const Replica& replica);  // while an exception of forward() is handled
+
+ private:
+  std::shared_ptr<Replica> replica_;
+};
+
 template <class Module>
-class DataParallel {
+class DataParallel : public Replicas {
  public:
   // Makes the replicas equal: the module moves to rank.device(), and its parameters and buffers become rank 0's. Create
   // optimizers afterwards. Takes a module by value, a module holder (TORCH_MODULE) or a shared_ptr. Throws Error on
-  // every rank if the ranks' modules differ (also in their parameters' names), for a null module, and for an option
-  // below 1.
+  // every rank if the ranks' modules differ in their number of tensors, a name, a shape or a type; for a null module;
+  // and for an option below 1.
   DataParallel(std::shared_ptr<Module> module, Rank& rank, const DataParallelOptions& options = {})
-      : module_(std::move(module)), replica_(std::make_shared<Replica>(module_, rank, options)) {}
+      : Replicas(module, rank, options), module_(std::move(module)) {}
   DataParallel(Module module, Rank& rank, const DataParallelOptions& options = {})  //
       requires std::derived_from<Module, torch::nn::Module>
       : DataParallel(std::make_shared<Module>(std::move(module)), rank, options) {}
@@ -107,27 +171,17 @@ class DataParallel {
   // whole() lives: LibTorch's optimizers and clip_grad_norm_ would find no gradients there.
   Module* operator->() const { return &**this; }
   Module& operator*() const {
-    replica_->check_module_is_open();
+    check_module_is_open(*replica());
     return *module_;
   }
 
   void train(bool on = true) { module_->train(on); }  // as of a torch::nn::Module, on every layer
   void eval() { module_->eval(); }
 
-  // See Whole. Before save_weights() and evaluate().
-  Whole whole() const { return Whole(replica_); }
-
-  // Calls the module's forward on this rank's replica, without communication. Throws Error if gradients that were never
-  // averaged have changed the parameters, as after the backward() of a tensor instead of a Loss.
+  // Calls the module's forward on this rank's replica, without communication.
   template <class... Arguments>
   auto operator()(Arguments&&... arguments) {
-    replica_->check_that_steps_were_averaged();
-    try {
-      return module_->forward(std::forward<Arguments>(arguments)...);
-    } catch (...) {
-      replica_->rethrow_failure();
-      throw;
-    }
+    return forward_of(*module_, *replica(), std::forward<Arguments>(arguments)...);
   }
 
   // The mean loss of this rank's part: criterion(forward(batch.x), batch.y), which must be a mean over the samples. A
@@ -135,20 +189,11 @@ class DataParallel {
   // empty part gives zero without calling forward; but with a SyncBatchNorm in the module, or with
   // Sharded::parameters, it is passed through all layers, whose exchanges with the other ranks need this one.
   Loss loss(const Batch& batch, const Criterion& criterion) {
-    if (batch.grain > 0) {  // check_arithmetic calls it until backward() is done, when this handle may be gone
-      return loss(batch, [module = module_, replica = replica_.get(), criterion](const Batch& grain) {
-        replica->check_that_steps_were_averaged();
-        return criterion(module->forward(detail::input_of<Module>(grain)), grain);
-      });
-    }
-    const SampleScope scope = samples(batch);
-    torch::Tensor local_mean;
-    if (batch.size() > 0) {
-      local_mean = criterion((*this)(detail::input_of<Module>(batch)), batch);
-    } else if (replica_->forwards_empty_parts()) {
-      local_mean = torch::Tensor((*this)(detail::input_of<Module>(batch))).sum();
-    }
-    return replica_->mean(std::move(local_mean), batch.size(), batch.global_size, batch.mark);
+    // A grain_check calls it until backward() is done, when this handle may be gone. The Loss keeps the replica.
+    return loss_of(batch, [module = module_, replica = replica().get(), criterion](const Batch& part) {
+      at::Tensor y_hat = forward_of(*module, *replica, detail::input_of<Module>(part));
+      return part.size() > 0 ? criterion(y_hat, part) : y_hat.sum();
+    });
   }
 
   // The same as loss(batch, Criterion(function, options)):
@@ -163,65 +208,34 @@ class DataParallel {
   // once for this rank's part, unless that is empty; with a grain once for each grain of it, ascending. If the module
   // has a SyncBatchNorm, or with Sharded::parameters, it is called for an empty part too, and must then give a sum. By
   // grains, call backward() before the next loss(): BatchNorm's running statistics follow the last one. With a grain
-  // and Sharded::parameters it is called as often on all ranks, for stand-ins too (Replica::loss_by_grains()), and
-  // never for an empty part. The module's buffers do not change by stand-ins. Hooks on parameters do see them, and so
-  // does what mean_of() counts itself; there SampleScope::current()->place().again tells.
+  // and Sharded::parameters it is called as often on all ranks, and never for an empty part: a rank with fewer grains
+  // than another one computes stand-ins after its grains, of two samples, or of one if a grain has one. Their results
+  // are dropped, and the module's buffers do not change by them. Hooks on parameters do see them, and so does what
+  // mean_of() counts itself; there SampleScope::current()->place().again tells.
+  //
+  // With a grain it throws Error: a batch whose samples are not this rank's grains; more than one intra-op thread;
+  // layers whose results depend on the ranks (SyncBatchNorm, LibTorch's dropout); averages that do (a communication
+  // hook, none at all). With Sharded::parameters also a batch without samples; stand-ins without Batch::like, or with
+  // one that is not like x, y and `more`; a part by in_parts() of a batch without Batch::runs.
   template <class MeanOf>
   requires(!detail::HoldsModule<MeanOf>) && std::invocable<MeanOf, const Batch&>  //
       Loss loss(const Batch& batch, const MeanOf& mean_of) {
-    if (batch.grain > 0) return replica_->loss_by_grains(batch, mean_of);
-    const SampleScope scope = samples(batch);
-    const bool calls = batch.size() > 0 || replica_->forwards_empty_parts();
-    return replica_->mean(calls ? torch::Tensor(mean_of(batch)) : torch::Tensor(), batch.size(), batch.global_size,
-                          batch.mark);
+    return loss_of(batch, mean_of);
   }
-
-  // The same for a loss that you compute yourself. `local_mean` is the scalar mean over this rank's `local_size`
-  // samples, of the global batch's `global_size`. If local_size is 0, local_mean may be undefined. But if the module
-  // has a SyncBatchNorm, or with Sharded::parameters, it must come from an empty batch that went through all layers,
-  // and must not be NaN: take a sum.
-  Loss mean(torch::Tensor local_mean, int64_t local_size, int64_t global_size) {
-    return replica_->mean(std::move(local_mean), local_size, global_size);
-  }
-
-  // Open this around a forward of your own; loss() does it by itself. While the result lives, this thread's Dropout
-  // layers (dropout.hpp) draw by the places of `batch`'s samples in the global batch, and by steps_done(). They also
-  // draw by the number of whole batches before it in the step, under no_sync().
-  [[nodiscard]] SampleScope samples(const Batch& batch) const { return SampleScope(replica_->place_of(batch)); }
-
-  // The number of backwards so far outside of no_sync. It is equal on all ranks, and gives the step of a Dropout's
-  // masks. If you resume from a checkpoint, set it to the value that it had there.
-  int64_t steps_done() const { return replica_->steps_done(); }
-  void set_steps_done(int64_t steps) { replica_->set_steps_done(steps); }
-
-  // For a backward that is not that of one Loss. compute() calls LibTorch's backward itself, any number of times. When
-  // this returns, all gradients are averages over the ranks, as after Loss::backward(). A parameter's gradient may be
-  // averaged as soon as something was added to it. So compute every contribution but the last under no_sync(). All
-  // ranks must call it. Throws as Loss::backward() does.
-  void backward_through(const std::function<void()>& compute) { replica_->backward_through(compute); }
-
-  // The factor for a part's mean loss with which the average over the ranks is the gradient of the global batch's mean
-  // loss: local_size * ranks / global_size. Multiply a loss of float32 or wider: 16 bits would round the factor. Throws
-  // Error for impossible sizes.
-  double weight_of(int64_t local_size, int64_t global_size) const {
-    return replica_->weight_of(local_size, global_size);
-  }
-
-  std::shared_ptr<TrainedNet> trained() const { return trained_net(replica_); }  // for an Optimizer
-
-  // The replica without its module's type, for code such as Pipeline.
-  const std::shared_ptr<Replica>& replica() const { return replica_; }
-
-  // While the result lives, backward() only adds up gradients. Use it for a global batch that is computed in parts, as
-  // batch.in_parts(k) cuts it:
-  //   { auto guard = net.no_sync(); net.loss(first, …).backward(); }
-  //   net.loss(last, …).backward();
-  // Gradients of several whole batches add up to their sum, as in LibTorch.
-  [[nodiscard]] NoSync no_sync() { return replica_->no_sync(); }
 
  private:
+  template <class... Arguments>
+  static auto forward_of(Module& module, Replica& replica, Arguments&&... arguments) {
+    before_forward(replica);
+    try {
+      return module.forward(std::forward<Arguments>(arguments)...);
+    } catch (...) {
+      rethrow_failure(replica);
+      throw;
+    }
+  }
+
   std::shared_ptr<Module> module_;
-  std::shared_ptr<Replica> replica_;
 };
 
 template <class Holder>

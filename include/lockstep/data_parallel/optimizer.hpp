@@ -22,7 +22,6 @@
 #include <torch/optim/optimizer.h>
 #include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
-#include <lockstep/data_parallel/replica.hpp>
 
 #include <filesystem>
 #include <functional>
@@ -32,6 +31,7 @@
 namespace lockstep {
 
 class NetOptimizer;
+class TrainedNet;
 
 struct StepOptions {
   // Gradients are scaled down so that their norm over all parameters of the network is at most this (Pascanu et al.

@@ -42,10 +42,7 @@ class Balance {
   // Measures net's backwards from here on, until it is destroyed. Until the first look, parts are near-equal, or as the
   // batches that it is given have them. All ranks must make one, with equal options. Throws Error if every < 1, if the
   // net has average = false, or if it has a Balance already.
-  template <class Module>
-  Balance(const DataParallel<Module>& net, Rank& rank, const BalanceOptions& options = {})
-      : Balance(net.replica(), rank, options) {}
-  Balance(std::shared_ptr<Replica> replica, Rank& rank, const BalanceOptions& options = {});
+  Balance(const Replicas& net, Rank& rank, const BalanceOptions& options = {});
   ~Balance();
   Balance(const Balance&) = delete;
   Balance& operator=(const Balance&) = delete;

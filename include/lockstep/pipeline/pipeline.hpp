@@ -95,10 +95,7 @@ class Pipeline {
   // the whole batch's size. The gradients become those of the global batch's mean loss. Each stage's gradients are
   // averaged during its last backward and after it. A batch with a grain gives the same bits on any number of ranks and
   // stages. Returns the loss of this pipeline's part.
-  template <class Module>
-  torch::Tensor forward_backward(const Batch& batch, const Criterion& criterion, DataParallel<Module>& replicas) {
-    return forward_backward(batch, criterion, replicas.replica());
-  }
+  torch::Tensor forward_backward(const Batch& batch, const Criterion& criterion, Replicas& replicas);
 
   // Returns the network's output for `x` [n, …], without gradients, on every rank and its device. Pass the same x on
   // every rank. It is computed in microbatches, in module()'s mode, train or eval. All ranks of this pipeline need the
@@ -109,9 +106,6 @@ class Pipeline {
   PipelineStats stats() const;
 
  private:
-  torch::Tensor forward_backward(const Batch& batch, const Criterion& criterion,
-                                 const std::shared_ptr<Replica>& replica);
-
   class State;
   std::shared_ptr<State> state_;
 };

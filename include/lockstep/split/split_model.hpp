@@ -43,9 +43,10 @@ class SplitModel {
 
   // The mean loss of this rank's part: see DataParallel::loss(). `batch` is the part of mesh().data()'s index, the same
   // for all ranks of that index; the loss too is equal on these ranks, and its global_item() is of the whole batch. All
-  // ranks must call it. In a pipeline forward and backward interleave: Loss::backward() computes both, with the
-  // Autocast that is on now, and calls the criterion where the last layer is, with a microbatch without x. A loss that
-  // is dropped without backward() costs nothing there. Throws Error: ranks of one data index whose batches differ, by
+  // ranks must call it. In a pipeline, and with a grain, forward and backward interleave: Loss::backward() computes
+  // both, with the Autocast that is on now, and value(), item() and global_item() throw Error before it. A loss that is
+  // dropped without backward() costs nothing then. A pipeline calls the criterion where the last layer is, with a
+  // microbatch without x. Throws Error: ranks of one data index whose batches differ, by
   // their size or by Batch::mark (on GPUs in the first batches only); a grain beside a split by channels. backward()
   // throws Error: a net that is split by layers or channels without an Optimizer; as Loss::backward() and Pipeline do.
   Loss loss(const Batch& batch, const Criterion& criterion);

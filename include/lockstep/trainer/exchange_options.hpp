@@ -27,9 +27,9 @@ struct ExchangeOptions {
   int64_t sync_every = 0;
   double outer_lr = 1;  // for this and outer_momentum see LocalSgdOptions
   double outer_momentum = 0;
-  // ZeRO (Sharded in replica.hpp). 0: every rank has the whole optimizer. 1: each rank keeps and computes its slice of
-  // the optimizer. 2: and of the gradients. 3: and of the parameters. From 2 on `accumulate` averages each part, so
-  // that no rank keeps gradients whole. Only with the network split by data alone, and not with lars and lamb.
+  // ZeRO (Sharded in data_parallel/options.hpp). 0: every rank has the whole optimizer. 1: each rank keeps and computes
+  // its slice of the optimizer. 2: and of the gradients. 3: and of the parameters. From 2 on `accumulate` averages each
+  // part, so that no rank keeps gradients whole. Only with the network split by data alone, and not with lars and lamb.
   int zero_stage = 0;
 };
 

@@ -99,7 +99,7 @@ struct TrainOptions {
   // at the end of each epoch alone, when two copies are compared and nothing else. 0: none.
   int64_t check_replicas = -1;
   // From 0 to 1: the fraction of the grains that another device computes again, and compares to the bit
-  // (DataParallelOptions::check_arithmetic). Needs batch.grain, and a split by data alone. 0: none.
+  // (lockstep/lab/check_arithmetic.hpp). Needs batch.grain, and a split by data alone. 0: none.
   double check_arithmetic = 0;
   Precision precision = Precision::float32;
   MemoryFormat memory_format = MemoryFormat::automatic;

@@ -1,4 +1,4 @@
-// FactorsScope: lets linear layers hand over the factors of a weight's gradient in backward, instead of the gradient.
+// FactorsScope: lets layers hand over the factors of a weight's gradient in backward, instead of the gradient.
 //
 // By grains, all grains' gradients of a weight are added up. With the factors of several grains their sum takes one
 // pass over memory, instead of two or three per grain. If several operators read a parameter, the order of adding their
@@ -8,13 +8,22 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "linear_products.hpp"
+#include "graph_leaves.hpp"
 
 #include <functional>
 #include <optional>
-#include <unordered_map>
+#include <vector>
 
 namespace lockstep {
+
+// A weight's gradient [out, in] as the product of two matrices.
+struct GradientFactors {
+  at::Tensor grad;  // [out, rows]
+  at::Tensor x;     // [rows, in]
+  // The layer's own kernel. It sets `sum` [out, in] to the sum of the products, in a balanced binary tree. Give a power
+  // of two of them. The bits are those of computing each product and adding them then.
+  void (*sum_products)(const std::vector<GradientFactors>& factors, const at::Tensor& sum);
+};
 
 class FactorsScope {
  public:
@@ -29,15 +38,11 @@ class FactorsScope {
   // caller of backward wants to see the gradient, by a hook or by torch::autograd::grad().
   static bool take(const at::Tensor& parameter, const GradientFactors& factors);
 
-  // Counts, for each leaf of a graph, the operators that read it.
-  using Uses = std::unordered_map<const at::TensorImpl*, int>;
-  static Uses uses_in_graph(const at::Tensor& root);
-
  private:
   const at::Tensor root_;
   const Take take_;
   FactorsScope* const before_;
-  std::optional<Uses> uses_;  // counted when first asked for
+  std::optional<GraphUses> uses_;  // counted when first asked for
 };
 
 }  // namespace lockstep

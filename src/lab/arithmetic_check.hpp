@@ -2,8 +2,8 @@
 //
 // A grain's gradients do not depend on the rank that computes it (docs/same-bits.md). So if two ranks get different
 // bits, one of them computes wrongly. Then all ranks compute that grain again, and the majority decides. Which grains
-// are checked follows from the seed and the step, so that all ranks know without a message. Used by its rank's thread;
-// note_gradient() by the thread that computes. Nothing that training uses is changed.
+// are checked follows from the seed and the step, so that all ranks know without a message. Nothing that training uses
+// is changed.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,11 +12,14 @@
 #include <lockstep/nn/sample_scope.hpp>
 #include <lockstep/ranks/rank.hpp>
 
+#include "data_parallel/grain_check.hpp"
 #include "ranks/trained_parameters.hpp"
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -42,23 +45,17 @@ using GrainHashes = std::vector<int64_t>;
 std::vector<int> wrong_ranks(const CheckedGrain& grain, const GrainHashes& owners, const GrainHashes& checkers,
                              const std::vector<GrainHashes>& again);
 
-class ArithmeticCheck {
+class ArithmeticCheck final : public GrainCheck {
  public:
-  using MeanOf = std::function<at::Tensor(const Batch& grain)>;
+  explicit ArithmeticCheck(double fraction);
 
-  // Throws Error: a fraction that is not above 0 and at most 1.
-  ArithmeticCheck(double fraction, const torch::nn::Module& module, const Rank& rank);
-
-  // Before this rank's part of a batch is computed, or a part of that. Until compare() it keeps mean_of, and the
-  // samples of the part's grains that are checked.
-  void begin(const Batch& part, const SamplePlace& place, const MeanOf& mean_of);
-  void note_loss(int64_t grain, const at::Tensor& mean);
-  void note_gradient(int64_t grain, const at::Tensor& parameter, const at::Tensor& gradient);
-
-  // Once the step's gradients are averaged, and before parameters change. All ranks must call it. Throws Error on all
-  // of them: a grain that two ranks computed with different bits. Cost, in steps with checked grains: their samples go
-  // to all ranks; a forward and a backward of each at its checker.
-  void compare();
+  void watch(const torch::nn::Module& module, const Rank& rank) override;
+  // It keeps the samples of the part's grains that are checked.
+  void begin(const Batch& part, const SampleScope::Place& place, const MeanOf& mean_of) override;
+  void note(int64_t grain, const at::Tensor& parameter, const at::Tensor& value) override;
+  // Throws Error on all ranks: a grain that two ranks computed with different bits. Cost, in steps with checked grains:
+  // their samples go to all ranks; a forward and a backward of each at its checker.
+  void compare() override;
 
  private:
   struct Note {  // of a checked grain that this rank computes for the step
@@ -75,14 +72,15 @@ class ArithmeticCheck {
   std::string difference(const GrainHashes& one, const GrainHashes& other) const;
 
   const double fraction_;
-  const torch::nn::Module& module_;
-  Rank rank_;
-  const NamedParameters parameters_;
+  std::atomic<bool> taken_ = false;  // by watch()
+  const torch::nn::Module* module_ = nullptr;
+  std::optional<Rank> rank_;
+  NamedParameters parameters_;
   std::map<const c10::TensorImpl*, size_t> places_;  // in GrainHashes
   // What belongs to the step's batch:
   std::vector<CheckedGrain> drawn_;
   Batch part_;  // this rank's, or one of its parts
-  SamplePlace place_;
+  SampleScope::Place place_;
   MeanOf mean_of_;
   bool autocast_ = false;  // around mean_of
   c10::ScalarType autocast_type_ = c10::ScalarType::BFloat16;

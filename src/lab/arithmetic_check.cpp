@@ -8,16 +8,17 @@
 #include <torch/csrc/autograd/autograd.h>
 #include <lockstep/base/error.hpp>
 #include <lockstep/devices/autocast.hpp>
+#include <lockstep/lab/check_arithmetic.hpp>
 
 #include "base/number_text.hpp"
 #include "base/scramble.hpp"
 #include "data/batch_tensors.hpp"
-#include "grain_statistics.hpp"
-#include "joined_names.hpp"
+#include "data_parallel/grain_statistics.hpp"
+#include "data_parallel/joined_names.hpp"
+#include "data_parallel/tensor_hash.hpp"
 #include "nn/weighed_backward.hpp"
 #include "ranks/gather.hpp"
 #include "ranks/rank_place.hpp"
-#include "tensor_hash.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -74,41 +75,49 @@ std::vector<int> wrong_ranks(const CheckedGrain& grain, const GrainHashes& owner
   return {wrong.begin(), wrong.end()};
 }
 
-ArithmeticCheck::ArithmeticCheck(double fraction, const torch::nn::Module& module, const Rank& rank)
-    : fraction_(fraction), module_(module), rank_(rank), parameters_(parameters_of(module)) {
-  if (!(fraction > 0 && fraction <= 1)) {
-    throw Error(rank_.name() + ": DataParallel: check_arithmetic is " + number_text(fraction) +
-                "; it is the fraction of the grains that is computed again, above 0 and at most 1, or 0 for none");
+std::shared_ptr<GrainCheck> check_arithmetic(double fraction) {
+  return std::make_shared<ArithmeticCheck>(fraction);
+}
+
+ArithmeticCheck::ArithmeticCheck(double fraction) : fraction_(fraction) {
+  if (fraction > 0 && fraction <= 1) return;
+  throw Error("check_arithmetic is " + number_text(fraction) +
+              "; it is the fraction of the grains that is computed again, above 0 and at most 1");
+}
+
+void ArithmeticCheck::watch(const torch::nn::Module& module, const Rank& rank) {
+  if (taken_.exchange(true)) {
+    throw Error(rank.name() +
+                ": check_arithmetic: it is another DataParallel's already; make one for each net and rank");
   }
+  module_ = &module;
+  rank_.emplace(rank);
+  parameters_ = parameters_of(module);
   for (const auto& [name, parameter] : parameters_)
     places_.emplace(parameter.unsafeGetTensorImpl(), places_.size() + 1);
 }
 
 // ---- What this rank computes for the step.
 
-void ArithmeticCheck::begin(const Batch& part, const SamplePlace& place, const MeanOf& mean_of) {
+void ArithmeticCheck::begin(const Batch& part, const SampleScope::Place& place, const MeanOf& mean_of) {
   drawn_ = drawn_grains(fraction_, place.seed, place.step, part.runs);
   if (drawn_.empty()) return;
   part_ = part;
   place_ = place;
   mean_of_ = mean_of;
-  autocast_ = at::autocast::is_autocast_enabled(rank_.device().type());
-  autocast_type_ = at::autocast::get_autocast_dtype(rank_.device().type());
+  autocast_ = at::autocast::is_autocast_enabled(rank_->device().type());
+  autocast_type_ = at::autocast::get_autocast_dtype(rank_->device().type());
   const Range own = part.own_grains();
   for (const auto& drawn : drawn_) {
-    if (drawn.owner != rank_.index() || drawn.number < own.begin || drawn.number >= own.end) continue;
+    if (drawn.owner != rank_->index() || drawn.number < own.begin || drawn.number >= own.end) continue;
     notes_[drawn.number] = {part.of_grain(drawn.number), GrainHashes(parameters_.size() + 1, 0)};
   }
 }
 
-void ArithmeticCheck::note_loss(int64_t grain, const at::Tensor& mean) {
+void ArithmeticCheck::note(int64_t grain, const at::Tensor& parameter, const at::Tensor& value) {
   const auto found = notes_.find(grain);
-  if (found != notes_.end()) found->second.hashes[0] = tensor_hash(mean);
-}
-
-void ArithmeticCheck::note_gradient(int64_t grain, const at::Tensor& parameter, const at::Tensor& gradient) {
-  const auto found = notes_.find(grain);
-  if (found != notes_.end()) found->second.hashes[places_.at(parameter.unsafeGetTensorImpl())] = tensor_hash(gradient);
+  if (found == notes_.end()) return;
+  found->second.hashes[parameter.defined() ? places_.at(parameter.unsafeGetTensorImpl()) : 0] = tensor_hash(value);
 }
 
 // ---- What ranks compute again.
@@ -122,11 +131,11 @@ void ArithmeticCheck::compare() {
   std::vector<int64_t> row;
   for (size_t i = 0; i < drawn_.size(); ++i) {
     GrainHashes hashes(columns, 0);
-    if (drawn_[i].owner == rank_.index()) hashes = notes.at(drawn_[i].number).hashes;
-    if (drawn_[i].checker == rank_.index()) hashes = compute(grains[i], mean_of);
+    if (drawn_[i].owner == rank_->index()) hashes = notes.at(drawn_[i].number).hashes;
+    if (drawn_[i].checker == rank_->index()) hashes = compute(grains[i], mean_of);
     row.insert(row.end(), hashes.begin(), hashes.end());
   }
-  const at::Tensor table = of_all_ranks(rank_, row).contiguous();
+  const at::Tensor table = of_all_ranks(*rank_, row).contiguous();
   for (size_t i = 0; i < drawn_.size(); ++i) {
     const GrainHashes owners = hashes_in_row(table, drawn_[i].owner, i * columns, columns);
     const GrainHashes checkers = hashes_in_row(table, drawn_[i].checker, i * columns, columns);
@@ -141,10 +150,10 @@ std::vector<Batch> ArithmeticCheck::samples_of_all(const Notes& notes) {
   each_tensor(notes.empty() ? part_ : notes.begin()->second.grain, [&](const at::Tensor& tensor) {
     for (int64_t i = 0; i < tensor.dim(); ++i) strides.push_back(notes.empty() ? 0 : tensor.stride(i));
   });
-  const at::Tensor of_ranks = of_all_ranks(rank_, strides).contiguous();
+  const at::Tensor of_ranks = of_all_ranks(*rank_, strides).contiguous();
   std::vector<Batch> grains;
   for (const CheckedGrain& drawn : drawn_) {
-    Batch grain = drawn.owner == rank_.index() ? notes.at(drawn.number).grain : part_;
+    Batch grain = drawn.owner == rank_->index() ? notes.at(drawn.number).grain : part_;
     grain.first = drawn.number * grain.grain;
     const int64_t rows = std::min(grain.grain, grain.global_size - grain.first);
     const int64_t* theirs = of_ranks.const_data_ptr<int64_t>() + drawn.owner * of_ranks.size(1);
@@ -157,14 +166,14 @@ std::vector<Batch> ArithmeticCheck::samples_of_all(const Notes& notes) {
 
 // As bytes, since not every backend has every type.
 at::Tensor ArithmeticCheck::sent(const at::Tensor& mine, int64_t rows, const int64_t* strides, int owner) {
-  if (owner == rank_.index()) {
-    rank_.broadcast(mine.detach().contiguous().view({-1}).view(at::kByte), owner);
+  if (owner == rank_->index()) {
+    rank_->broadcast(mine.detach().contiguous().view({-1}).view(at::kByte), owner);
     return mine;
   }
   auto sizes = mine.sizes().vec();
   sizes[0] = rows;
   const at::Tensor plain = at::empty(sizes, mine.options().memory_format(at::MemoryFormat::Contiguous));
-  rank_.broadcast(plain.view({-1}).view(at::kByte), owner);
+  rank_->broadcast(plain.view({-1}).view(at::kByte), owner);
   const c10::IntArrayRef wanted(strides, sizes.size());
   return plain.strides() == wanted ? plain : at::empty_strided(sizes, wanted, plain.options()).copy_(plain);
 }
@@ -172,14 +181,14 @@ at::Tensor ArithmeticCheck::sent(const at::Tensor& mine, int64_t rows, const int
 // As Replica does it, but for what is left behind: gradients stay out of .grad, and running statistics as they are.
 GrainHashes ArithmeticCheck::compute(const Batch& grain, const MeanOf& mean_of) {
   const c10::AutoGradMode with_grad(true);
-  SamplePlace place = place_;
+  SampleScope::Place place = place_;
   place.first = grain.first;
   place.size = grain.size();
   place.again = true;
   at::Tensor mean;
-  GrainStatistics dropped(module_, rank_);
+  GrainStatistics dropped(*module_, *rank_);
   dropped.forward(grain.own_grains().begin, [&] {
-    const Autocast as_before(rank_.device(), autocast_type_, autocast_);
+    const Autocast as_before(rank_->device(), autocast_type_, autocast_);
     const SampleScope scope(place);
     mean = mean_of(grain);
   });
@@ -191,7 +200,7 @@ GrainHashes ArithmeticCheck::compute(const Batch& grain, const MeanOf& mean_of) 
   }
   if (!mean.requires_grad() || trained.empty()) return hashes;
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-  const WeighedBackward weighed(mean, static_cast<double>(grain.size()), module_);
+  const WeighedBackward weighed(mean, static_cast<double>(grain.size()), *module_);
   const auto gradients =
       torch::autograd::grad({mean}, trained, {weighed.seed()},
                             /*retain_graph=*/std::nullopt, /*create_graph=*/false, /*allow_unused=*/true);
@@ -206,7 +215,7 @@ GrainHashes ArithmeticCheck::compute(const Batch& grain, const MeanOf& mean_of) 
 
 void ArithmeticCheck::decide(const CheckedGrain& checked, const Batch& grain, const GrainHashes& owners,
                              const GrainHashes& checkers, const MeanOf& mean_of) {
-  const auto& place = comm::RankPlace::of(rank_);
+  const auto& place = comm::RankPlace::of(*rank_);
   const GrainHashes mine = compute(grain, mean_of);
   std::vector<int64_t> row = mine;
   uint64_t weights = 0;
@@ -214,18 +223,18 @@ void ArithmeticCheck::decide(const CheckedGrain& checked, const Batch& grain, co
     weights = mix({weights, static_cast<uint64_t>(tensor_hash(parameter))});
   row.push_back(static_cast<int64_t>(weights));
   row.push_back(place.world_rank);
-  const at::Tensor table = of_all_ranks(rank_, row).contiguous();
+  const at::Tensor table = of_all_ranks(*rank_, row).contiguous();
   std::vector<GrainHashes> again;
   std::vector<std::string> names;
   std::set<int64_t> different_weights;
-  for (int rank = 0; rank < rank_.world_size(); ++rank) {
+  for (int rank = 0; rank < rank_->world_size(); ++rank) {
     again.push_back(hashes_in_row(table, rank, 0, mine.size()));
     const GrainHashes rest = hashes_in_row(table, rank, mine.size(), 2);
     different_weights.insert(rest[0]);
     names.push_back(comm::name_of(static_cast<int>(rest[1]), place.run->devices));
   }
   const std::vector<int> wrong = wrong_ranks(checked, owners, checkers, again);
-  std::string text = rank_.name() + ": check_arithmetic: grain " + std::to_string(checked.number) + " of step " +
+  std::string text = rank_->name() + ": check_arithmetic: grain " + std::to_string(checked.number) + " of step " +
                      std::to_string(place_.step + 1) + ": ";
   if (wrong.empty()) {
     text += joined_names(std::vector<int>{checked.owner, checked.checker}, names) + " get different bits in " +

@@ -1,12 +1,9 @@
 #include "factors_scope.hpp"
 
-#include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include <unordered_set>
 #include <utility>
-#include <vector>
 
 namespace lockstep {
 namespace {
@@ -31,27 +28,6 @@ FactorsScope::FactorsScope(at::Tensor root, Take take)
 
 FactorsScope::~FactorsScope() {
   innermost_factors_scope() = before_;
-}
-
-FactorsScope::Uses FactorsScope::uses_in_graph(const at::Tensor& root) {
-  using torch::autograd::Node;
-  Uses uses;
-  std::unordered_set<const Node*> seen;
-  std::vector<const Node*> open{root.grad_fn().get()};
-  while (!open.empty()) {
-    const Node* const node = open.back();
-    open.pop_back();
-    if (node == nullptr || !seen.insert(node).second) continue;
-    for (const auto& edge : node->next_edges()) {
-      const auto* const leaf = dynamic_cast<const torch::autograd::AccumulateGrad*>(edge.function.get());
-      if (leaf != nullptr) {
-        ++uses[leaf->variable.unsafeGetTensorImpl()];
-      } else {
-        open.push_back(edge.function.get());
-      }
-    }
-  }
-  return uses;
 }
 
 bool FactorsScope::take(const at::Tensor& parameter, const GradientFactors& factors) {

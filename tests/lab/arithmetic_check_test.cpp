@@ -1,12 +1,13 @@
 // check_arithmetic: a grain that one rank computes wrongly is found and the rank named, and training's bits stay the
 // same.
-#include "data_parallel/arithmetic_check.hpp"
+#include "lab/arithmetic_check.hpp"
 
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 #include <lockstep/data_parallel/data_parallel.hpp>
 #include <lockstep/data_parallel/optimizer.hpp>
 #include <lockstep/devices/autocast.hpp>
+#include <lockstep/lab/check_arithmetic.hpp>
 #include <lockstep/nn/dropout.hpp>
 
 #include "support/group_tests.hpp"
@@ -148,7 +149,9 @@ Outcome train(const Job& job) {
       return Net();
     });
     if (job.fault) module->fault = [&](const SampleScope::Place& place) { return job.fault(rank.index(), place); };
-    DataParallel net(module, rank, {.sharded = static_cast<Sharded>(job.zero), .check_arithmetic = job.fraction});
+    DataParallel net(module, rank,
+                     {.sharded = static_cast<Sharded>(job.zero),
+                      .grain_check = job.fraction > 0 ? check_arithmetic(job.fraction) : nullptr});
     Optimizer sgd(net, torch::optim::SGDOptions(0.1).momentum(0.9));
     const auto mean_of = [&](const Batch& grain) {
       if (SampleScope::current()->place().again) ++again;
@@ -237,7 +240,7 @@ TEST(CheckArithmetic, ComputesAgainAsItWasComputedFirst) {
         return torch::nn::Sequential(torch::nn::Conv2d(2, 8, 3), torch::nn::ReLU(), torch::nn::Flatten(),
                                      torch::nn::Linear(8 * 4 * 4, 3));
       });
-      DataParallel net(module, rank, {.check_arithmetic = 1});
+      DataParallel net(module, rank, {.grain_check = check_arithmetic(1)});
       for (auto& batch : batches(images.to(rank.device()), {.size = 8, .grain = 4}, rank)) {
         batch.x = batch.x.contiguous(at::MemoryFormat::ChannelsLast);
         EXPECT_EQ(error_of([&] {
@@ -256,16 +259,17 @@ TEST(CheckArithmetic, ComputesAgainAsItWasComputedFirst) {
 
 TEST(CheckArithmetic, RefusesWhatItCannotCheck) {
   const Dataset data{torch::rand({8, 4}), torch::arange(8) % 3};
+  for (const double fraction : {-0.1, 0.0, 1.5, std::numeric_limits<double>::quiet_NaN()}) {
+    EXPECT_THAT(error_of([&] { check_arithmetic(fraction); }), HasSubstr("above 0 and at most 1")) << fraction;
+  }
   run(test_devices(2), [&](Rank& rank) {
-    for (const double fraction : {-0.1, 1.5, std::numeric_limits<double>::quiet_NaN()}) {
-      EXPECT_THAT(error_of([&] { DataParallel(Net(), rank, {.check_arithmetic = fraction}); }),
-                  HasSubstr("above 0 and at most 1"))
-          << fraction;
-    }
-    DataParallel net(Net(), rank, {.check_arithmetic = 0.5});
+    const auto check = check_arithmetic(0.5);
+    DataParallel net(Net(), rank, {.grain_check = check});
+    EXPECT_THAT(error_of([&] { DataParallel(Net(), rank, {.grain_check = check}); }),
+                HasSubstr("it is another DataParallel's already"));
     for (const auto& batch : batches(data.to(rank.device()), {.size = 8}, rank)) {
       EXPECT_THAT(error_of([&] { net.loss(batch, F::cross_entropy).backward(); }),
-                  HasSubstr("check_arithmetic computes grains again, and this batch has none"));
+                  HasSubstr("a grain_check computes grains again, and this batch has none"));
     }
   });
 }

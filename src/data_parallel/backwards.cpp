@@ -1,0 +1,179 @@
+#include "backwards.hpp"
+
+#include <ATen/record_function.h>
+#include <lockstep/base/error.hpp>
+
+#include "data/latest_batch.hpp"
+#include "ranks/rank_place.hpp"
+#include "ranks/shared_seed.hpp"
+#include "replica.hpp"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+namespace lockstep {
+namespace {
+
+std::unordered_set<const c10::TensorImpl*> addresses_of(const std::vector<at::Tensor>& tensors) {
+  std::unordered_set<const c10::TensorImpl*> addresses;
+  for (const auto& tensor : tensors) addresses.insert(tensor.unsafeGetTensorImpl());
+  return addresses;
+}
+
+// Without a grain the gradients' rounding follows the number of ranks.
+void warn_if_elastic(const Rank& rank) {
+  const auto& place = comm::RankPlace::of(rank);
+  if (place.run->elastic == nullptr || rank.index() != 0) return;
+  place.warn(
+      "DataParallel: this run is elastic, and the batch has no grain: once a process is gone, the others go on to "
+      "other bits. Set BatchOptions::grain, such as 32");
+}
+
+// A loss of a batch from batches() has the batch's mark, also where the user took its grain away. Otherwise the batch
+// that this thread took last counts, if it was cut for these ranks and is of that size.
+void take_latest_batch(const Rank& rank, PartSizes& sizes) {
+  if (sizes.by_grains || sizes.mark != 0) return;
+  const auto latest = latest_batch();
+  if (!latest) return;
+  if (sizes.global > 0 && (sizes.global != latest->global || sizes.local > latest->local)) return;
+  if (latest->shards == rank.world_size()) sizes.mark = latest->mark;
+  if (latest->grain == 0) return;
+  throw Error(
+      rank.name() + ": DataParallel: a backward without grains, while the batch of " + std::to_string(latest->global) +
+      " samples that batches() gave has grains of " + std::to_string(latest->grain) +
+      ". Its bits would depend on the number of ranks. Take net.loss(batch, function), which calls the function "
+      "for each grain; or leave out BatchOptions::grain");
+}
+
+}  // namespace
+
+Backwards::Backwards(Replica& replica) : replica_(replica), parameters_(addresses_of(replica.module().parameters())) {}
+
+// Nobody would average a new parameter's gradients, and it was not made equal on all ranks.
+void Backwards::check_that_no_parameter_is_new() const {
+  const auto is_new = [this](const at::Tensor& tensor) { return !parameters_.contains(tensor.unsafeGetTensorImpl()); };
+  const auto parameters = replica_.module().parameters();
+  if (std::none_of(parameters.begin(), parameters.end(), is_new)) return;
+  for (const auto& item : replica_.module().named_parameters()) {
+    if (!is_new(item.value())) continue;
+    throw Error(replica_.rank().name() + ": DataParallel: " + item.key() +
+                " was registered after this DataParallel was made, so that it is not equal on all ranks, nor are its "
+                "gradients averaged. Register all layers first, then make the DataParallel, and then the optimizer");
+  }
+}
+
+void Backwards::check(PartSizes& sizes) {
+  Rank& rank = replica_.rank();
+  rank.backend();  // throws once the run is over
+  warn_of_shared_seed(rank);
+  take_latest_batch(rank, sizes);
+  if (replica_.grains().check() && !sizes.by_grains) {
+    throw Error(rank.name() +
+                ": DataParallel: a grain_check computes grains again, and this batch has none. Set "
+                "BatchOptions::grain, such as 32, and take net.loss(batch, function); or leave out the check");
+  }
+  if (replica_.averaging()) check_that_no_parameter_is_new();
+  replica_.check_optimizer();
+}
+
+void Backwards::run(const std::function<void()>& compute, const PartSizes& given) {
+  RECORD_USER_SCOPE("lockstep::backward");
+  PartSizes sizes = given;
+  check(sizes);
+  const HiddenGradients::Shown gradients(replica_.hidden_gradients());
+  waiting_ += sizes.local;
+  by_grains_ = sizes.by_grains;
+  const auto computes = [&] {
+    try {
+      compute();
+    } catch (...) {
+      replica_.rethrow_failure();
+      throw;
+    }
+  };
+  if (sync_ && !partial_) return average(computes, sizes);
+  replica_.places().computed();
+  if (!sync_) return computes();
+  replica_.averaging()->average_during(computes, {.mark = sizes.mark, .partial = true});
+}
+
+void Backwards::average(const std::function<void()>& computes, PartSizes sizes) {
+  SamplePlaces& places = replica_.places();
+  if (places.steps_done() == 0 && !sizes.by_grains) warn_if_elastic(replica_.rank());
+  comm::RankPlace::of(replica_.rank()).world().stepped(places.steps_done());
+  places.set_steps_done(places.steps_done() + 1);
+  GradientBuckets* const averaging = replica_.averaging();
+  if (!averaging) return computes();
+  replica_.warnings().see_backward(replica_.module(), sizes.mark, replica_.rank());
+  sizes.accumulated = std::exchange(waiting_, 0);
+  if (!computed_) return averaging->average_during(computes, sizes);
+  averaging->average_during(
+      [&] {
+        computes();
+        computed_();
+      },
+      sizes);
+  averaged_();
+}
+
+void Backwards::run_by_grains(const std::function<void()>& compute, const std::vector<int64_t>& runs,
+                              const PartSizes& sizes) {
+  replica_.averaging()->begin_grains({.runs = runs, .samples = sizes.global, .mark = sizes.mark});
+  run(compute, sizes);
+  if (!sync_) return;
+  replica_.grains().finish(runs);
+  if (GrainCheck* const check = replica_.grains().check()) check->compare();
+}
+
+void Backwards::watch(std::function<void()> computed, std::function<void()> averaged) {
+  if (computed_) throw Error("DataParallel: this net's backwards are watched already; one Balance is enough");
+  if (!replica_.averaging()) {
+    throw Error(
+        "DataParallel: with average = false backwards wait for no other rank, so there is nothing to watch; a Balance "
+        "needs average = true");
+  }
+  if (replica_.divides_gradients()) {
+    throw Error(
+        "DataParallel: from Sharded::gradients on ranks wait for others within backward, so the rank's own time cannot "
+        "be seen; a Balance needs Sharded::state, or nothing");
+  }
+  computed_ = std::move(computed);
+  averaged_ = std::move(averaged);
+}
+
+void Backwards::set_sync(bool sync) {
+  sync_ = sync;
+  if (replica_.averaging()) replica_.averaging()->listen(sync);
+}
+
+// ---- Guards.
+
+NoSync::NoSync(std::shared_ptr<Replica> replica) : replica_(std::move(replica)), before_(replica_->backwards().sync_) {
+  replica_->backwards().set_sync(false);
+}
+
+NoSync::~NoSync() {
+  replica_->backwards().set_sync(before_);
+}
+
+PartOfStep::PartOfStep(std::shared_ptr<Replica> replica) : replica_(std::move(replica)) {
+  if (!replica_->divides_gradients()) {
+    throw Error(replica_->rank().name() + ": PartOfStep: parts add up from Sharded::gradients on; take NoSync");
+  }
+  replica_->backwards().partial_ = true;
+}
+
+PartOfStep::~PartOfStep() {
+  replica_->backwards().partial_ = false;
+}
+
+Whole::Whole(std::shared_ptr<Replica> replica) : replica_(std::move(replica)) {
+  if (replica_->sharded()) replica_->sharded()->hold();
+}
+
+Whole::~Whole() {
+  if (replica_->sharded()) replica_->sharded()->release();
+}
+
+}  // namespace lockstep

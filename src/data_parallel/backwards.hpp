@@ -1,0 +1,72 @@
+// Backwards: runs a replica's backwards. It says which of them are averaged and of which batch they are, and refuses
+// what would go wrong.
+//
+// Used by its rank's thread only.
+#pragma once
+
+#include <torch/nn/module.h>
+#include <lockstep/data_parallel/loss.hpp>
+
+#include "part_sizes.hpp"
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <unordered_set>
+#include <vector>
+
+namespace lockstep {
+
+class Backwards {
+ public:
+  explicit Backwards(Replica& replica);
+
+  // See DataParallel::backward_through. The sizes are of the rank's part and of its batch, which the parts must make
+  // up.
+  void run(const std::function<void()>& compute, const PartSizes& sizes = {});
+
+  // The same by grains: compute() calls ReplicaGrains::backward() for each grain of this rank, ascending. `runs` are
+  // Batch::runs.
+  void run_by_grains(const std::function<void()>& compute, const std::vector<int64_t>& runs, const PartSizes& sizes);
+
+  bool was_by_grains() const { return by_grains_; }  // the last one was
+
+  // Lets a caller time backwards, as Balance does. computed() runs when all that this rank itself computes in a
+  // backward is queued (on the CPU: computed), before it waits for the other ranks' gradients. averaged() runs when
+  // these are averaged. Neither runs under no_sync. Throws Error: somebody watches already; the replica does not
+  // average, or waits within backward.
+  void watch(std::function<void()> computed, std::function<void()> averaged);
+  void stop_watching() noexcept { computed_ = averaged_ = nullptr; }
+
+ private:
+  friend class NoSync;
+  friend class PartOfStep;
+  void check(PartSizes& sizes);
+  void check_that_no_parameter_is_new() const;
+  void average(const std::function<void()>& computes, PartSizes sizes);
+  void set_sync(bool sync);
+
+  Replica& replica_;
+  const std::unordered_set<const c10::TensorImpl*> parameters_;  // when the replica was made
+  bool sync_ = true;
+  bool partial_ = false;                       // a PartOfStep lives
+  bool by_grains_ = false;                     // see was_by_grains()
+  int64_t waiting_ = 0;                        // samples of the parts that the next averaged backward averages too
+  std::function<void()> computed_, averaged_;  // see watch(); empty: nobody watches
+};
+
+// `accumulate` uses it where ranks get slices of the gradients. While it lives, each backward() is of a part of a step:
+// it is averaged at once, and the averages add up with that of the next backward() without it. All ranks must make as
+// many. So no rank keeps gradients whole, as it does under NoSync; each part costs an exchange.
+class PartOfStep {
+ public:
+  explicit PartOfStep(std::shared_ptr<Replica> replica);
+  ~PartOfStep();
+  PartOfStep(const PartOfStep&) = delete;
+  PartOfStep& operator=(const PartOfStep&) = delete;
+
+ private:
+  std::shared_ptr<Replica> replica_;
+};
+
+}  // namespace lockstep

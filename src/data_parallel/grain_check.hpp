@@ -1,0 +1,35 @@
+// GrainCheck: computes some of a batch's grains again and compares them. DataParallelOptions::grain_check is one.
+//
+// A replica calls it on its rank's thread; note() on the thread that computes.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+#include <lockstep/data/data.hpp>
+#include <lockstep/nn/sample_scope.hpp>
+#include <lockstep/ranks/rank.hpp>
+
+#include <cstdint>
+#include <functional>
+
+namespace lockstep {
+
+class GrainCheck {
+ public:
+  using MeanOf = std::function<at::Tensor(const Batch& grain)>;
+  virtual ~GrainCheck() = default;
+
+  // Once: the net and the rank that it is to check. The module outlives it.
+  virtual void watch(const torch::nn::Module& module, const Rank& rank) = 0;
+
+  // Before this rank's part of a batch is computed, or a part of that. It may call mean_of() until compare() is done.
+  virtual void begin(const Batch& part, const SampleScope::Place& place, const MeanOf& mean_of) = 0;
+
+  // What training gets for a grain: a parameter's gradient, or without a parameter the loss.
+  virtual void note(int64_t grain, const at::Tensor& parameter, const at::Tensor& value) = 0;
+
+  // Once the step's gradients are averaged, and before parameters change. All ranks call it.
+  virtual void compare() = 0;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,70 @@
+// GrainTerms: adds up the gradients of a backward by grains: each gradient of a grain in its bucket's GrainSums.
+//
+// A gradient leaves .grad as soon as it is there, and without overlap at its grain's end. Between grains all .grad are
+// undefined. A linear layer hands over factors, and .grad stays undefined. Used under GradientBuckets' mutex.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <lockstep/data_parallel/communication_hook.hpp>
+#include <lockstep/ranks/rank.hpp>
+
+#include "gradient_slots.hpp"
+#include "grain_check.hpp"
+#include "part_sizes.hpp"
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <utility>
+
+namespace lockstep {
+
+class GrainTerms {
+ public:
+  // Errors begin with `name`. `in_slices`: a rank gets only its slice of the averages.
+  GrainTerms(const Rank& rank, std::string name, GradientSlots& gradients, bool in_slices)
+      : rank_(rank), name_(std::move(name)), gradients_(gradients), in_slices_(in_slices) {}
+
+  // Is told of each gradient before it is added up; then no layer hands over factors. Null: nobody is.
+  void observe(std::shared_ptr<GrainCheck> check) { check_ = std::move(check); }
+
+  // From begin() to end() gradients are of grains. Throws Error: another plan than that of the grains before; a
+  // gradient that a backward outside has left, if there was one.
+  void begin(const GrainPlan& plan, bool backward_outside);
+  bool active() const { return plan_.has_value(); }
+  bool continues(const GrainPlan& plan) const;  // active, with this plan; throws Error if it is another one
+  void end();
+
+  // Each gradient is of the grain between open() and close(), and of the sum of its samples' losses. The rank's grains
+  // come in ascending order, each once. `stand_ins` follow in the same backward, of number kStandIn: their gradients
+  // are dropped. Throws Error: a grain out of order.
+  void open(int64_t number, int64_t stand_ins);
+  bool is_open() const { return grain_.has_value(); }
+  bool is_last() const { return last_; }                                           // no grain follows, nor a stand-in
+  void take(size_t slot);                                                          // its gradient, or its factors
+  bool take_factors(const at::Tensor& parameter, const GradientFactors& factors);  // false: it does not take them
+  void close();
+
+  // After the last grain: begins to average a bucket. `target` becomes the average, or this rank's slice of it.
+  void finish(size_t bucket) { gradients_.buckets[bucket].sums->finish(); }
+  HookRound post(size_t bucket, const at::Tensor& target);
+  void note_had();  // which slots had a gradient
+
+ private:
+  void refuse_gradients_from_outside() const;
+
+  Rank rank_;
+  const std::string name_;
+  GradientSlots& gradients_;
+  const bool in_slices_;
+  std::shared_ptr<GrainCheck> check_;
+  std::unordered_map<const at::TensorImpl*, size_t> slot_of_;  // of each parameter
+  std::optional<GrainPlan> plan_;
+  Range run_;                     // this rank's grains
+  std::optional<int64_t> grain_;  // the one that is open, or kStandIn
+  bool last_ = false;
+};
+
+}  // namespace lockstep

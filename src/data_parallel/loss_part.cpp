@@ -1,0 +1,267 @@
+#include "loss_part.hpp"
+
+#include <ATen/autocast_mode.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <lockstep/base/error.hpp>
+#include <lockstep/data_parallel/sync_batch_norm.hpp>
+
+#include "comm/purpose.hpp"
+#include "data/part_weight.hpp"
+#include "nn/factors_scope.hpp"
+#include "nn/weighed_backward.hpp"
+#include "replica.hpp"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+namespace lockstep {
+namespace {
+
+double weight_of(const PartSizes& sizes, const Replica& replica) {
+  return part_weight(sizes.local, sizes.global, replica.rank().world_size(), "DataParallel");
+}
+
+PartSizes sizes_of(const Batch& batch) {
+  return {.local = batch.size(), .global = batch.global_size, .mark = batch.mark, .by_grains = batch.grain > 0};
+}
+
+// Whether an empty part must go through the layers all the same, because one of them exchanges in its forward.
+bool forwards_empty_parts(const Replica& replica) {
+  return replica.divides_parameters() || has_sync_batchnorm(replica.module());
+}
+
+// Where nothing is to be trained, no loss has a graph.
+void refuse_loss_without_graph(const Replica& replica) {
+  for (const auto& parameter : replica.module().parameters()) {
+    if (!parameter.requires_grad()) continue;
+    throw Error(
+        replica.rank().name() +
+        ": DataParallel: backward() of a loss that no parameter leads to: it was computed under NoGradGuard "
+        "or InferenceMode, or from detached tensors or item(). Compute it from the net's output, with gradients on");
+  }
+}
+
+at::Tensor one_number(const at::Tensor& mean) {
+  if (!mean.defined() || mean.numel() != 1) {
+    throw Error(
+        "DataParallel: the loss must be one number, the mean over the part's samples; use the criterion's mean "
+        "reduction");
+  }
+  return mean.dim() > 0 ? mean.reshape({}) : mean;
+}
+
+}  // namespace
+
+Loss loss_of(const std::shared_ptr<Replica>& replica, const Batch& batch, const MeanOf& mean_of) {
+  auto part = std::make_shared<Loss::Part>(replica, batch, mean_of);
+  part->forward();
+  return Loss(std::move(part));
+}
+
+Loss late_loss_of(const std::shared_ptr<Replica>& replica, const Batch& batch, const MeanOf& mean_of) {
+  return Loss(std::make_shared<Loss::Part>(replica, batch, mean_of));
+}
+
+Loss interleaved_loss_of(const std::shared_ptr<Replica>& replica, const Batch& batch,
+                         std::function<at::Tensor()> compute) {
+  return Loss(std::make_shared<Loss::Part>(replica, batch, std::move(compute)));
+}
+
+Loss Replicas::loss_of(const Batch& batch, const MeanOf& mean_of) {
+  return lockstep::loss_of(replica_, batch, mean_of);
+}
+
+Loss Replicas::mean(at::Tensor local_mean, int64_t local_size, int64_t global_size) {
+  return Loss(std::make_shared<Loss::Part>(replica_, std::move(local_mean), local_size, global_size));
+}
+
+double Replicas::weight_of(int64_t local_size, int64_t global_size) const {
+  return lockstep::weight_of({.local = local_size, .global = global_size}, *replica_);
+}
+
+// ---- The pieces.
+
+Loss::Part::Part(std::shared_ptr<Replica> replica, const Batch& batch, MeanOf mean_of)
+    : replica_(std::move(replica)),
+      sizes_(sizes_of(batch)),
+      batch_(sizes_.by_grains ? replica_->grains().checked(batch) : batch),
+      mean_of_(std::move(mean_of)),
+      place_(replica_->places().of(*batch_)) {
+  if (!sizes_.by_grains) {
+    weight_of(sizes_, *replica_);  // throws for impossible sizes
+    pieces_.push_back({.size = sizes_.local});
+    return;
+  }
+  runs_ = batch_->runs;
+  if (GrainCheck* const check = replica_->grains().check()) check->begin(*batch_, place_, mean_of_);
+  for (int64_t number = batch_->own_grains().begin; number < batch_->own_grains().end; ++number)
+    pieces_.push_back({.number = number, .size = std::min(batch.grain, batch.global_size - number * batch.grain)});
+  const auto stand_ins = static_cast<size_t>(replica_->grains().stand_ins_of(*batch_));
+  pieces_.resize(pieces_.size() + stand_ins, {.number = kStandIn});
+}
+
+Loss::Part::Part(std::shared_ptr<Replica> replica, const Batch& batch, std::function<at::Tensor()> compute)
+    : replica_(std::move(replica)), sizes_(sizes_of(batch)), is_interleaved_(true), compute_(std::move(compute)) {}
+
+Loss::Part::Part(std::shared_ptr<Replica> replica, at::Tensor mean, int64_t local_size, int64_t global_size)
+    : replica_(std::move(replica)), sizes_{.local = local_size, .global = global_size} {
+  weight_of(sizes_, *replica_);
+  if (local_size == 0 && !(mean.defined() && forwards_empty_parts(*replica_)))
+    mean = at::zeros({}, replica_->rank().device());
+  pieces_.push_back({.size = local_size, .mean = one_number(mean)});
+  sum_ = pieces_[0].mean.detach();
+}
+
+at::Tensor Loss::Part::mean_of(const Piece& piece) const {
+  if (sizes_.by_grains) {
+    return is_stand_in(piece) ? replica_->grains().mean_of_stand_in(*batch_, place_, mean_of_)
+                              : replica_->grains().mean_of_grain(batch_->of_grain(piece.number), place_, mean_of_);
+  }
+  if (piece.size == 0 && !forwards_empty_parts(*replica_)) return at::zeros({}, replica_->rank().device());
+  const SampleScope scope(place_);
+  return mean_of_(*batch_);
+}
+
+// By grains, the part's mean adds up in float64.
+void Loss::Part::compute(Piece& piece) {
+  piece.mean = one_number(mean_of(piece));
+  piece.value = piece.mean.detach();
+  if (!sizes_.by_grains) {
+    sum_ = piece.value;
+  } else if (!is_stand_in(piece)) {
+    sum_.add_(piece.value, static_cast<double>(piece.size));
+  }
+}
+
+void Loss::Part::begin_sum() {
+  if (sizes_.by_grains) sum_ = at::zeros({}, at::TensorOptions(replica_->rank().device()).dtype(at::kDouble));
+}
+
+void Loss::Part::forward() {
+  begin_sum();
+  for (auto& piece : pieces_) compute(piece);
+  batch_.reset();
+  mean_of_ = nullptr;
+}
+
+// ---- The loop.
+
+void Loss::Part::backward() {
+  if (is_interleaved_) return backward_interleaved();
+  for (const auto& piece : pieces_) {
+    if (!mean_of_) check(piece);
+  }
+  const auto compute_all = [this] { backward_of_all(); };
+  if (!sizes_.by_grains) return replica_->backwards().run(compute_all, sizes_);
+  replica_->backwards().run_by_grains(compute_all, runs_, sizes_);
+}
+
+void Loss::Part::backward_of_all() {
+  const bool computes_means = mean_of_ != nullptr;
+  if (computes_means) begin_sum();
+  int64_t stand_ins = std::count_if(pieces_.begin(), pieces_.end(), is_stand_in);
+  for (Piece& piece : pieces_) {
+    if (is_stand_in(piece)) --stand_ins;
+    if (computes_means) {
+      compute(piece);
+      check(piece);
+    }
+    backward_of(piece, stand_ins);
+    if (computes_means) piece.mean.reset();
+  }
+}
+
+void Loss::Part::backward_interleaved() {
+  const auto compute = std::exchange(compute_, nullptr);
+  if (!compute) throw Error(replica_->rank().name() + ": Loss: backward() was called before; make a new loss()");
+  sum_ = compute();
+}
+
+void Loss::Part::check(const Piece& piece) const {
+  if (piece.size == 0) return;
+  if (!piece.mean.requires_grad()) refuse_loss_without_graph(*replica_);
+  if (!replica_->averaging()) return;
+  replica_->warnings().see_loss(piece.mean, piece.size, replica_->rank());
+  replica_->warnings().check_targets(piece.mean, piece.size, sizes_.global, replica_->rank());
+}
+
+// Without a graph, as an empty part mostly is, gradients are what they were. A stand-in's gradients, which are dropped,
+// are of no samples, hence zero.
+void Loss::Part::backward_of(const Piece& piece, int64_t stand_ins) const {
+  if (!piece.mean.requires_grad()) return;
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);  // it takes forward's types
+  const double weight = sizes_.by_grains ? static_cast<double>(piece.size) : weight_of(sizes_, *replica_);
+  const WeighedBackward weighed(piece.mean, weight, replica_->module());
+  if (!sizes_.by_grains) return piece.mean.backward(weighed.seed());
+  replica_->grains().backward(
+      piece.number,
+      [&] {
+        // A unit of divided parameters is reduced as soon as it has its gradients, so there they do not wait.
+        const FactorsScope scope(piece.mean, [&](const auto& parameter, const auto& factors) {
+          return !replica_->divides_parameters() && !weighed.weighs_gradients() &&
+                 replica_->averaging()->take_factors(parameter, factors);
+        });
+        piece.mean.backward(weighed.seed());
+      },
+      stand_ins);
+}
+
+// ---- The value.
+
+at::Tensor Loss::Part::value() const {
+  if (!sum_.defined()) {
+    throw Error(replica_->rank().name() +
+                ": Loss: there is no value yet. In a pipeline, and with a grain in a SplitModel, backward() computes "
+                "forward too: call it before value(), item() and global_item(). For a loss without gradients, take "
+                "net.forward(x)");
+  }
+  return sizes_.by_grains && !is_interleaved_ ? sum_ / std::max<double>(1, static_cast<double>(sizes_.local)) : sum_;
+}
+
+// With a grain each one has a row that one rank fills, so that the ranks' sum is exact. The rows are added in their
+// order, which is that of the grains.
+double Loss::Part::global_value() const {
+  Rank& rank = replica_->rank();
+  if (!sizes_.by_grains) return rank.mean(value().item<double>(), static_cast<double>(sizes_.local));
+  if (is_interleaved_) {
+    throw Error(rank.name() +
+                ": Loss: global_item() of a pipeline with a grain would not have the same bits on any number of ranks; "
+                "take item() and Rank::mean(), or no pipeline");
+  }
+  const c10::NoGradGuard no_grad;
+  const std::string use = "mean()";
+  const comm::Purpose purpose(use);
+  const at::Tensor table = at::zeros({runs_.back(), 2}, at::TensorOptions(rank.device()).dtype(at::kDouble));
+  for (const auto& piece : pieces_) {
+    if (is_stand_in(piece)) continue;
+    const auto size = static_cast<double>(piece.size);
+    table[piece.number][0].copy_(piece.value.to(at::kDouble) * size);
+    table[piece.number][1].fill_(size);
+  }
+  rank.allreduce(table);
+  const at::Tensor rows = table.cpu();
+  const double* const row = rows.const_data_ptr<double>();
+  double sum = 0, samples = 0;
+  for (int64_t number = 0; number < rows.size(0); ++number) {
+    sum += row[2 * number];
+    samples += row[2 * number + 1];
+  }
+  return sum / samples;
+}
+
+void Loss::backward() {
+  part_->backward();
+}
+
+at::Tensor Loss::value() const {
+  return part_->value();
+}
+
+double Loss::global_item() const {
+  return part_->global_value();
+}
+
+}  // namespace lockstep

@@ -1,0 +1,74 @@
+// Loss::Part: this rank's part of a batch in pieces, and the one loop in which their gradients are computed. The part
+// is one piece; by grains each of its grains is one, and stand-ins follow them.
+//
+// Used by its rank's thread only.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <lockstep/data/data.hpp>
+#include <lockstep/data_parallel/loss.hpp>
+#include <lockstep/nn/sample_scope.hpp>
+
+#include "part_sizes.hpp"
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <vector>
+
+namespace lockstep {
+
+using MeanOf = std::function<at::Tensor(const Batch& samples)>;
+
+// The loss of a batch's part: mean_of() of its samples, for which DataParallel::loss() says when it is called.
+// loss_of() calls it at once and keeps the graphs for backward(). With late_loss_of() each piece's forward comes in
+// backward(), just before that piece's backward, so that one graph is in memory at a time; value() is known then.
+Loss loss_of(const std::shared_ptr<Replica>& replica, const Batch& batch, const MeanOf& mean_of);
+Loss late_loss_of(const std::shared_ptr<Replica>& replica, const Batch& batch, const MeanOf& mean_of);
+// The same where pieces interleave, as in a pipeline: backward() calls compute(), which does forward and backward of
+// all of them, averages the gradients, and returns the part's mean loss.
+Loss interleaved_loss_of(const std::shared_ptr<Replica>& replica, const Batch& batch,
+                         std::function<at::Tensor()> compute);
+
+class Loss::Part {
+ public:
+  Part(std::shared_ptr<Replica> replica, const Batch& batch, MeanOf mean_of);  // nothing is computed yet
+  Part(std::shared_ptr<Replica> replica, const Batch& batch, std::function<at::Tensor()> compute);  // interleaved
+  // `mean` was computed by the caller; undefined if there are no samples.
+  Part(std::shared_ptr<Replica> replica, at::Tensor mean, int64_t local_size, int64_t global_size);
+
+  void forward();   // computes the means of all pieces
+  void backward();  // computes the gradients of all pieces, and before each the mean that is not there yet
+  at::Tensor value() const;
+  double global_value() const;
+
+ private:
+  struct Piece {
+    int64_t number = 0;     // of a grain, or kStandIn
+    int64_t size = 0;       // samples
+    at::Tensor mean = {};   // with its graph
+    at::Tensor value = {};  // of the mean
+  };
+  static bool is_stand_in(const Piece& piece) { return piece.number == kStandIn; }
+  at::Tensor mean_of(const Piece& piece) const;
+  void compute(Piece& piece);
+  void begin_sum();
+  void check(const Piece& piece) const;
+  void backward_of(const Piece& piece, int64_t stand_ins) const;
+  void backward_of_all();
+  void backward_interleaved();
+
+  const std::shared_ptr<Replica> replica_;
+  const PartSizes sizes_;
+  std::optional<Batch> batch_;
+  MeanOf mean_of_;  // empty: the means are there
+  SampleScope::Place place_;
+  std::vector<int64_t> runs_ = {};  // Batch::runs; empty: not by grains
+  std::vector<Piece> pieces_ = {};
+  const bool is_interleaved_ = false;
+  std::function<at::Tensor()> compute_ = {};  // interleaved: the function that backward() calls, once
+  at::Tensor sum_ = {};  // by grains: of the samples' losses; else the part's mean
+};
+
+}  // namespace lockstep

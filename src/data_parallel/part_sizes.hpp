@@ -1,0 +1,30 @@
+// What ranks must know of a batch and of their parts of it, to average the gradients of a backward.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace lockstep {
+
+// The sizes of a backward's batch and of this rank's part of it. Zeros: not known.
+struct PartSizes {
+  int64_t local = 0;
+  int64_t accumulated = 0;  // local, and the parts of the backwards under no_sync() before it
+  int64_t global = 0;
+  int32_t mark = 0;  // Batch::mark
+  bool by_grains = false;
+  bool partial = false;  // see PartOfStep; the sizes are not of whole batches
+};
+
+// Which grains of a batch which rank has: rank r those from runs[r] up to runs[r + 1].
+struct GrainPlan {
+  std::vector<int64_t> runs = {};
+  int64_t samples = 0;  // of the whole batch
+  int32_t mark = 0;     // Batch::mark
+  friend bool operator==(const GrainPlan&, const GrainPlan&) = default;
+};
+
+// The number that a stand-in for a grain has. Its gradients are dropped.
+constexpr int64_t kStandIn = -1;
+
+}  // namespace lockstep

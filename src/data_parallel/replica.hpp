@@ -1,0 +1,74 @@
+// Replica: one rank's copy of a network, equal to the other ranks', whatever its module's type is. It is what a
+// DataParallel is a handle on, as parts that each do one thing.
+//
+// Used by its rank's thread only.
+#pragma once
+
+#include <torch/nn/module.h>
+#include <lockstep/data_parallel/data_parallel.hpp>
+#include <lockstep/ranks/rank.hpp>
+
+#include "backwards.hpp"
+#include "gradient_buckets.hpp"
+#include "hidden_gradients.hpp"
+#include "loop_warnings.hpp"
+#include "nn/sample_places.hpp"
+#include "replica_grains.hpp"
+#include "sharded_net.hpp"
+
+#include <memory>
+
+namespace lockstep {
+
+// Made by std::make_shared: a Loss and a NoSync keep it alive. Where its Rank's run() is over, backwards throw Error.
+class Replica {
+ public:
+  // See DataParallel's constructor.
+  Replica(std::shared_ptr<torch::nn::Module> module, Rank& rank, const DataParallelOptions& options);
+  Replica(const Replica&) = delete;
+  Replica& operator=(const Replica&) = delete;
+
+  torch::nn::Module& module() const { return *module_; }
+  Rank& rank() { return rank_; }
+  const Rank& rank() const { return rank_; }
+
+  GradientBuckets* averaging() const { return averaging_.get(); }          // null: it does not average
+  const std::shared_ptr<ShardedNet>& sharded() const { return sharded_; }  // null: nothing is sharded
+  SamplePlaces& places() { return places_; }
+  LoopWarnings& warnings() { return warnings_; }
+  ReplicaGrains& grains() { return grains_; }
+  Backwards& backwards() { return backwards_; }
+  const Backwards& backwards() const { return backwards_; }
+
+  // Whether ranks get slices of the gradients, for which they wait within backward; and of the parameters, so that
+  // forward and backward exchange them, and a rank without samples computes too.
+  bool divides_gradients() const { return sharded_ && sharded_->reducer()->divides_gradients(); }
+  bool divides_parameters() const { return sharded_ && sharded_->divides_parameters(); }
+
+  // While an exception of a forward or a backward is handled: throws what failed, where the exception does not tell.
+  // Parameters that could not be gathered make an operator throw LibTorch's.
+  void rethrow_failure() const;
+
+  // The module is a part of a network, whose other parts other ranks hold: its gradients are hidden from here on.
+  void become_part();
+  HiddenGradients* hidden_gradients() const { return hidden_.get(); }  // null: `.grad` has them
+
+  // An Optimizer of the net comes and goes. check_optimizer() throws Error if there is none and nobody else could step.
+  void add_optimizer() { ++optimizers_; }
+  void remove_optimizer() { --optimizers_; }
+  void check_optimizer() const;
+
+ private:
+  const std::shared_ptr<torch::nn::Module> module_;
+  Rank rank_;
+  std::shared_ptr<ShardedNet> sharded_;
+  std::shared_ptr<GradientBuckets> averaging_;
+  std::unique_ptr<HiddenGradients> hidden_;
+  int optimizers_ = 0;
+  SamplePlaces places_;
+  LoopWarnings warnings_;
+  ReplicaGrains grains_;
+  Backwards backwards_;
+};
+
+}  // namespace lockstep
