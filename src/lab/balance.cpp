@@ -2,10 +2,10 @@
 #include <lockstep/base/error.hpp>
 #include <lockstep/lab/balance.hpp>
 
+#include "data_parallel/replica.hpp"
 #include "lap_clock.hpp"
 #include "ranks/gather.hpp"
 #include "rebalance.hpp"
-#include "replica.hpp"
 
 #include <bit>
 #include <string>
