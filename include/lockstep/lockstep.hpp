@@ -16,6 +16,7 @@
 //     tensor_parallel layers split by channels.
 //     pipeline        networks split by layers.
 //     server          parameters kept by servers, pushed to and pulled from by workers.
+//     survive         jobs that go on when a process is killed.
 //     split           several of these ways at once, over a mesh of ranks.
 //     profile         measures what a plan needs to know.
 //   storey 3, what the program `lockstep` does
@@ -38,5 +39,6 @@
 #include <lockstep/scratch/all.hpp>
 #include <lockstep/server/all.hpp>
 #include <lockstep/split/all.hpp>
+#include <lockstep/survive/all.hpp>
 #include <lockstep/tensor_parallel/all.hpp>
 #include <lockstep/trainer/all.hpp>

@@ -14,7 +14,7 @@
 #pragma once
 
 #include "comm/failure.hpp"
-#include "job_store.hpp"
+#include "comm/meeting/job_store.hpp"
 
 #include <chrono>
 #include <cstdint>
