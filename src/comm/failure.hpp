@@ -9,7 +9,7 @@
 
 namespace lockstep::comm {
 
-// A run ended because one of its processes is gone. An elastic job goes on after it (survive/elastic_job.hpp).
+// A run ended because one of its processes is gone. An elastic job goes on after it (ranks/elastic_job.hpp).
 class ProcessDied : public Error {
  public:
   using Error::Error;

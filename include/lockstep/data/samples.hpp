@@ -32,6 +32,7 @@ struct Dataset {
   Dataset to(const c10::Device& device) const;
 };
 
+// More than twelve functions: the samples, their order and weights, and how they are read ahead.
 class Samples {
  public:
   // Returns the samples with these numbers, in this order, as tensors with a row for each. With a grain the rows of all

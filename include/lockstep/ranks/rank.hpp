@@ -30,6 +30,7 @@ namespace comm {
 class RankPlace;
 }
 
+// More than twelve functions: a rank's place, and the calls of a communicator.
 class Rank {
  public:
   Rank(const Rank&) = default;  // a move is a copy too
