@@ -1,4 +1,4 @@
-// The launcher of an elastic job. comm/meeting/elastic_launcher.hpp decides; this starts and ends processes.
+// The launcher of an elastic job. survive/elastic_launcher.hpp decides; this starts and ends processes.
 #include <chrono>
 #include <cstdlib>
 #include <optional>
@@ -6,10 +6,10 @@
 #include <vector>
 
 #include "comm/job_key.hpp"
-#include "comm/meeting/elastic_launcher.hpp"
 #include "comm/meeting/rendezvous.hpp"
 #include "launched_job.hpp"
 #include "option_flags.hpp"
+#include "survive/elastic_launcher.hpp"
 #include "trainer/checkpoint_folder.hpp"
 
 namespace lockstep::cli {

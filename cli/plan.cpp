@@ -74,19 +74,48 @@ std::string device_list(const Devices& devices) {
   return text;
 }
 
-int plan_command(const PlanFlags& flags, Output& output) {
+void check_flags(const PlanFlags& flags) {
   if (!flags.profile.empty() && flags.simulate.empty()) {
     throw UsageError("--profile goes with --simulate: without a described cluster the devices here are measured");
   }
   if (!flags.simulate.empty() && !flags.keep_cluster.empty()) {
     throw UsageError("--keep-cluster does not go with --simulate: no cluster is measured");
   }
+  from_flags([&] { check_model(flags.model); });
+}
+
+// Throws Error before anything is measured, which takes a while.
+void check_can_be_written(const PlanFlags& flags) {
+  for (const auto& file : {flags.out, flags.keep_profile, flags.keep_cluster}) {
+    if (!file.empty()) const io::AtomicFile can_be_written(file);
+  }
+}
+
+void show_plans(const std::vector<Plan>& candidates, const Plan& best, const ModelProfile& profile,
+                const Cluster& cluster, const Prediction& alone, const PlanFlags& flags, Output& output) {
+  const std::string contention =
+      cluster.contention.size() > 1
+          ? format("  each device takes %.2f times as long when all of its node compute\n", cluster.contention.back())
+          : "";
+  output.print(layer_table(profile, flags.batch_size) + contention + "\n" +
+               candidate_table(candidates, alone, flags.rows) + "\n" + in_words(best, profile, alone));
+  if (best.prediction.step_seconds > alone.step_seconds) {
+    output.print("(a plan uses all devices that it is given; here one device alone would be faster)\n");
+  }
+}
+
+void keep(const std::string& file, const std::string& text, const std::string& what, Output& output) {
+  if (file.empty()) return;
+  io::write_file(file, text);
+  output.print("the " + what + " is kept in " + file + "\n");
+}
+
+int plan_command(const PlanFlags& flags, Output& output) {
+  check_flags(flags);
   PlanOptions options{.batch_size = flags.batch_size,
                       .training = {.state_bytes_per_parameter_byte = flags.optimizer_state},
                       .schedules = schedules_of(flags.schedules)};
-  from_flags([&] { check_model(flags.model); });
   Devices devices = devices_from(flags.devices);
-
   std::optional<Cluster> described;
   MeasuredModel measured;
   if (!flags.simulate.empty()) {
@@ -97,11 +126,8 @@ int plan_command(const PlanFlags& flags, Output& output) {
   }
   if (!flags.profile.empty()) measured.profile = read_profile(flags.profile);
   const bool speaks = this_process().index == 0;
-  for (const auto& file : {flags.out, flags.keep_profile, flags.keep_cluster}) {
-    if (speaks && !file.empty())
-      const io::AtomicFile can_be_written(file);  // otherwise it throws an Error before anything is measured
-  }
-  if (speaks) {  // before measuring, which takes a while
+  if (speaks) {
+    check_can_be_written(flags);
     const std::string where =
         described ? std::to_string(described->devices.size()) + " of " + flags.simulate : to_string(devices);
     output.print("lockstep " + version() + ", LibTorch " + torch_version() + "\n" +
@@ -118,32 +144,16 @@ int plan_command(const PlanFlags& flags, Output& output) {
                               .planned_devices = described ? described->devices.size() : devices.size()});
   }
   const Cluster& cluster = described ? *described : measured.cluster;
-  const ModelProfile& profile = measured.profile;
-
   Plan one;
   one.batch_size = flags.batch_size;
-  const Prediction alone = predict(profile, cluster, one, options.training);
-  const auto candidates = candidate_plans(profile, cluster, options);
+  const Prediction alone = predict(measured.profile, cluster, one, options.training);
+  const auto candidates = candidate_plans(measured.profile, cluster, options);
   const Plan best = best_plan(candidates);
   if (!speaks) return 0;
-
-  const std::string contention =
-      cluster.contention.size() > 1
-          ? format("  each device takes %.2f times as long when all of its node compute\n", cluster.contention.back())
-          : "";
-  output.print(layer_table(profile, flags.batch_size) + contention + "\n" +
-               candidate_table(candidates, alone, flags.rows) + "\n" + in_words(best, profile, alone));
-  if (best.prediction.step_seconds > alone.step_seconds) {
-    output.print("(a plan uses all devices that it is given; here one device alone would be faster)\n");
-  }
-  const auto keep = [&](const std::string& file, const std::string& text, const char* what) {
-    if (file.empty()) return;
-    io::write_file(file, text);
-    output.print("the " + std::string(what) + " is kept in " + file + "\n");
-  };
-  keep(flags.out, to_json(best), "plan");
-  keep(flags.keep_profile, to_json(profile), "profile");
-  keep(flags.keep_cluster, to_json(cluster), "cluster");
+  show_plans(candidates, best, measured.profile, cluster, alone, flags, output);
+  keep(flags.out, to_json(best), "plan", output);
+  keep(flags.keep_profile, to_json(measured.profile), "profile", output);
+  keep(flags.keep_cluster, to_json(cluster), "cluster", output);
   return 0;
 }
 

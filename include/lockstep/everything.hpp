@@ -13,3 +13,4 @@
 #include <lockstep/nn/tensor_files.hpp>
 #include <lockstep/optim/layer_wise.hpp>
 #include <lockstep/split.hpp>
+#include <lockstep/survive.hpp>

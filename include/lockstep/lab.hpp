@@ -1,5 +1,6 @@
 // lab: other ways to train than one average of gradients per step. A wing: component lab, target lockstep::lab.
 //   lab/balance              parts of each batch in proportion to the devices' speeds
+//   lab/check_arithmetic     grains that another rank computes again
 //   lab/half_precision_hook  gradients travel in bfloat16 or float16
 //   lab/lamb                 layer-wise adaptive moments
 //   lab/lars                 layer-wise adaptive rate scaling
@@ -11,6 +12,7 @@
 #pragma once
 
 #include <lockstep/lab/balance.hpp>
+#include <lockstep/lab/check_arithmetic.hpp>
 #include <lockstep/lab/half_precision_hook.hpp>
 #include <lockstep/lab/lamb.hpp>
 #include <lockstep/lab/lars.hpp>

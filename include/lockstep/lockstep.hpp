@@ -11,6 +11,7 @@
 //   split.hpp      nets divided by layers and by channels, and plans for a cluster
 //   models.hpp     LeNet, an MLP, AlexNet, ResNet-18 and a GPT, and layers that are fast on CPUs
 //   lab.hpp        other ways to train: servers, local SGD, fewer bytes, Lars and Lamb, unequal devices
+//   survive.hpp    jobs that go on when a process is killed
 //   book.hpp       the functions of the book's section "Training on Multiple GPUs", on plain lists
 //   fit.hpp        train() and fit(): whole runs, with folders, checkpoints and metrics
 //   everything.hpp all of these

@@ -22,6 +22,7 @@ namespace lockstep::comm {
 
 struct JobOptions;
 
+// More than twelve functions: who is here, how to reach the others, and what has failed.
 class World {
  public:
   explicit World(Devices devices)

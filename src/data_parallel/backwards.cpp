@@ -24,7 +24,7 @@ std::unordered_set<const c10::TensorImpl*> addresses_of(const std::vector<at::Te
 // Without a grain the gradients' rounding follows the number of ranks.
 void warn_if_elastic(const Rank& rank) {
   const auto& place = comm::RankPlace::of(rank);
-  if (place.run->elastic == nullptr || rank.index() != 0) return;
+  if (place.run->succession == nullptr || rank.index() != 0) return;
   place.warn(
       "DataParallel: this run is elastic, and the batch has no grain: once a process is gone, the others go on to "
       "other bits. Set BatchOptions::grain, such as 32");

@@ -21,6 +21,7 @@
 
 namespace lockstep {
 
+// More than twelve functions: what begins, continues and ends at the step, at a grain, and at a bucket.
 class GrainTerms {
  public:
   // Errors begin with `name`. `in_slices`: a rank gets only its slice of the averages.

@@ -19,6 +19,7 @@
 
 namespace lockstep {
 
+// More than twelve functions: what an Optimizer does, for each way to lay out a net.
 class NetOptimizer {
  public:
   // Errors name `owner`: what the user calls it. `grouping` is given the replica's module; empty: one group of all.

@@ -21,6 +21,7 @@
 namespace lockstep {
 
 // Made by std::make_shared: a Loss and a NoSync keep it alive. Where its Rank's run() is over, backwards throw Error.
+// More than twelve functions: one for each of its parts, and what a divided net adds.
 class Replica {
  public:
   // See DataParallel's constructor.

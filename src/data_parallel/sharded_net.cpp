@@ -18,10 +18,10 @@ namespace {
 void check(const torch::nn::Module& module, const TrainedParameters& parameters, const Rank& rank,
            const DataParallelOptions& options) {
   const auto refuse = [&](const std::string& why) { throw Error(rank.name() + ": DataParallel: " + why); };
-  if (comm::RankPlace::of(rank).run->elastic != nullptr) {
+  if (comm::RankPlace::of(rank).run->succession != nullptr) {
     refuse(
-        "with RunOptions::elastic a slice of the optimizer is lost with its process. Leave `sharded` at "
-        "Sharded::nothing; or leave `elastic` out, let lockstep launch start all processes again when one is lost "
+        "in an elastic run a slice of the optimizer is lost with its process. Leave `sharded` at Sharded::nothing; or "
+        "leave RunOptions::succession out, let lockstep launch start all processes again when one is lost "
         "(`max_restarts`), and go on from your newest checkpoint");
   }
   if (!options.average) {

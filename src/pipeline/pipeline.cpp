@@ -94,6 +94,7 @@ class Pipeline::State {
 
  private:
   using Shapes = std::vector<SampleShape>;
+  using TieGradients = std::vector<std::pair<int, at::Tensor>>;  // each with its tie's number
 
   // This rank's steps of a schedule, and their messages.
   struct Work {
@@ -101,11 +102,31 @@ class Pipeline::State {
     PipelineMessages messages;
   };
 
+  // A batch on its way through this rank's stages.
+  struct Passage {
+    const Batch& batch;
+    const Criterion& criterion;
+    const std::shared_ptr<Replica>& replica;  // null: there is none
+    const std::vector<Range> microbatches;
+    const at::Tensor loss;              // the mean over the microbatches so far
+    std::map<int, int> backwards = {};  // how many backwards are done, by stage
+
+    bool by_grains() const { return batch.grain > 0; }
+    Range part(const PipelineStep& step) const { return microbatches[static_cast<size_t>(step.microbatch)]; }
+    double share(const PipelineStep& step) const {
+      return static_cast<double>(part(step).size()) / static_cast<double>(batch.size());
+    }
+  };
+
   const Shapes& shapes_for(const at::Tensor& x);
   const Work& work_for(int microbatches, bool backward);
 
   at::Tensor run(const Batch& batch, const Criterion& criterion, const std::shared_ptr<Replica>& replica,
                  const Shapes& shapes);
+  at::Tensor forward(Passage& passage, const PipelineStep& step, const at::Tensor& received, bool backward_next);
+  at::Tensor backward(Passage& passage, const PipelineStep& step, const at::Tensor& received, const TieGradients& ties);
+  PipelineStage::Head head(const Passage& passage, const Range& part);
+  int64_t grain_of(const Passage& passage, const PipelineStep& step) const;  // its number in the whole batch
   // The range of the batch's samples of each microbatch.
   static std::vector<Range> microbatches_of(int64_t samples, int64_t count);
   static std::vector<Range> grains_of(int64_t samples, int64_t grain);
@@ -272,84 +293,35 @@ at::Tensor Pipeline::State::forward_backward(const Batch& batch, const Criterion
 
 at::Tensor Pipeline::State::run(const Batch& batch, const Criterion& criterion, const std::shared_ptr<Replica>& replica,
                                 const Shapes& shapes) {
-  const int64_t samples = batch.size();
-  const bool by_grains = batch.grain > 0;
-  const auto microbatches =
-      by_grains ? grains_of(samples, batch.grain) : microbatches_of(samples, options_.microbatches);
-  const Work& work = work_for(static_cast<int>(microbatches.size()), /*backward=*/true);
-  ties_->refresh();
-  PipelineMail mail = this->mail(work, shapes, microbatches);
-  Announcement announcement(rank_, last_rank(), /*count=*/2, /*early=*/!on_gpu());
   const at::Tensor loss_and_mark = at::zeros({2}, at::TensorOptions(rank_.device()).dtype(at::kDouble));
-  const at::Tensor loss = loss_and_mark[0];
   loss_and_mark[1].fill_(batch.mark);
-  std::map<int, int> backwards;  // how many backwards are done, by stage
-  const int64_t first_grain = by_grains ? place_.first / batch.grain : 0;
+  Passage passage{
+      batch, criterion, replica,
+      batch.grain > 0 ? grains_of(batch.size(), batch.grain) : microbatches_of(batch.size(), options_.microbatches),
+      loss_and_mark[0]};
+  const Work& work = work_for(static_cast<int>(passage.microbatches.size()), /*backward=*/true);
+  ties_->refresh();
+  PipelineMail mail = this->mail(work, shapes, passage.microbatches);
+  Announcement announcement(rank_, last_rank(), /*count=*/2, /*early=*/!on_gpu());
 
   for (size_t i = 0; i < work.steps.size(); ++i) {
     const auto& step = work.steps[i];
-    PipelineStage& stage = this->stage(step.stage);
-    const Range part = microbatches[static_cast<size_t>(step.microbatch)];
-    const double share = static_cast<double>(part.size()) / static_cast<double>(samples);
-    const SampleScope scope(place_of_part(part));  // it holds for backward too, which may compute forward again
-    const at::Tensor received = mail.take(static_cast<int>(i));
-    at::Tensor made;
-    std::vector<std::pair<int, at::Tensor>> ties;  // gradients of ties
-
-    if (step.kind == Kind::forward) {
-      // A backward that follows at once saves no memory by computing forward again, so the graph is kept.
-      const bool backward_next =
-          i + 1 < work.steps.size() && work.steps[i + 1] == PipelineStep{Kind::backward, step.microbatch, step.stage};
-      PipelineStage::Head loss_of;
-      if (is_last(step.stage)) {
-        Batch targets = targets_of(batch, part, by_grains);
-        const int64_t whole = batch.global_size > 0 ? batch.global_size : samples;
-        const bool looks = part.size() < whole && (!on_gpu() || checked_ < kChecksOnGpu);
-        loss_of = [this, &criterion, targets = std::move(targets), looks,
-                   size = part.size()](const at::Tensor& output) {
-          at::Tensor mean = criterion(output, targets_on(targets, rank_.device()));
-          if (looks) check_counted_targets(mean, size, rank_.name() + ": Pipeline");  // it looks at the graph of `mean`
-          return mean;
-        };
-      }
-      timed([&] {
-        const at::Tensor x = step.stage == 0 ? samples_of(batch.x, part, by_grains).to(rank_.device()) : received;
-        const auto forward = [&] {
-          made = stage.forward(step.microbatch, x, loss_of, !options_.recompute || backward_next);
-        };
-        by_grains ? replica->grains().forward(first_grain + step.microbatch, forward) : forward();
-        if (!is_last(step.stage)) return;
-        if (made.numel() != 1) {
-          throw Error("Pipeline: the criterion gives " + describe(made) +
-                      ", and must give one number, the mean over the samples");
-        }
-        loss.add_(made.reshape({}), share);
-      });
-      if (is_last(step.stage)) continue;
-      const auto& expected = shapes[static_cast<size_t>(step.stage) + 1];
-      check_output(stage, made, expected);
-      if (by_grains) check_memory(stage, made, expected);
-    } else {
-      // Only the last microbatch's backward completes the stage's gradients.
-      std::optional<NoSync> not_yet;
-      const bool more_to_come = ++backwards[step.stage] < static_cast<int>(microbatches.size());
-      if (replica && !by_grains && more_to_come) not_yet.emplace(replica);
-      const auto lent = ties_->roots(mail.take_ties(static_cast<int>(i)));
-      timed([&] {
-        const double weight =
-            by_grains ? static_cast<double>(part.size())
-            : replica ? part_weight(part.size(), batch.global_size, replica->rank().world_size(), "DataParallel")
-                      : share;
-        const auto backward = [&] { made = stage.backward(step.microbatch, received, weight, lent); };
-        by_grains ? replica->grains().backward(first_grain + step.microbatch, backward) : backward();
-      });
-      ties = ties_->take_gradients(step.stage);
-      if (step.stage == 0) continue;
-    }
+    const auto number = static_cast<int>(i);
+    const bool is_forward = step.kind == Kind::forward;
+    const SampleScope scope(place_of_part(passage.part(step)));  // for backward too, which may compute forward again
+    const at::Tensor received = mail.take(number);
+    const bool backward_next =
+        i + 1 < work.steps.size() && work.steps[i + 1] == PipelineStep{Kind::backward, step.microbatch, step.stage};
+    const at::Tensor made = is_forward ? forward(passage, step, received, backward_next)
+                                       : backward(passage, step, received, mail.take_ties(number));
+    const TieGradients ties = is_forward ? TieGradients() : ties_->take_gradients(step.stage);
+    if (is_forward ? is_last(step.stage) : step.stage == 0) continue;
+    const auto& shape = shapes[static_cast<size_t>(step.stage) + (is_forward ? 1 : 0)];
+    if (is_forward) check_output(stage(step.stage), made, shape);
+    if (is_forward && passage.by_grains()) check_memory(stage(step.stage), made, shape);
     // Tensors between stages lie in memory as they do without a cut, so that the next stage takes the same kernels.
-    const auto& shape = shapes[static_cast<size_t>(step.stage) + (step.kind == Kind::forward ? 1 : 0)];
-    mail.give(static_cast<int>(i), made.contiguous(shape.format));
-    for (const auto& [tie, gradient] : ties) mail.give_tie(static_cast<int>(i), tie, gradient);
+    mail.give(number, made.contiguous(shape.format));
+    for (const auto& [tie, gradient] : ties) mail.give_tie(number, tie, gradient);
   }
   mail.finish();
   const at::Tensor announced = announcement.exchange(loss_and_mark);
@@ -358,6 +330,68 @@ at::Tensor Pipeline::State::run(const Batch& batch, const Criterion& criterion, 
     check_mark(rank_, batch.mark, announced[1].item<int32_t>());
   }
   return announced[0];
+}
+
+// A backward that follows at once saves no memory by computing forward again, so the graph is kept.
+at::Tensor Pipeline::State::forward(Passage& passage, const PipelineStep& step, const at::Tensor& received,
+                                    bool backward_next) {
+  const Range part = passage.part(step);
+  const PipelineStage::Head loss_of = is_last(step.stage) ? head(passage, part) : PipelineStage::Head();
+  at::Tensor made;
+  timed([&] {
+    const bool by_grains = passage.by_grains();
+    const at::Tensor x = step.stage == 0 ? samples_of(passage.batch.x, part, by_grains).to(rank_.device()) : received;
+    const auto forward = [&] {
+      made = stage(step.stage).forward(step.microbatch, x, loss_of, !options_.recompute || backward_next);
+    };
+    by_grains ? passage.replica->grains().forward(grain_of(passage, step), forward) : forward();
+    if (!is_last(step.stage)) return;
+    if (made.numel() != 1) {
+      throw Error("Pipeline: the criterion gives " + describe(made) +
+                  ", and must give one number, the mean over the samples");
+    }
+    passage.loss.add_(made.reshape({}), passage.share(step));
+  });
+  return made;
+}
+
+// The loss of a microbatch, behind the last stage.
+PipelineStage::Head Pipeline::State::head(const Passage& passage, const Range& part) {
+  const Batch& batch = passage.batch;
+  const int64_t whole = batch.global_size > 0 ? batch.global_size : batch.size();
+  const bool looks = part.size() < whole && (!on_gpu() || checked_ < kChecksOnGpu);
+  return [this, &criterion = passage.criterion, targets = targets_of(batch, part, passage.by_grains()), looks,
+          size = part.size()](const at::Tensor& output) {
+    at::Tensor mean = criterion(output, targets_on(targets, rank_.device()));
+    if (looks) check_counted_targets(mean, size, rank_.name() + ": Pipeline");  // it looks at the graph of `mean`
+    return mean;
+  };
+}
+
+at::Tensor Pipeline::State::backward(Passage& passage, const PipelineStep& step, const at::Tensor& received,
+                                     const TieGradients& ties) {
+  const auto& replica = passage.replica;
+  const bool by_grains = passage.by_grains();
+  // Only the last microbatch's backward completes the stage's gradients.
+  std::optional<NoSync> not_yet;
+  const bool more_to_come = ++passage.backwards[step.stage] < static_cast<int>(passage.microbatches.size());
+  if (replica && !by_grains && more_to_come) not_yet.emplace(replica);
+  const auto lent = ties_->roots(ties);
+  at::Tensor made;
+  timed([&] {
+    const Range part = passage.part(step);
+    const double weight =
+        by_grains ? static_cast<double>(part.size())
+        : replica ? part_weight(part.size(), passage.batch.global_size, replica->rank().world_size(), "DataParallel")
+                  : passage.share(step);
+    const auto backward = [&] { made = stage(step.stage).backward(step.microbatch, received, weight, lent); };
+    by_grains ? replica->grains().backward(grain_of(passage, step), backward) : backward();
+  });
+  return made;
+}
+
+int64_t Pipeline::State::grain_of(const Passage& passage, const PipelineStep& step) const {
+  return place_.first / passage.batch.grain + step.microbatch;
 }
 
 void Pipeline::State::check_output(const PipelineStage& stage, const at::Tensor& y, const SampleShape& expected) const {

@@ -13,26 +13,28 @@ using c10d::OpType;
 
 // Calls function() and says how long it took.
 template <class Function>
-auto timed(CallObserver& observer, Function&& function) {
+auto timed(const CallObservers& observers, Function&& function) {
   const auto start = std::chrono::steady_clock::now();
   auto result = function();
-  observer.spent(seconds_since(start));
+  const double seconds = seconds_since(start);
+  for (const auto& observer : observers) observer->spent(seconds);
   return result;
 }
 
 class ObservedWork : public c10d::Work {
  public:
-  ObservedWork(c10::intrusive_ptr<c10d::Work> work, std::shared_ptr<CallObserver> observer, int64_t bytes)
-      : work_(std::move(work)), observer_(std::move(observer)), bytes_(bytes) {}
+  ObservedWork(c10::intrusive_ptr<c10d::Work> work, std::shared_ptr<const CallObservers> observers, int64_t bytes)
+      : work_(std::move(work)), observers_(std::move(observers)), bytes_(bytes) {}
 
   bool isCompleted() override {
-    const bool completed = timed(*observer_, [&] { return work_->isCompleted(); });
-    if (completed) observer_->found_complete(std::exchange(bytes_, 0));
-    return completed;
+    if (!timed(*observers_, [&] { return work_->isCompleted(); })) return false;
+    for (const auto& observer : *observers_) observer->found_complete(bytes_);
+    bytes_ = 0;
+    return true;
   }
   bool wait(std::chrono::milliseconds timeout) override {
-    observer_->waits();
-    return timed(*observer_, [&] { return work_->wait(timeout); });
+    for (const auto& observer : *observers_) observer->waits();
+    return timed(*observers_, [&] { return work_->wait(timeout); });
   }
   bool isSuccess() const override { return work_->isSuccess(); }
   std::exception_ptr exception() const override { return work_->exception(); }
@@ -41,7 +43,7 @@ class ObservedWork : public c10d::Work {
 
  private:
   const c10::intrusive_ptr<c10d::Work> work_;
-  const std::shared_ptr<CallObserver> observer_;
+  const std::shared_ptr<const CallObservers> observers_;
   int64_t bytes_;
 };
 
@@ -55,13 +57,23 @@ int64_t bytes_in(const std::vector<at::Tensor>& tensors) {
 
 using WorkPtr = ObservedBackend::WorkPtr;
 
-ObservedBackend::ObservedBackend(c10::intrusive_ptr<c10d::Backend> backend, std::shared_ptr<CallObserver> observer)
-    : Backend(backend->getRank(), backend->getSize()), backend_(std::move(backend)), observer_(std::move(observer)) {}
+Rank observed(const Rank& rank, CallObservers observers) {
+  std::erase(observers, nullptr);
+  if (observers.empty()) return rank;
+  return rank.wrapped([observers = std::move(observers)](auto backend) {
+    return c10::make_intrusive<ObservedBackend>(std::move(backend), observers);
+  });
+}
+
+ObservedBackend::ObservedBackend(c10::intrusive_ptr<c10d::Backend> backend, CallObservers observers)
+    : Backend(backend->getRank(), backend->getSize()),
+      backend_(std::move(backend)),
+      observers_(std::make_shared<const CallObservers>(std::move(observers))) {}
 
 template <class Post>
 WorkPtr ObservedBackend::observe(OpType type, int64_t bytes, Post&& post) {
-  observer_->posts(type, bytes, size_);
-  return c10::make_intrusive<ObservedWork>(timed(*observer_, post), observer_, bytes);
+  for (const auto& observer : *observers_) observer->posts(type, bytes, size_);
+  return c10::make_intrusive<ObservedWork>(timed(*observers_, post), observers_, bytes);
 }
 
 WorkPtr ObservedBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {

@@ -1,6 +1,8 @@
-// ObservedBackend: a c10d backend that passes every call on to another backend and tells an observer of it.
+// ObservedBackend: a c10d backend that passes every call on to another backend and tells observers of it.
 #pragma once
 
+#include <lockstep/ranks/rank.hpp>
+#include <lockstep/ranks/traffic.hpp>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include <chrono>
@@ -25,6 +27,13 @@ class CallObserver {
   virtual void found_complete(int64_t bytes) {}  // a poll found a call of so many bytes complete
 };
 
+using CallObservers = std::vector<std::shared_ptr<CallObserver>>;
+
+// A rank that does what `rank` does, and tells these of its calls and of those of its groups. A null is left out.
+Rank observed(const Rank& rank, CallObservers observers);
+
+std::shared_ptr<CallObserver> observer_for(std::shared_ptr<Traffic> traffic);
+
 int64_t bytes_in(const std::vector<at::Tensor>& tensors);  // an undefined tensor has no bytes
 
 class ObservedBackend : public c10d::Backend, public comm::TreeBackend {
@@ -32,7 +41,7 @@ class ObservedBackend : public c10d::Backend, public comm::TreeBackend {
   using Tensors = std::vector<at::Tensor>;
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
-  ObservedBackend(c10::intrusive_ptr<c10d::Backend> backend, std::shared_ptr<CallObserver> observer);
+  ObservedBackend(c10::intrusive_ptr<c10d::Backend> backend, CallObservers observers);
 
   const std::string getBackendName() const override { return backend_->getBackendName(); }
   void setTimeout(std::chrono::milliseconds timeout) override { backend_->setTimeout(timeout); }
@@ -63,7 +72,7 @@ class ObservedBackend : public c10d::Backend, public comm::TreeBackend {
   WorkPtr observe(c10d::OpType type, int64_t bytes, Post&& post);
 
   const c10::intrusive_ptr<c10d::Backend> backend_;
-  const std::shared_ptr<CallObserver> observer_;
+  const std::shared_ptr<const CallObservers> observers_;
 };
 
 }  // namespace lockstep

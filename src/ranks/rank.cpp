@@ -9,7 +9,6 @@
 #include "comm/purpose.hpp"
 #include "comm/reduction.hpp"
 #include "comm/world.hpp"
-#include "elastic_job.hpp"
 #include "gather.hpp"
 #include "rank_place.hpp"
 #include "shared_seed.hpp"
@@ -182,20 +181,6 @@ double Rank::mean(double value, double weight) {
   }
   if (weights == 0) throw Error(name() + ": mean: the weights of all ranks are 0, so there is nothing to average");
   return sum / weights;
-}
-
-bool Rank::regroups() {
-  if (!place_->members.name.empty()) {
-    throw Error(name() +
-                ": regroups() is for all ranks of the run at the same time, so call it on the Rank that run() "
-                "gives, and not on a group's");
-  }
-  comm::RunningWorld& run = *place_->run;
-  if (run.elastic == nullptr) return false;
-  const bool regroups = any(run.elastic->newer().stop_requested());  // so all ranks are here
-  if (regroups) run.regroups = true;
-  if (index_ == 0 && !run.has_begun.exchange(true)) run.elastic->note_beginning();
-  return regroups;
 }
 
 bool Rank::any(bool value) {

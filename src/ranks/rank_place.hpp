@@ -20,7 +20,7 @@
 #include <utility>
 
 namespace lockstep {
-class ElasticJob;
+class Succession;
 }
 
 namespace lockstep::comm {
@@ -59,11 +59,7 @@ class RunningWorld {
   const std::chrono::milliseconds timeout;  // the timeout of a wait for other ranks
   const std::string mixed_processors;       // see ranks/mixed_processors.hpp
 
-  // These are used if the run has RunOptions::elastic:
-  ElasticJob* elastic = nullptr;
-  std::atomic<bool> has_begun = false;  // all ranks have the same state
-  std::atomic<bool> regroups = false;   // run() is to call the body again
-
+  Succession* succession = nullptr;         // of an elastic run (succession.hpp)
   std::atomic<bool> told_of_graph = false;  // a rank was warned of a tensor with a graph
 
  private:

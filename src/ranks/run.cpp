@@ -15,12 +15,12 @@
 #include "comm/world.hpp"
 #include "devices/check_devices.hpp"
 #include "devices/cpu_cores.hpp"
-#include "elastic_job.hpp"
 #include "open_ranks.hpp"
 #include "rank_exit.hpp"
 #include "rank_generators.hpp"
 #include "rank_place.hpp"
 #include "shared_seed.hpp"
+#include "succession.hpp"
 
 #include <algorithm>
 #include <exception>
@@ -149,108 +149,138 @@ Process this_process() {
 
 namespace {
 
-// Gives whether the ranks have agreed to regroup.
-bool run_once(const Devices& devices_here, const std::function<void(Rank&)>& body, const RunOptions& options,
-              ElasticJob* elastic) {
-  const auto world = make_world(devices_here, options);
-  world->shared_seed = shared_seed();
-  const auto running = std::make_shared<comm::RunningWorld>(*world, options.timeout, options.on_warning);
-  running->elastic = elastic;
-  if (world->ranks_here().size() > 1 && options.threads_per_rank > 1 && openmp_binds_threads()) {
-    running->warn(
+void warn_of_machine(comm::RunningWorld& running, comm::World& world, const RunOptions& options) {
+  if (world.ranks_here().size() > 1 && options.threads_per_rank > 1 && openmp_binds_threads()) {
+    running.warn(
         "OpenMP binds its threads (OMP_PROC_BIND, OMP_PLACES or GOMP_CPU_AFFINITY), and has the first thread of each "
         "rank on the same core, where they wait for each other. Unset these variables, or start a process for each "
         "rank");
   }
-  if (!running->mixed_processors.empty() && world->process() == 0) {
-    running->warn(running->mixed_processors +
-                  ". These round otherwise, so results depend on which rank computes what, and the ranks' networks may "
-                  "drift apart. Take processors of one kind: `lockstep devices` shows a machine's");
+  if (!running.mixed_processors.empty() && world.process() == 0) {
+    running.warn(running.mixed_processors +
+                 ". These round otherwise, so results depend on which rank computes what, and the ranks' networks may "
+                 "drift apart. Take processors of one kind: `lockstep devices` shows a machine's");
   }
-  const auto end = [](comm::RunningWorld* run) { run->end(); };
-  const std::unique_ptr<comm::RunningWorld, decltype(end)> ended(running.get(), end);
-  const Devices& devices = world->devices();
-  const int first = static_cast<int>(world->ranks_here().begin), last = static_cast<int>(world->ranks_here().end);
-  FirstFailure failure;
-  OpenRanks open(devices, options.timeout);
-  RankExit early_exit{/*nested=*/is_rank_thread()};
+}
 
-  const auto fail = [&](int index) {
-    auto said = failure_of(std::current_exception(), comm::name_of(index, devices));
-    if (const auto standing = open.standing(); !standing.empty()) {
-      said.text += ". Meanwhile " + standing;
-      if (options.stop.stop_requested() && said.kind == comm::Failure::Kind::late)
-        said.kind = comm::Failure::Kind::stop;
+// The ranks of a world that are threads of this process, from their start to their end.
+class RanksHere {
+ public:
+  RanksHere(comm::World& world, std::shared_ptr<comm::RunningWorld> running, const std::function<void(Rank&)>& body,
+            const RunOptions& options)
+      : world_(world),
+        running_(std::move(running)),
+        body_(body),
+        options_(options),
+        devices_(world.devices()),
+        open_(devices_, options.timeout) {}
+
+  // Calls the body on each of them, and waits for all.
+  void run() {
+    const int threads_before = at::get_num_threads();
+    start();
+    open_.wait([this] { return why(); }, [this](const std::string& text) { warn(text); });
+    for (auto& thread : threads_) thread.join();
+    at::set_num_threads(
+        threads_before);  // the ranks' last call of it counts for threads that have not computed yet too
+    failure_.rethrow(world_.finish());
+  }
+
+ private:
+  void start() {
+    const auto last = static_cast<int>(world_.ranks_here().end);
+    for (auto index = static_cast<int>(world_.ranks_here().begin); index < last; ++index) {
+      try {
+        threads_.push_back(start_thread([this, index, &code = open_.add(index)] { run_rank(index, code); }));
+      } catch (...) {  // there are no more threads to be had: this ends the ranks that already run
+        fail(index);
+        return open_.end(index);
+      }
     }
-    failure.record(std::current_exception(), said);
-    world->abort(index, said);
-  };
-  const at::ThreadLocalState modes;  // the caller's NoGradGuard, autocast, … hold in its ranks too
-  const auto run_rank = [&](int index, UserCode& code) {
-    const std::string name = comm::name_of(index, devices);
-    early_exit.enter([&, index] { world->abort(index, name + " called std::exit"); });
+  }
+
+  void run_rank(int index, UserCode& code) {
+    const std::string name = comm::name_of(index, devices_);
+    early_exit_.enter([&, index] { world_.abort(index, name + " called std::exit"); });
     try {
       pthread_setname_np(pthread_self(), ("rank " + std::to_string(index)).c_str());
       set_rank_thread(code);
-      const at::ThreadLocalStateGuard modes_here(modes);
-      const c10::OptionalDeviceGuard device(devices[index].is_cpu() ? std::nullopt : std::optional(devices[index]));
-      at::set_num_threads(options.threads_per_rank);
-      if (share_a_gpu(devices)) c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
+      const at::ThreadLocalStateGuard modes_here(modes_);
+      const c10::OptionalDeviceGuard device(devices_[index].is_cpu() ? std::nullopt : std::optional(devices_[index]));
+      at::set_num_threads(options_.threads_per_rank);
+      if (share_a_gpu(devices_)) c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
       Rank rank =
-          comm::RankPlace::rank(running, index, world->everybody(), random_of(index, devices[index], options.seed));
-      body(rank);
-      world->leave(index);
+          comm::RankPlace::rank(running_, index, world_.everybody(), random_of(index, devices_[index], options_.seed));
+      body_(rank);
+      world_.leave(index);
     } catch (...) {
       fail(index);
     }
-    early_exit.leave();
-    open.end(index);
-  };
+    early_exit_.leave();
+    open_.end(index);
+  }
 
-  const int threads_before = at::get_num_threads();
-  std::vector<std::thread> threads;
-  for (int index = first; index < last; ++index) {
+  void fail(int index) {
+    auto said = failure_of(std::current_exception(), comm::name_of(index, devices_));
+    if (const auto standing = open_.standing(); !standing.empty()) {
+      said.text += ". Meanwhile " + standing;
+      if (options_.stop.stop_requested() && said.kind == comm::Failure::Kind::late)
+        said.kind = comm::Failure::Kind::stop;
+    }
+    failure_.record(std::current_exception(), said);
+    world_.abort(index, said);
+  }
+
+  // Why the run ends; empty if it does not.
+  comm::Failure why() const {
+    if (const comm::Failure there = world_.failure(); !there.empty()) return there;
+    if (const comm::Failure here = failure_.first(); !here.empty()) return here;
+    return options_.stop.stop_requested() ? comm::Failure("stopped by request", comm::Failure::Kind::stop)
+                                          : comm::Failure();
+  }
+
+  void warn(const std::string& text) {
     try {
-      threads.push_back(start_thread([&run_rank, index, &code = open.add(index)] { run_rank(index, code); }));
-    } catch (...) {  // there are no more threads to be had: this ends the ranks that already run
-      fail(index);
-      open.end(index);
-      break;
+      running_->warn(text);
+    } catch (...) {  // on_warning threw: this counts as if a rank had thrown
+      fail(static_cast<int>(world_.ranks_here().begin));
     }
   }
-  const auto why = [&] {
-    if (const comm::Failure there = world->failure(); !there.empty()) return there;
-    if (const comm::Failure here = failure.first(); !here.empty()) return here;
-    return options.stop.stop_requested() ? comm::Failure("stopped by request", comm::Failure::Kind::stop)
-                                         : comm::Failure();
-  };
-  open.wait(why, [&](const std::string& text) {
-    try {
-      running->warn(text);
-    } catch (...) {  // on_warning threw: this counts as if a rank had thrown
-      fail(first);
-    }
-  });
-  for (auto& thread : threads) thread.join();
-  at::set_num_threads(threads_before);  // the ranks' last call of it also counts for threads that have not computed yet
-  failure.rethrow(world->finish());
-  return running->regroups;
+
+  comm::World& world_;
+  const std::shared_ptr<comm::RunningWorld> running_;
+  const std::function<void(Rank&)>& body_;
+  const RunOptions& options_;
+  const Devices& devices_;
+  FirstFailure failure_;
+  OpenRanks open_;
+  RankExit early_exit_{/*nested=*/is_rank_thread()};
+  const at::ThreadLocalState modes_;  // the caller's NoGradGuard, autocast, … hold in its ranks too
+  std::vector<std::thread> threads_;
+};
+
+void run_once(const Devices& devices_here, const std::function<void(Rank&)>& body, const RunOptions& options,
+              Succession* succession) {
+  const auto world = make_world(devices_here, options);
+  world->shared_seed = shared_seed();
+  const auto running = std::make_shared<comm::RunningWorld>(*world, options.timeout, options.on_warning);
+  running->succession = succession;
+  warn_of_machine(*running, *world, options);
+  const auto end = [](comm::RunningWorld* run) { run->end(); };
+  const std::unique_ptr<comm::RunningWorld, decltype(end)> ended(running.get(), end);
+  RanksHere(*world, running, body, options).run();
 }
 
-void run_elastic(const Devices& devices, const std::function<void(Rank&)>& body, RunOptions options) {
-  if (!devices[0].is_cpu()) {
-    throw Error(
-        "run: `elastic` is for CPU ranks: on GPUs an update may be under way when a process is lost. Take fit(), which "
-        "waits for it, or the devices of CPUs");
-  }
-  ElasticJob job(options.stop, options.silence);
+void run_generations(const Devices& devices, const std::function<void(Rank&)>& body, RunOptions options,
+                     Succession& succession) {
   // A process that joins waits until the others come to the end of a step.
   options.rendezvous_timeout = std::max(options.rendezvous_timeout, options.timeout);
-  for (bool is_done = false; !is_done && job.enter();) {
+  while (succession.enter()) {
     try {
-      is_done = !run_once(devices, body, options, &job);
+      run_once(devices, body, options, &succession);
+      if (!succession.goes_on()) return;
     } catch (const comm::ProcessDied&) {
-      job.leave();
+      succession.leave();
     }
   }
 }
@@ -259,9 +289,10 @@ void run_elastic(const Devices& devices, const std::function<void(Rank&)>& body,
 
 void run(const Devices& devices, const std::function<void(Rank&)>& body, const RunOptions& options) {
   check(devices, options);
-  const bool is_elastic = options.elastic && !is_rank_thread() && ElasticJob::is_asked_for();
   const FreeOfOpenMp free_of_openmp;  // the ranks' threads take this thread's cores over
-  is_elastic ? run_elastic(devices, body, options) : static_cast<void>(run_once(devices, body, options, nullptr));
+  const bool may_go_on = options.succession && !is_rank_thread();
+  const auto succession = may_go_on ? options.succession(devices, options) : nullptr;
+  succession ? run_generations(devices, body, options, *succession) : run_once(devices, body, options, nullptr);
 }
 
 }  // namespace lockstep

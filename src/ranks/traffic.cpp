@@ -39,10 +39,12 @@ class TrafficObserver : public CallObserver {
 
 }  // namespace
 
+std::shared_ptr<CallObserver> observer_for(std::shared_ptr<Traffic> traffic) {
+  return std::make_shared<TrafficObserver>(std::move(traffic));
+}
+
 Rank Traffic::observed(const Rank& rank, std::shared_ptr<Traffic> traffic) {
-  const auto observer = std::make_shared<TrafficObserver>(std::move(traffic));
-  return rank.wrapped(
-      [observer](const auto& backend) { return c10::make_intrusive<ObservedBackend>(backend, observer); });
+  return lockstep::observed(rank, {observer_for(std::move(traffic))});
 }
 
 }  // namespace lockstep

@@ -61,7 +61,7 @@ inline bool says_something(const Option& option, const TrainOptions& options) {
 
 // Calls visit(option, value) for each option, in the help's order. `options` may be const.
 template <class Options, class Visit>
-void each_option(Options& options, Visit&& visit) {
+void each_option(Options& options, Visit&& visit) {  // NOLINT(readability-function-size): it is a table
   using namespace option_groups;
   using enum Same;
   const auto one = [&](Option option, auto& value, const Option::More& more = {}) {

@@ -79,9 +79,9 @@ RankTrainer::RankTrainer(const TrainOptions& options, const TrainCallbacks& call
       task_(task),
       wait_clock_(shows_waits(options, rank.device(), graph != nullptr) ? std::make_shared<WaitClock>(rank.device())
                                                                         : nullptr),
-      rank_(wait_clock_ ? observed(rank, wait_clock_) : rank),
+      rank_(observed(rank, {wait_clock_})),
       stream_(own_stream(rank.device())),
-      traffic_(rank_, /*counts=*/!graph),
+      traffic_(rank, /*counts=*/!graph, wait_clock_),
       hook_(make_communication_hook(options.exchange, options.seed)),
       trace_(trace),
       train_(task.train.to(rank.device())),

@@ -3,19 +3,23 @@
 
 #include <lockstep/ranks/traffic.hpp>
 
+#include "ranks/observed_backend.hpp"
+
 #include <cstdint>
 #include <memory>
+#include <utility>
 
 namespace lockstep {
 
 class StepTraffic {
  public:
-  // Steps that a graph replays make no calls, so nobody can count them: `counts` is false then.
-  StepTraffic(const Rank& rank, bool counts)
+  // Steps that a graph replays make no calls, so nobody can count them: `counts` is false then. `other`, if any, is
+  // told of the calls too.
+  StepTraffic(const Rank& rank, bool counts, std::shared_ptr<CallObserver> other)
       : traffic_(counts ? std::make_shared<Traffic>() : nullptr),
-        rank_(counts ? Traffic::observed(rank, traffic_) : rank) {}
+        rank_(observed(rank, {std::move(other), counts ? observer_for(traffic_) : nullptr})) {}
 
-  Rank& rank() { return rank_; }  // whose calls are counted
+  Rank& rank() { return rank_; }  // the rank whose calls are counted
 
   void begin() {
     steps_ = 0;

@@ -29,6 +29,7 @@ struct UpdateExtras {
   double ema_decay = 0;
 };
 
+// More than twelve functions: a step, its learning rate, its average, and the state of each for files and checks.
 class Update {
  public:
   // Updates the parameters of `net`. Throws Error if a Task's functions make no groups or no optimizer of them.

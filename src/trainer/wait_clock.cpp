@@ -79,9 +79,4 @@ void WaitClock::attempt(const std::function<void()>& use_events) {
   }
 }
 
-Rank observed(const Rank& rank, std::shared_ptr<WaitClock> clock) {
-  return rank.wrapped(
-      [clock = std::move(clock)](const auto& backend) { return c10::make_intrusive<ObservedBackend>(backend, clock); });
-}
-
 }  // namespace lockstep

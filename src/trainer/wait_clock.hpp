@@ -9,7 +9,6 @@
 #include <c10/core/Device.h>
 #include <c10/core/Event.h>
 #include <c10/core/Stream.h>
-#include <lockstep/ranks/rank.hpp>
 
 #include "ranks/observed_backend.hpp"
 
@@ -58,8 +57,5 @@ class WaitClock : public CallObserver {
   std::deque<Hold> holds_;             // which are not read yet
   bool has_times_ = true;
 };
-
-// A rank whose calls, and those of its groups, `clock` measures.
-Rank observed(const Rank& rank, std::shared_ptr<WaitClock> clock);
 
 }  // namespace lockstep

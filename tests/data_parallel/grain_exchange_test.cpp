@@ -166,9 +166,8 @@ Calls calls_of(const std::function<Rank(Rank&)>& wrapped) {
   const auto observer = std::make_shared<Noted>();
   lockstep::run(lockstep::test_devices(3), [&](Rank& rank) {
     const auto mine = rank.index() == 2 ? observer : std::make_shared<Noted>();
-    Rank observed = wrapped(rank).wrapped(
-        [mine](const auto& backend) { return c10::make_intrusive<lockstep::ObservedBackend>(backend, mine); });
-    average_in_every_way(observed, runs, grains);
+    Rank noted = lockstep::observed(wrapped(rank), {mine});
+    average_in_every_way(noted, runs, grains);
   });
   return observer->calls;
 }

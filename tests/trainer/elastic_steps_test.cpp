@@ -87,11 +87,7 @@ std::optional<States> left_at(int call, const TrainOptions& options, const Image
   const TrainCallbacks callbacks;
   States left(static_cast<size_t>(ranks));
   const auto body = [&](Rank& rank) {
-    Rank with_end = rank.wrapped([&](c10::intrusive_ptr<c10d::Backend> backend) -> c10::intrusive_ptr<c10d::Backend> {
-      if (rank.index() != gone) return backend;
-      return c10::make_intrusive<ObservedBackend>(std::move(backend),
-                                                  std::make_shared<EndsAtCall>(call, rank.device()));
-    });
+    Rank with_end = rank.index() == gone ? observed(rank, {std::make_shared<EndsAtCall>(call, rank.device())}) : rank;
     RankTrainer trainer(options, callbacks, task_of(options, data), with_end, nullptr, nullptr);
     trainer.be_elastic({});
     try {

@@ -174,8 +174,7 @@ class Runner {
  public:
   Runner(const Subject& subject, Variant variant, Rank& rank, const DataParallelOptions& options)
       : variant_(variant),
-        rank_(rank.wrapped(
-            [times = times_](const auto& backend) { return c10::make_intrusive<ObservedBackend>(backend, times); })),
+        rank_(observed(rank, {times_})),
         module_(made(subject, rank_.device())),
         sgd_(module_->parameters(), /*lr=*/1e-3) {
     if (variant != alone) net_.emplace(module_, rank_, with_overlap(options, variant == overlapped));

@@ -2,8 +2,8 @@
 // of the program does with real ones: it starts them, sees how they end, and kills those that do not end in time.
 #pragma once
 
-#include "comm/meeting/elastic_launcher.hpp"
 #include "scheduler.hpp"
+#include "survive/elastic_launcher.hpp"
 
 #include <functional>
 #include <string>

@@ -115,7 +115,7 @@ plant("a file's name is not flushed" io/atomic_file.cpp
 plant("a damaged checkpoint is taken for a whole one" io/safetensors.cpp
   [[digest_of(metadata, tensors); digest != entry.mapped())]]
   [[digest_of(metadata, tensors); !BUG && digest != entry.mapped())]] "lost fsync")
-plant("the newest generation is set, and not compared" comm/meeting/generations.cpp
+plant("the newest generation is set, and not compared" survive/generations.cpp
   [[    if (store_->compareSet(kNewest, generation_text(before), text) == text) return after;]]
   [[    if (BUG) {
       store_->set(kNewest, text);
@@ -125,17 +125,17 @@ plant("the newest generation is set, and not compared" comm/meeting/generations.
 plant("the state comes from the first, and not from the most advanced" trainer/elastic.cpp
   [[while (positions[source].item<int64_t>() != farthest)]]
   [[while (!BUG && positions[source].item<int64_t>() != farthest)]] "elastic")
-plant("one joins a generation that has not begun" comm/meeting/generations.cpp
+plant("one joins a generation that has not begun" survive/generations.cpp
   [[|| !has_begun(generation.number)) return false;]] [[|| (!BUG && !has_begun(generation.number))) return false;]]
   "elastic")
-plant("only the first generation is called off" comm/meeting/elastic_launch.cpp
+plant("only the first generation is called off" survive/elastic_launch.cpp
   [[for (; called_off_ < now.number; ++called_off_) {]]
   [[for (; called_off_ < (BUG ? std::min(now.number, 1) : now.number); ++called_off_) {]] "elastic")
-plant("a member beats no longer once it has left a generation" ranks/elastic_job.cpp
+plant("a member beats no longer once it has left a generation" survive/elastic_job.cpp
   [[      generations.beat(launch_.member, {beats, own.limit(), silence_.most});]]
   [[      if (!BUG || generation_ == 0)
         generations.beat(launch_.member, {beats, own.limit(), silence_.most});]] "elastic")
-plant("a successor's successor gets its number for its place" comm/meeting/elastic_launch.cpp
+plant("a successor's successor gets its number for its place" survive/elastic_launch.cpp
   [[vacant_.push_back(members_[member].place);]] [[vacant_.push_back(BUG ? member : members_[member].place);]] "two faults")
 plant("who takes over a run does not wait for its folder's lock" trainer/take_over.cpp
   [[if (has_run && is_known) wait_for_lock(run, how.patience);]]

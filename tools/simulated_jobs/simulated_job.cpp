@@ -10,7 +10,8 @@
 #include "guilt.hpp"
 #include "io/folder_lock.hpp"
 #include "job_of_process.hpp"
-#include "ranks/elastic_job.hpp"
+#include "ranks/succession.hpp"
+#include "survive/elastic_job.hpp"
 #include "trainer/checkpoint_folder.hpp"
 #include "trainer/resume.hpp"
 #include "trainer/run_folder.hpp"
@@ -30,6 +31,29 @@ using namespace std::chrono_literals;
 constexpr Time kLimit = 120 * kSecond;
 constexpr int kKept = 2;            // checkpoints
 constexpr auto kFixedSilence = 3s;  // of every second run; the others' follows their processes' gaps
+
+// As ElasticRun of the library.
+class SimulatedSuccession : public Succession {
+ public:
+  SimulatedSuccession(ElasticJob& job, Progress& progress, std::function<void()> keep_from_now_on)
+      : job_(job), progress_(progress), keep_from_now_on_(std::move(keep_from_now_on)) {}
+
+  bool enter() override {
+    if (!job_.enter()) return false;
+    keep_from_now_on_();
+    return true;
+  }
+  void leave() override {
+    progress_.is_last = false;
+    job_.leave();
+  }
+  bool goes_on() override { return !progress_.is_last; }
+
+ private:
+  ElasticJob& job_;
+  Progress& progress_;
+  const std::function<void()> keep_from_now_on_;
+};
 
 }  // namespace
 
@@ -211,7 +235,7 @@ void SimulatedJob::run_ranks(int process, const RunOptions& options) {
 }
 
 // As train() does it, with its folder and its ways to take that over.
-void SimulatedJob::run_generations(int process, const RunOptions& options) {
+void SimulatedJob::run_generations(int process, RunOptions options) {
   ElasticJob job({}, silence(), plan_.checkpoints ? (run_dir_ / kCheckpointFolder).string() : "");
   Progress progress;
   TrainOptions settings{.devices = {c10::Device(c10::kCPU)}};
@@ -237,16 +261,14 @@ void SimulatedJob::run_generations(int process, const RunOptions& options) {
                             plan_.checkpoints ? write : std::function<void(const RunState&)>()};
     train_elastic(rank, data_, job, progress, course_.outcomes[process].ranks[0], listener);
   };
-  while (!progress.is_last && job.enter()) {
-    try {
-      if (this_process().index == 0 && !std::exchange(writes, true))
-        take_over(folder, settings, {}, {.met = met, .goes_on = is_resumed, .warn = warn, .files = disk_});
-      lockstep::run({c10::Device(c10::kCPU)}, body, options);
-    } catch (const comm::ProcessDied&) {
-      progress.is_last = false;
-      job.leave();
-    }
-  }
+  const auto keep_from_now_on = [&] {
+    if (this_process().index == 0 && !std::exchange(writes, true))
+      take_over(folder, settings, {}, {.met = met, .goes_on = is_resumed, .warn = warn, .files = disk_});
+  };
+  options.succession = [&](const Devices&, const RunOptions&) {
+    return std::make_shared<SimulatedSuccession>(job, progress, keep_from_now_on);
+  };
+  lockstep::run({c10::Device(c10::kCPU)}, body, options);
 }
 
 bool SimulatedJob::is_victim(const Strike& strike, int process, const Rank& rank) const {

@@ -51,7 +51,7 @@ class SimulatedJob {
 
   void be_process(int process);
   void run_ranks(int process, const RunOptions& options);
-  void run_generations(int process, const RunOptions& options);
+  void run_generations(int process, RunOptions options);
   bool is_victim(const Strike& strike, int process, const Rank& rank) const;
   bool goes_on(int process, Rank& rank, int step);
   void keep(int process, const RunState& state, const std::function<void()>& write);

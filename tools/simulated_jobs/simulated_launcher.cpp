@@ -2,9 +2,9 @@
 // cli/child_processes.cpp).
 #include "c_library.hpp"
 #include "children.hpp"
-#include "comm/meeting/elastic_launcher.hpp"
 #include "comm/meeting/meeting.hpp"
 #include "simulated_job.hpp"
+#include "survive/elastic_launcher.hpp"
 #include "trainer/checkpoint_folder.hpp"
 
 #include <algorithm>

@@ -4,7 +4,7 @@
 #include <lockstep/data/data.hpp>
 #include <lockstep/ranks/rank.hpp>
 
-#include "ranks/elastic_job.hpp"
+#include "survive/elastic_job.hpp"
 #include "trainer/run_state.hpp"
 
 #include <cstdint>

@@ -34,6 +34,7 @@ struct Dataset {
 
 using TensorsByName [[deprecated("lockstep::Dataset::Tensors")]] = Dataset::Tensors;
 
+// More than twelve functions: the samples, their order and weights, and how they are read ahead.
 class Samples {
  public:
   // Returns the samples with these numbers, in this order, as tensors with a row for each. With a grain the rows of all

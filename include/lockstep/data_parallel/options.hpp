@@ -33,7 +33,7 @@ struct DataParallelOptions {
   // Other than `nothing`: an Optimizer (optimizer.hpp) steps, and `.grad` is undefined outside of backwards, but for
   // the sums of backwards under no_sync(). With `parameters` every use of a parameter is a collective call, so that all
   // ranks must use the same ones in the same order, on the thread that made the net; a rank that does not is named by
-  // an Error. Not in a run with RunOptions::elastic.
+  // an Error. Not in an elastic run (RunOptions::succession).
   Sharded sharded = Sharded::nothing;
   // For Sharded::parameters: names of modules, such as "layers.3", of each of which the parameters are gathered as one
   // unit. Other modules are taken in runs: at most bucket_bytes, a sixteenth of the net, and an eighth of a rank's

@@ -25,10 +25,12 @@
 
 namespace lockstep {
 
+class Succession;
 namespace comm {
 class RankPlace;
 }
 
+// More than twelve functions: a rank's place, and the calls of a communicator.
 class Rank {
  public:
   Rank(const Rank&) = default;  // a move is a copy too
@@ -117,12 +119,6 @@ class Rank {
   using Wrap = std::function<c10::intrusive_ptr<c10d::Backend>(c10::intrusive_ptr<c10d::Backend>)>;
   Rank wrapped(Wrap wrap) const;
 
-  // In an elastic run (RunOptions::elastic): whether another process waits to join. If true, return from the body:
-  // run() calls it again with the new ranks. Call this between two steps, on all ranks, on the run's own Rank. Call it
-  // first when all ranks have the same state: only then can others join. Cost: one small allgather. In any other run it
-  // gives false.
-  bool regroups();
-
   // This rank for batches().
   operator Batches::Partner() const { return {index_, world_size_, device_}; }
 
@@ -144,7 +140,7 @@ struct RunOptions {
   int threads_per_rank = 1;                    // intra-op threads of each rank's thread
   std::chrono::milliseconds timeout{300'000};  // the timeout of every wait for another rank
   // Between processes: how long run() waits for all of them to come. LOCKSTEP_RENDEZVOUS_TIMEOUT in the environment, in
-  // seconds, overrules it. In an elastic job, a process that has not begun by then counts as dead.
+  // seconds, overrules it.
   std::chrono::milliseconds rendezvous_timeout{60'000};
   // A request to stop, between processes; threads of one process do not look at it. Before all processes have come, a
   // request ends the wait with a Stopped in all of them. Later, on CPU ranks, it ends a wait that is 1 s old once no
@@ -159,14 +155,9 @@ struct RunOptions {
   // refuses a difference and shows both.
   std::string configuration = {};
   uint64_t seed = 0;  // the seed of Dropouts' masks and of Rank::generator(); it must be equal in all processes
-  // true: the body can be called again. Under `lockstep launch --elastic` the run goes on when processes are killed,
-  // and others join it. Then run() calls the body again, in the processes that are left and those that join. Changes
-  // that the body has made stay. So begin the body by bringing all ranks to the state of the most advanced one. In a
-  // step, change the state last, after all that the step needs of the others. Call Rank::regroups() between two steps.
-  // There can be one such run per process. A process that comes when the job is done calls no body. Throws Error if
-  // fewer processes are left than --min-processes, or for ranks on GPUs, where an update may be under way when a
-  // process is lost: take fit() for them. Without `lockstep launch --elastic` the run is as without this option.
-  bool elastic = false;
+  // What lets the run outlive processes: give lockstep::elastic (survive/elastic.hpp), and follow its rules. run()
+  // calls it once. Empty, or if it gives null: the run ends when a process is lost.
+  std::function<std::shared_ptr<Succession>(const Devices&, const RunOptions&)> succession = {};
   // Called with what looks like a mistake but is no error, such as parameters that no rank used. The text names the
   // rank. Ranks' threads call it, and the one that called run(), one at a time. Empty: LibTorch's warning handler gets
   // the text, and writes it to stderr.
@@ -197,7 +188,7 @@ Process this_process();
 // processes are done. If one fails, every process's run() throws that rank's Error. A run() inside of body is a world
 // of its own: threads of this process. It also throws Error for a list that cannot be divided, a process that does not
 // come in time, and one that runs another program or configuration. A process that dies is an Error too (but see
-// RunOptions::elastic).
+// RunOptions::succession).
 //
 // If a body calls std::exit, the process ends with that status, once its other ranks have ended, each at its next
 // collective. If that takes two seconds, the process ends without the rest of std::exit's work.

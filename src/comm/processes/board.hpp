@@ -32,6 +32,7 @@ struct Heartbeat {
   std::chrono::milliseconds silence{};  // how long the process may be silent before it counts as dead, by its own gaps
 };
 
+// More than twelve functions: some for each key.
 class Board {
  public:
   // `store` is the board's own connection. `host` says in words who keeps the store.

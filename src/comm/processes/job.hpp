@@ -1,5 +1,5 @@
 // Job: this process's place in its launcher's job, and its store, for the process's whole life. In an elastic job the
-// place changes with each generation (comm/meeting/generations.hpp).
+// place changes with each generation (ranks/succession.hpp).
 #pragma once
 
 #include <lockstep/base/error.hpp>

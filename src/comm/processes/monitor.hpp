@@ -36,6 +36,7 @@
 
 namespace lockstep::comm {
 
+// More than twelve functions: for its world it stands before the board, the waits and the watchdog.
 class Monitor {
  public:
   using Clock = Waits::Clock;

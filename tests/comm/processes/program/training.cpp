@@ -7,6 +7,7 @@
 #include <lockstep/optim/decay_groups.hpp>
 #include <lockstep/ranks/evaluate.hpp>
 #include <lockstep/ranks/rank.hpp>
+#include <lockstep/survive/elastic.hpp>
 #include <lockstep/trainer/fit.hpp>
 
 #include "scenarios.hpp"
@@ -84,7 +85,7 @@ void scenarios::own_loop(const Setup& setup) {
   // What outlives a generation of processes.
   torch::nn::Linear module(4, 2);
   int64_t done = 0;
-  const lockstep::RunOptions options{.elastic = true};
+  const lockstep::RunOptions options{.succession = lockstep::elastic};
   lockstep::run(
       setup.devices,
       [&](lockstep::Rank& rank) {
@@ -96,7 +97,7 @@ void scenarios::own_loop(const Setup& setup) {
         lockstep::DataParallel net(module, rank,
                                    {.sharded = sliced ? lockstep::Sharded::state : lockstep::Sharded::nothing});
         torch::optim::SGD sgd(net->parameters(), /*lr=*/0.1);
-        while (done < steps && !rank.regroups()) {
+        while (done < steps && !lockstep::regroups(rank)) {
           const lockstep::BatchOptions order{
               .size = 40, .seed = 0, .epoch = static_cast<int>(done) + 1, .grain = grain};
           for (auto& batch : lockstep::batches({x, y}, order, rank)) {

@@ -3,8 +3,8 @@
 #include <nlohmann/json.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
-#include "meeting.hpp"
-#include "stored.hpp"
+#include "comm/meeting/meeting.hpp"
+#include "comm/meeting/stored.hpp"
 
 #include <algorithm>
 #include <utility>

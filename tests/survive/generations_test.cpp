@@ -2,7 +2,7 @@
 #include <gmock/gmock.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
-#include "comm/meeting/generations.hpp"
+#include "survive/generations.hpp"
 
 #include <algorithm>
 #include <thread>

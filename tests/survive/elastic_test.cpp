@@ -2,8 +2,8 @@
 // lockstep train under lockstep launch --elastic: killed processes change neither the weights nor the metrics.
 #include <lockstep/models/models.hpp>
 
-#include "elastic_fixture.hpp"
-#include "memory_group.hpp"
+#include "comm/processes/elastic_fixture.hpp"
+#include "comm/processes/memory_group.hpp"
 #include "trainer/checkpoint_folder.hpp"
 
 #include <fcntl.h>
@@ -133,7 +133,7 @@ TEST_F(Elastic, KillsChangeNoBitOfALoopOfOnesOwn) {
 
   const auto sliced = run_program(job_of(1, {}, {ranks_program(), "own_loop", "cpu", "sliced"}), without_gnuplot());
   EXPECT_NE(sliced.code, 0);
-  EXPECT_THAT(sliced.err, AllOf(HasSubstr("with RunOptions::elastic a slice of the optimizer is lost"),
+  EXPECT_THAT(sliced.err, AllOf(HasSubstr("in an elastic run a slice of the optimizer is lost"),
                                 HasSubstr("start all processes again when one is lost (`max_restarts`)")));
 }
 

@@ -1,18 +1,14 @@
 // ElasticJob: this process in a job that goes on when a process is gone. Each set of processes that trains together is
-// a generation (comm/meeting/generations.hpp), and has a run() of its own:
+// a generation (generations.hpp). Within one, this_process() gives the process's place in it.
 //
-//   while (job.enter()) {
-//     try { run(…); if (all is done) break; } catch (const comm::ProcessDied&) { job.leave(); }
-//   }
-//
-// Within a generation this_process() gives the process's place in it. Make one ElasticJob per process, and use it on
-// the thread that calls run(), except newer() and note_beginning(). Its own thread says twenty times a second that the
-// process lives, and looks for a newer generation.
+// A Succession (ranks/succession.hpp) passes enter() and leave() on to it. Make one ElasticJob per process, and use it
+// on the thread that calls run(), except newer() and note_beginning(). Its own thread says twenty times a second that
+// the process lives, and looks for a newer generation.
 #pragma once
 
-#include "comm/meeting/generations.hpp"
 #include "comm/meeting/launch_environment.hpp"
 #include "comm/silence_limit.hpp"
+#include "generations.hpp"
 
 #include <atomic>
 #include <chrono>
@@ -25,7 +21,7 @@ namespace lockstep {
 
 class ElasticJob {
  public:
-  static bool is_asked_for();  // whether the launcher asks for it, in the environment
+  static bool is_asked_for();  // the launcher asks for it, in the environment, and this thread is no rank's
 
   // From here on the launcher starts successors of processes that are killed. It kills this process if it stands still
   // for `silence`, as RunOptions has it. `folder` tells the launcher where checkpoints are kept, if any are. Throws

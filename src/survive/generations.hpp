@@ -14,7 +14,7 @@
 #pragma once
 
 #include "comm/failure.hpp"
-#include "job_store.hpp"
+#include "comm/meeting/job_store.hpp"
 
 #include <chrono>
 #include <cstdint>
@@ -40,6 +40,7 @@ std::string keys_of_generation(int number);             // the prefix of its run
 // For the launcher. Ends the run of this generation, or the wait for its members, unless it has ended before.
 void call_off(const StorePtr& store, const std::string& job, int generation, const Failure& failure);
 
+// More than twelve functions: each reads or changes one value in the store.
 class Generations {
  public:
   explicit Generations(StorePtr store) : store_(std::move(store)) {}  // Rendezvous::connect(kGenerations)

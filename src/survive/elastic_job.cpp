@@ -4,6 +4,7 @@
 #include <lockstep/base/error.hpp>
 #include <lockstep/ranks/rank.hpp>
 
+#include "base/rank_thread.hpp"
 #include "base/start_thread.hpp"
 #include "comm/processes/job.hpp"
 
@@ -53,7 +54,7 @@ comm::Generations generations_of(const comm::LaunchEnvironment& launch, const st
 
 bool ElasticJob::is_asked_for() {
   const auto launch = comm::Job::of_this_process().launch();
-  return launch && launch->member >= 0;
+  return launch && launch->member >= 0 && !is_rank_thread();
 }
 
 ElasticJob::ElasticJob(std::stop_token stop, std::chrono::milliseconds silence, const std::string& folder)

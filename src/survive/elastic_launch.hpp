@@ -4,9 +4,9 @@
 // store is gone.
 #pragma once
 
+#include "comm/meeting/meeting.hpp"
 #include "comm/silence_limit.hpp"
 #include "generations.hpp"
-#include "meeting.hpp"
 
 #include <chrono>
 #include <optional>

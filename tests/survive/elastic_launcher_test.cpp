@@ -2,7 +2,7 @@
 #include <gmock/gmock.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
-#include "comm/meeting/elastic_launcher.hpp"
+#include "survive/elastic_launcher.hpp"
 
 #include <string>
 

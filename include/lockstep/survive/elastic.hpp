@@ -1,0 +1,29 @@
+// elastic: a run() of your own that outlives killed processes and takes in others, under `lockstep launch --elastic`.
+//
+//   lockstep::run(devices, body, {.succession = lockstep::elastic});
+//
+// run() calls the body again in each new set of processes. Changes that the body has made stay. So
+//  1. begin the body by bringing all ranks to the state of the most advanced one;
+//  2. in a step, change the state last, after all that the step needs of the others;
+//  3. between two steps call regroups(), and return from the body if it gives true.
+// docs/guide/elastic-loop.md has a whole loop. train() and fit() are elastic by themselves.
+#pragma once
+
+#include <lockstep/ranks/rank.hpp>
+
+#include <memory>
+
+namespace lockstep {
+
+// For RunOptions::succession. Without `lockstep launch --elastic` it gives null, and the run is as any other. There can
+// be one such run per process. A process that comes when the job is done calls no body. run() then throws Error too if
+// fewer processes are left than --min-processes, and for ranks on GPUs, where an update may be under way when a process
+// is lost: take fit() for them. A process that has not begun within the rendezvous timeout counts as dead.
+std::shared_ptr<Succession> elastic(const Devices& devices, const RunOptions& options);
+
+// Whether another process waits to join. Call this between two steps, on all ranks, on the run's own Rank. Call it
+// first when all ranks have the same state: only then can others join. In a run that is not elastic it gives false.
+// Cost: one small allgather. Throws Error on a group's Rank.
+bool regroups(Rank& rank);
+
+}  // namespace lockstep

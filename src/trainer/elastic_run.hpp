@@ -1,0 +1,60 @@
+// ElasticRun: how train() goes on when processes are gone or come. It keeps what this process goes on from, and gives
+// rank 0's process the run's folder. run() calls it between two generations, the ranks of this process within one.
+#pragma once
+
+#include <lockstep/ranks/rank.hpp>
+#include <lockstep/trainer/trainer.hpp>
+
+#include "kept_run.hpp"
+#include "ranks/succession.hpp"
+#include "run_state.hpp"
+#include "survive/elastic_job.hpp"
+
+#include <memory>
+#include <optional>
+#include <stop_token>
+#include <utility>
+
+namespace lockstep {
+
+class ElasticRun : public Succession {
+ public:
+  // Null if the launcher asks for no elastic job. The launcher knows from here on that this process takes part. Throws
+  // Error if the options cannot be elastic, or if this process has had such a run before. Keeps a reference to `kept`.
+  static std::shared_ptr<ElasticRun> of(const TrainOptions& settings, const TrainCallbacks& callbacks, KeptRun& kept);
+
+  ElasticRun(const TrainOptions& settings, const TrainCallbacks& callbacks, KeptRun& kept);
+
+  // The checkpoint that the run goes on from, if any. Call it before the first generation.
+  void resume(std::optional<RunState> state) { state_ = std::move(state); }
+
+  bool enter() override;
+  void leave() override { job_.leave(); }
+  bool goes_on() override;
+  bool is_done() const { return is_done_; }  // the last generation has come to the run's end
+
+  // These are for all ranks. begin() gives the state of the most advanced one; empty: the run begins.
+  std::optional<RunState> begin(Rank& rank);
+  std::stop_token newer() const { return job_.newer(); }
+  bool is_successor() const { return job_.generation() > 0; }  // there was a generation before this one
+  bool may_mend() const;
+
+  // These are for the process's first rank, at the end of its part. end() says that the run is done. leave_behind() is
+  // what the next generation goes on from. drop() is for a process whose replica is wrong: it gets the others' state.
+  void end() { is_done_ = true; }
+  void leave_behind(RunState state) { left_ = std::move(state); }
+  void drop();
+  void mend();  // the replicas differ, and another generation begins, in which they do not
+
+ private:
+  ElasticJob job_;
+  KeptRun& kept_;
+  std::optional<RunState> state_;  // what the generation begins with, here
+  std::optional<RunState> left_;   // what it has left
+  bool met_ = false;               // this process has trained with others, so a run of this job is in the folder
+  bool is_done_ = false;
+  bool differs_ = false;  // the generation ended since replicas were not equal
+  int mended_ = 0;        // how often that was so
+};
+
+}  // namespace lockstep

@@ -1,0 +1,54 @@
+// KeptRun: what a run keeps and tells of itself: its folder, TensorBoard's log, and each epoch once. One process at a
+// time keeps it, the one with index 0. In an elastic job that process may be gone, and another one takes over.
+#pragma once
+
+#include <torch/nn/module.h>
+#include <lockstep/trainer/trainer.hpp>
+
+#include "measures.hpp"
+#include "run_folder.hpp"
+#include "run_state.hpp"
+#include "tensorboard_log.hpp"
+#include "workload.hpp"
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace lockstep {
+
+class KeptRun {
+ public:
+  // Throws RunExists if a run in the folder would be overwritten. Keeps references to both.
+  KeptRun(const TrainOptions& settings, const TrainCallbacks& callbacks);
+
+  // Makes the folder, in the process that keeps the run. Every process calls it before its ranks train.
+  void create(const Workload& workload);
+
+  // These are for rank 0 of the run. epoch() writes the last epoch of `history`, and comes before its checkpoint.
+  // tell() follows both.
+  void epoch(const std::vector<EpochMetrics>& history, const torch::nn::Module& net, const std::vector<double>& waits);
+  void checkpoint(const RunState& state) { folder_->keep(state); }
+  void tell(const EpochMetrics& metrics);
+  bool has_kept(int epochs) const { return kept_epochs_ >= epochs; }
+
+  // This process keeps the run from here on, if it did not before. `met`: it has trained with others (take_over.hpp).
+  void take_over(bool met);
+
+  void finish(const std::vector<EpochMetrics>& history);
+
+ private:
+  const TrainOptions& settings_;
+  const TrainCallbacks& callbacks_;
+  bool is_keeper_;
+  std::optional<RunFolder> folder_;  // without a path it keeps nothing
+  std::optional<TensorBoardLog> board_;
+  Judge judge_;
+  std::string title_;    // the curve's
+  int64_t samples_ = 0;  // samples of an epoch
+  int kept_epochs_ = 0;  // epochs whose files and checkpoint this process has written
+  int told_epochs_ = 0;  // epochs that the caller knows
+};
+
+}  // namespace lockstep
