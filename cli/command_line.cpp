@@ -116,8 +116,9 @@ int run_and_report_errors(const std::vector<const char*>& words, Output& output)
   } catch (const std::bad_alloc&) {
     complain("error: " + exception_text(std::current_exception()));
   } catch (const c10::Error&) {
-    const std::string text = exception_text(std::current_exception());
-    complain((text.starts_with("out of memory") ? "error: " : "error in LibTorch, please report it: ") + text);
+    const auto error = std::current_exception();
+    const bool is_the_machines = data_of(error).cause == lockstep::Error::machine;
+    complain((is_the_machines ? "error: " : "error in LibTorch, please report it: ") + exception_text(error));
   } catch (const std::exception&) {
     const std::string text = exception_text(std::current_exception());
     complain("error that should not happen, please report it: " + text);

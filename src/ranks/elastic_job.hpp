@@ -2,7 +2,7 @@
 // a generation (comm/meeting/generations.hpp), and has a run() of its own:
 //
 //   while (job.enter()) {
-//     try { run(…); if (all is done) break; } catch (const comm::ProcessDied&) { job.leave(); }
+//     try { run(…); if (all is done) break; } catch (const Error&) { job.leave(); }  // of a death
 //   }
 //
 // Within a generation this_process() gives the process's place in it. Make one ElasticJob per process, and use it on

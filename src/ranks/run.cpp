@@ -60,9 +60,8 @@ class FirstFailure {
     try {
       std::rethrow_exception(exception_);
     } catch (...) {
-      if (failure.kind == comm::Failure::Kind::stop) std::throw_with_nested(Stopped(failure.text));
-      if (failure.kind == comm::Failure::Kind::death) std::throw_with_nested(comm::ProcessDied(failure.text));
-      std::throw_with_nested(Error(failure.text));
+      if (failure.is(Error::stopped)) std::throw_with_nested(Stopped(failure.text));
+      std::throw_with_nested(Error(failure.text, failure.data));
     }
   }
 
@@ -72,9 +71,12 @@ class FirstFailure {
   comm::Failure failure_;
 };
 
-comm::Failure failure_of(const std::exception_ptr& exception, const std::string& rank_name) {
+comm::Failure failure_of(const std::exception_ptr& exception, int rank, const Devices& devices) {
   comm::Failure failure = comm::failure_of(exception);
-  if (!failure.text.starts_with(rank_name)) failure.text = rank_name + ": " + failure.text;
+  const std::string name = comm::name_of(rank, devices);
+  if (!failure.text.starts_with(name)) failure.text = name + ": " + failure.text;
+  const bool is_its_own = failure.is(Error::user_code) || failure.is(Error::machine);
+  if (is_its_own && failure.data.ranks.empty()) failure.data.ranks = {rank};
   return failure;
 }
 
@@ -175,11 +177,10 @@ bool run_once(const Devices& devices_here, const std::function<void(Rank&)>& bod
   RankExit early_exit{/*nested=*/is_rank_thread()};
 
   const auto fail = [&](int index) {
-    auto said = failure_of(std::current_exception(), comm::name_of(index, devices));
+    auto said = failure_of(std::current_exception(), index, devices);
     if (const auto standing = open.standing(); !standing.empty()) {
       said.text += ". Meanwhile " + standing;
-      if (options.stop.stop_requested() && said.kind == comm::Failure::Kind::late)
-        said.kind = comm::Failure::Kind::stop;
+      if (options.stop.stop_requested() && said.is(Error::late)) said.data.cause = Error::stopped;
     }
     failure.record(std::current_exception(), said);
     world->abort(index, said);
@@ -187,7 +188,7 @@ bool run_once(const Devices& devices_here, const std::function<void(Rank&)>& bod
   const at::ThreadLocalState modes;  // the caller's NoGradGuard, autocast, … hold in its ranks too
   const auto run_rank = [&](int index, UserCode& code) {
     const std::string name = comm::name_of(index, devices);
-    early_exit.enter([&, index] { world->abort(index, name + " called std::exit"); });
+    early_exit.enter([&, index] { world->abort(index, {name + " called std::exit", {Error::user_code, {index}}}); });
     try {
       pthread_setname_np(pthread_self(), ("rank " + std::to_string(index)).c_str());
       set_rank_thread(code);
@@ -220,8 +221,7 @@ bool run_once(const Devices& devices_here, const std::function<void(Rank&)>& bod
   const auto why = [&] {
     if (const comm::Failure there = world->failure(); !there.empty()) return there;
     if (const comm::Failure here = failure.first(); !here.empty()) return here;
-    return options.stop.stop_requested() ? comm::Failure("stopped by request", comm::Failure::Kind::stop)
-                                         : comm::Failure();
+    return options.stop.stop_requested() ? comm::Failure("stopped by request", {Error::stopped}) : comm::Failure();
   };
   open.wait(why, [&](const std::string& text) {
     try {
@@ -248,7 +248,8 @@ void run_elastic(const Devices& devices, const std::function<void(Rank&)>& body,
   for (bool is_done = false; !is_done && job.enter();) {
     try {
       is_done = !run_once(devices, body, options, &job);
-    } catch (const comm::ProcessDied&) {
+    } catch (const Error& error) {
+      if (error.cause() != Error::death) throw;
       job.leave();
     }
   }

@@ -284,14 +284,14 @@ TrainResult run_workload(const TrainOptions& given, const TrainCallbacks& caller
     } catch (const Stopped&) {
       result.stopped = true;
       is_done = true;
-    } catch (const comm::ProcessDied&) {
-      if (!elastic) throw;
+    } catch (const Error& error) {
+      if (!elastic || error.cause() != Error::death) throw;
       elastic->leave();
     }
     if (succession.state) resumed = std::exchange(succession.state, std::nullopt);
   }
   folder->finish(result.history, title, callbacks.on_warning);
-  if (!not_finite.empty()) throw NotFinite(not_finite);
+  if (!not_finite.empty()) throw Error(not_finite, {Error::not_finite});
   if (trace && !trace->written() && !result.stopped) {
     callbacks.on_warning(settings.keep.trace.string() + " has no timeline: the run had no more than " +
                          std::to_string(kTraceAfterSteps) + " steps, which are not traced");

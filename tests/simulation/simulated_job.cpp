@@ -242,7 +242,8 @@ void SimulatedJob::run_generations(int process, const RunOptions& options) {
       if (this_process().index == 0 && !std::exchange(writes, true))
         take_over(folder, settings, {}, {.met = met, .goes_on = is_resumed, .warn = warn, .files = disk_});
       lockstep::run({c10::Device(c10::kCPU)}, body, options);
-    } catch (const comm::ProcessDied&) {
+    } catch (const Error& error) {
+      if (error.cause() != Error::death) throw;
       progress.is_last = false;
       job.leave();
     }

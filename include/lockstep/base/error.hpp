@@ -27,6 +27,7 @@ class Error : public std::runtime_error {
     late,        // a rank waited for another one longer than the timeout
     stopped,     // its user asked for it
   };
+  using enum Cause;  // Error::file
   struct Data {
     Cause cause = Cause::refused;
     std::vector<int> ranks = {};            // the ranks at fault, ascending; empty: not known, or all
@@ -37,6 +38,7 @@ class Error : public std::runtime_error {
   Error(const std::string& text, Data data)
       : std::runtime_error(text), data_(std::make_shared<const Data>(std::move(data))) {}
 
+  const Data& data() const { return *data_; }
   Cause cause() const { return data_->cause; }
   const std::vector<int>& ranks() const { return data_->ranks; }
   const std::vector<std::string>& options() const { return data_->options; }
