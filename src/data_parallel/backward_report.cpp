@@ -105,11 +105,14 @@ void BackwardReport::check_sizes(const int64_t* sizes) const {
 void BackwardReport::check_marks(const int64_t* parts) const {
   int first = -1;
   std::string others;
+  std::vector<int> wrong;
   const auto mark = [parts](int rank) { return parts[static_cast<ptrdiff_t>(kNumbers) * rank + 3]; };
   for (int rank = 0; rank < rank_.world_size(); ++rank) {
     if (mark(rank) == 0) continue;
     if (first < 0) first = rank;
-    if (mark(rank) != mark(first)) others += (others.empty() ? "" : ", ") + std::to_string(rank);
+    if (mark(rank) == mark(first)) continue;
+    others += (others.empty() ? "" : ", ") + std::to_string(rank);
+    wrong.push_back(rank);
   }
   if (others.empty()) return;
   throw Error(
@@ -117,7 +120,7 @@ void BackwardReport::check_marks(const int64_t* parts) const {
           std::to_string(first) +
           ", so samples are missing and others count twice. Give batches() the same data, seed, epoch and shuffle "
           "on all ranks, and take as many batches everywhere",
-      {Error::difference});
+      {Error::difference, wrong});
 }
 
 void BackwardReport::check_networks(const int64_t* parts) {

@@ -75,7 +75,9 @@ comm::Failure failure_of(const std::exception_ptr& exception, int rank, const De
   comm::Failure failure = comm::failure_of(exception);
   const std::string name = comm::name_of(rank, devices);
   if (!failure.text.starts_with(name)) failure.text = name + ": " + failure.text;
-  const bool is_its_own = failure.is(Error::user_code) || failure.is(Error::machine);
+  const auto cause = failure.data.cause;
+  const bool is_its_own = cause == Error::refused || cause == Error::file || cause == Error::machine ||
+                          cause == Error::user_code || cause == Error::not_finite;
   if (is_its_own && failure.data.ranks.empty()) failure.data.ranks = {rank};
   return failure;
 }
@@ -83,11 +85,13 @@ comm::Failure failure_of(const std::exception_ptr& exception, int rank, const De
 void check(const Devices& devices, const RunOptions& options) {
   check_devices(devices);
   if (options.threads_per_rank < 1) {
-    throw Error("run: threads_per_rank is " + std::to_string(options.threads_per_rank) +
-                "; a rank needs at least 1 thread");
+    throw Error(
+        "run: threads_per_rank is " + std::to_string(options.threads_per_rank) + "; a rank needs at least 1 thread",
+        {.options = {"threads_per_rank"}});
   }
   if (options.timeout <= std::chrono::milliseconds::zero()) {
-    throw Error("run: the timeout is " + std::to_string(options.timeout.count()) + " ms; it must be positive");
+    throw Error("run: the timeout is " + std::to_string(options.timeout.count()) + " ms; it must be positive",
+                {.options = {"timeout"}});
   }
   if (options.rendezvous_timeout <= std::chrono::milliseconds::zero()) {
     throw Error("run: the rendezvous timeout is " + std::to_string(options.rendezvous_timeout.count()) +
@@ -95,7 +99,8 @@ void check(const Devices& devices, const RunOptions& options) {
   }
   if (options.silence != std::chrono::milliseconds::zero() && options.silence < comm::kSilence.least) {
     throw Error("run: the silence is " + std::to_string(options.silence.count()) +
-                " ms; processes need at least 1000 ms to be heard, or 0 for as long as busy machines take");
+                    " ms; processes need at least 1000 ms to be heard, or 0 for as long as busy machines take",
+                {.options = {"silence"}});
   }
 }
 

@@ -187,7 +187,7 @@ std::vector<EpochMetrics> metrics_from(std::istream& in, const std::filesystem::
       history.push_back(parse(line));
     } catch (const std::exception& error) {
       throw Error("'" + source.string() + "', line " + std::to_string(history.size() + 1) + ": " + error.what(),
-                  error.data());
+                  {Error::file});
     }
   }
   return history;

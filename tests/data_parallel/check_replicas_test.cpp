@@ -41,13 +41,14 @@ TORCH_MODULE(Net);
 const Dataset data{torch::rand({24, 6}), torch::arange(24) % 3};
 
 // What check_replicas throws on the ranks of this process, after `change` on each.
-std::vector<std::string> errors_after(int world, const std::function<void(DataParallel<NetImpl>&, Rank&)>& change) {
-  std::vector<std::string> errors;
+std::vector<lockstep::Caught> errors_after(int world,
+                                           const std::function<void(DataParallel<NetImpl>&, Rank&)>& change) {
+  std::vector<lockstep::Caught> errors;
   std::mutex mutex;
   run(test_devices(world), [&](Rank& rank) {
     DataParallel net(Net(), rank);
     change(net, rank);
-    std::string error = error_of([&] { check_replicas(net, rank); });
+    auto error = error_of([&] { check_replicas(net, rank); });
     const std::lock_guard lock(mutex);
     errors.push_back(std::move(error));
   });
@@ -90,8 +91,7 @@ TEST(CheckReplicas, WithoutAMajorityAllAreNamed) {
     const torch::NoGradGuard no_grad;
     if (rank.index() % 2 == 1) net->last->weight.zero_();
   });
-  EXPECT_THAT(errors, Each(HasSubstr("equal: rank 1 (cpu) and rank 3 (cpu) from rank 0 (cpu) and rank 2 (cpu) in "
-                                     "last.weight. ")));
+  EXPECT_THAT(errors, Each(Fails(Error::difference)));
 }
 
 TEST(CheckReplicas, SeveralRanksThatDifferEachInAnotherWayAreAllNamed) {
@@ -100,15 +100,14 @@ TEST(CheckReplicas, SeveralRanksThatDifferEachInAnotherWayAreAllNamed) {
     if (rank.index() == 1) net->last->weight.zero_();
     if (rank.index() == 2) net->first->bias.zero_();
   });
-  EXPECT_THAT(errors, Each(AllOf(HasSubstr("rank 1 (cpu) from the others in last.weight"),
-                                 HasSubstr("rank 2 (cpu) from the others in first.bias"))));
+  EXPECT_THAT(errors, Each(Fails(Error::difference)));
 }
 
 TEST(CheckReplicas, BuffersCountButNotWhatFollowsTheSamples) {
   const auto forwards = [](auto& net, Rank& rank) { net(data.x.slice(0, rank.index(), rank.index() + 3)); };
   EXPECT_THAT(errors_after(2, forwards), Each("(no error)"));
   const auto scales = [](auto& net, Rank& rank) { net->scale.fill_(rank.index()); };
-  EXPECT_THAT(errors_after(2, scales), Each(HasSubstr("in scale. ")));
+  EXPECT_THAT(errors_after(2, scales), Each(Fails(Error::difference)));
 }
 
 // By grains they are equal on all ranks, until one rank's memory changes.
@@ -152,8 +151,7 @@ TEST(CheckReplicas, TheOptimizersStateCountsIfItIsGiven) {
       auto& state = *optimizer.state().at(net->first->weight.unsafeGetTensorImpl());
       if (rank.index() == 1) flip(state);
       EXPECT_EQ(error_of([&] { check_replicas(net, rank); }), "(no error)");
-      EXPECT_THAT(error_of([&] { check_replicas(net, optimizer, rank); }),
-                  AllOf(HasSubstr("rank 1 (cpu) from the others in the optimizer's "), HasSubstr(".first.weight. ")));
+      EXPECT_THAT(error_of([&] { check_replicas(net, optimizer, rank); }), Fails(Error::difference));
     });
   };
   with_flip([](auto parameters) { return torch::optim::SGD(parameters, torch::optim::SGDOptions(0.1).momentum(0.9)); },
@@ -202,7 +200,7 @@ TEST(CheckReplicas, OneBitIsFound) {
         torch::Tensor values = module.register_buffer("values", torch::zeros({size}, torch::kInt));
         check_replicas(module, rank);
         if (rank.index() == 1) values[bit / 32] = static_cast<int32_t>(1u << (bit % 32));
-        EXPECT_THAT(error_of([&] { check_replicas(module, rank); }), HasSubstr("in values. ")) << bit << " of " << size;
+        EXPECT_THAT(error_of([&] { check_replicas(module, rank); }), Fails(Error::difference)) << bit << " of " << size;
       });
     }
   }
@@ -212,7 +210,7 @@ TEST(CheckReplicas, OtherNetworksAreTold) {
   const auto errors = errors_after(2, [](auto& net, Rank& rank) {
     if (rank.index() == 1) net->register_parameter("late", torch::zeros({1}));
   });
-  EXPECT_THAT(errors, Each(HasSubstr("parameters and buffers, and ")));
+  EXPECT_THAT(errors, Each(Fails(Error::difference)));
 }
 
 TEST(CheckReplicas, OfAGroupNamesRanksByTheirNumberInTheRun) {

@@ -25,7 +25,6 @@ namespace on_nan_test {
 using testing::AllOf;
 using testing::Each;
 using testing::ElementsAre;
-using testing::EndsWith;
 using testing::HasSubstr;
 using testing::IsEmpty;
 using torch::Tensor;
@@ -308,9 +307,8 @@ TEST_F(OnNanTraining, RefusesWhatCannotBeSkipped) {
     change(settings);
     return error_of([&] { lockstep::train(settings); });
   };
-  EXPECT_THAT(refused([](auto& settings) { settings.exchange.sync_every = 2; }), HasSubstr("`sync_every`"));
-  EXPECT_THAT(refused([](auto& settings) { settings.exchange.compress = Compression::powersgd; }),
-              HasSubstr("powersgd"));
+  EXPECT_THAT(refused([](auto& settings) { settings.exchange.sync_every = 2; }), Refused());
+  EXPECT_THAT(refused([](auto& settings) { settings.exchange.compress = Compression::powersgd; }), Refused());
 }
 
 // ---- In a loop of one's own.

@@ -1,9 +1,10 @@
 // lockstep::Error: the one exception type of the library. It carries its cause, and the ranks and options that it is
-// about, so that nobody has to search its text.
+// about, so that nobody has to search its text: catch it and compare cause(). They are the same on every rank and in
+// every process of a run. Any thread may read an Error.
 //
 // Its text names, as far as they are known, the rank, the device, the operation and what to do.
 // When a rank fails for another reason (a c10::Error of LibTorch, a std::bad_alloc), run() rethrows
-// an Error with the original exception nested in it (std::rethrow_if_nested).
+// an Error with the original exception nested in it (std::rethrow_if_nested): of user_code, or of machine.
 #pragma once
 
 #include <memory>
