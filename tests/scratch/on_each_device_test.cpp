@@ -107,7 +107,7 @@ TEST(OnEachDevice, NestsTheOriginalException) {
 }
 
 TEST(OnEachDevice, NamesTheFailureOfLibTorchWithoutItsBacktrace) {
-  const std::string error =
+  const auto error =
       error_of([] { on_each_device(Devices(2, cpu), [](size_t) { torch::zeros({2}).add(torch::zeros({3})); }); });
   EXPECT_THAT(error, Fails(Error::user_code));
 }

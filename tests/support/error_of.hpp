@@ -8,7 +8,9 @@
 #include "support/error_data.hpp"
 
 #include <exception>
+#include <iomanip>
 #include <optional>
+#include <ostream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -19,6 +21,10 @@ namespace lockstep {
 struct Caught : std::string {
   std::optional<Error::Data> data;
 };
+
+inline void PrintTo(const Caught& caught, std::ostream* out) {
+  *out << std::quoted(static_cast<const std::string&>(caught));
+}
 
 // Of a lockstep::Error; any other error is the test's own.
 template <class Action>

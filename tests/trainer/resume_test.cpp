@@ -248,13 +248,13 @@ TEST_F(Resume, AutoGoesOnOrBegins) {
 
 TEST_F(Resume, ARunThatStillTrainsIsNotResumed) {
   TrainOptions settings = options(1, "run");
-  std::string text;
+  lockstep::Caught text;
   lockstep::TrainCallbacks callbacks;
   callbacks.on_epoch = [&](const EpochMetrics& metrics) {
     if (metrics.epoch == 2) text = error_of([&] { go_on(settings, settings.keep.run_dir); });
   };
   lockstep::train(settings, callbacks);
-  EXPECT_THAT(text, AllOf(HasSubstr("another process trains in"), HasSubstr(settings.keep.run_dir.string())));
+  EXPECT_THAT(text, Fails(Error::file));
 }
 
 TEST_F(Resume, ADamagedNewestCheckpointGivesWayToAnEarlierOne) {
@@ -309,9 +309,7 @@ TEST_F(Resume, CheckpointsOfTwoRunsUnderEachOthersNamesAreRefused) {
   const auto as_itself = error_of([&] { go_on(one, one.keep.run_dir); });
   two.keep.run_dir = one.keep.run_dir;
   const auto as_the_other = error_of([&] { go_on(two, one.keep.run_dir); });
-  for (const std::string& error : {as_itself, as_the_other}) {
-    EXPECT_THAT(error, Fails(Error::file));
-  }
+  for (const auto& error : {as_itself, as_the_other}) EXPECT_THAT(error, Fails(Error::file));
   EXPECT_EQ(runs_.read("one/config.json"), before);
 }
 
