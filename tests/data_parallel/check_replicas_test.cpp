@@ -20,7 +20,6 @@ using namespace lockstep;
 using testing::AllOf;
 using testing::Each;
 using testing::HasSubstr;
-using testing::Not;
 using testing::SizeIs;
 namespace F = torch::nn::functional;
 namespace nn = torch::nn;
@@ -71,10 +70,8 @@ TEST_P(CheckReplicasWorlds, RanksThatTrainAlikeStayEqual) {
 TEST_P(CheckReplicasWorlds, AStepOfOneRankAloneIsNamedOnAll) {
   const int odd = GetParam() - 1;
   const auto errors = errors_after(GetParam(), [&](auto& net, Rank& rank) { step(net, rank, rank.index() == odd); });
-  const std::string name = "rank " + std::to_string(odd) + " (cpu) from ";
-  const std::string others = GetParam() == 2 ? "rank 0 (cpu)" : "the others";
-  EXPECT_THAT(errors, GetParam() == 1 ? testing::Matcher<decltype(errors)>(Each("(no error)"))
-                                      : Each(HasSubstr("no longer equal: " + name + others + " in first.weight and ")));
+  const auto differ = GetParam() == 2 ? Fails(Error::difference) : Fails(Error::difference, {odd});  // of two, either
+  EXPECT_THAT(errors, GetParam() == 1 ? testing::Matcher<decltype(errors)>(Each("(no error)")) : Each(differ));
 }
 
 TEST(CheckReplicas, WeightsThatOneRankLoadedAreNamed) {
@@ -82,8 +79,7 @@ TEST(CheckReplicas, WeightsThatOneRankLoadedAreNamed) {
     const torch::NoGradGuard no_grad;
     if (rank.index() == 1) net->last->bias.copy_(torch::ones({3}));
   });
-  EXPECT_THAT(errors, AllOf(SizeIs(3), Each(AllOf(HasSubstr("rank 1 (cpu) from the others in last.bias. "),
-                                                  HasSubstr("Load weights before the DataParallel is made")))));
+  EXPECT_THAT(errors, AllOf(SizeIs(3), Each(Fails(Error::difference, {1}))));
 }
 
 TEST(CheckReplicas, WithoutAMajorityAllAreNamed) {
@@ -100,7 +96,7 @@ TEST(CheckReplicas, SeveralRanksThatDifferEachInAnotherWayAreAllNamed) {
     if (rank.index() == 1) net->last->weight.zero_();
     if (rank.index() == 2) net->first->bias.zero_();
   });
-  EXPECT_THAT(errors, Each(Fails(Error::difference)));
+  EXPECT_THAT(errors, Each(Fails(Error::difference, {1, 2})));
 }
 
 TEST(CheckReplicas, BuffersCountButNotWhatFollowsTheSamples) {
@@ -129,10 +125,10 @@ TEST(CheckReplicas, RunningStatisticsCountByGrains) {
       EXPECT_EQ(error(false), "(no error)") << grain;
       EXPECT_EQ(error(true), "(no error)") << grain;
       if (rank.index() == 1) net->norm->running_var.view(torch::kInt)[2].bitwise_xor_(1);
-      const auto expected = grain == 0 ? testing::Matcher<std::string>("(no error)")
-                                       : HasSubstr("rank 1 (cpu) from the others in norm.running_var. ");
-      EXPECT_THAT(error(false), expected) << grain;
-      EXPECT_THAT(error(true), expected) << grain;
+      for (const bool with_optimizer : {false, true}) {
+        if (grain == 0) EXPECT_EQ(error(with_optimizer), "(no error)");
+        if (grain != 0) EXPECT_THAT(error(with_optimizer), Fails(Error::difference, {1}));
+      }
     });
   }
 }
@@ -151,7 +147,7 @@ TEST(CheckReplicas, TheOptimizersStateCountsIfItIsGiven) {
       auto& state = *optimizer.state().at(net->first->weight.unsafeGetTensorImpl());
       if (rank.index() == 1) flip(state);
       EXPECT_EQ(error_of([&] { check_replicas(net, rank); }), "(no error)");
-      EXPECT_THAT(error_of([&] { check_replicas(net, optimizer, rank); }), Fails(Error::difference));
+      EXPECT_THAT(error_of([&] { check_replicas(net, optimizer, rank); }), Fails(Error::difference, {1}));
     });
   };
   with_flip([](auto parameters) { return torch::optim::SGD(parameters, torch::optim::SGDOptions(0.1).momentum(0.9)); },
@@ -171,23 +167,22 @@ TEST(CheckReplicas, MemoryThatSomebodyWritesIsNoFault) {
   run(test_devices(3), [](Rank& rank) {
     const torch::Tensor values = torch::zeros({9}, torch::TensorOptions(rank.device()).dtype(torch::kInt));
     MemoryWatch watch;
-    const auto ranks_after = [&](const std::function<void()>& change, const std::string& text) {
+    const auto ranks_after = [&](const std::function<void()>& change) {
       watch.note({watched("values", values)});
       change();
       try {
         watch.check({watched("values", values)}, rank);
       } catch (const ReplicasDiffer& difference) {
-        EXPECT_THAT(difference.what(), AllOf(HasSubstr("nothing writes there, the memory of "), HasSubstr(text)));
         return difference.ranks();
       }
       return std::vector<int>{-1};
     };
     EXPECT_FALSE(watch.has_notes());
-    EXPECT_EQ(ranks_after([&] { values.add_(rank.index()); }, ""), std::vector<int>{-1});
+    EXPECT_EQ(ranks_after([&] { values.add_(rank.index()); }), std::vector<int>{-1});
     const auto flip = [&] { values.data()[8].bitwise_xor_(1); };
     const auto flip_on_some = [&] { rank.index() > 0 ? flip() : void(); };
-    EXPECT_EQ(ranks_after(flip_on_some, "rank 1 (cpu) in values, and of rank 2 (cpu) in values"), (std::vector{1, 2}));
-    EXPECT_EQ(ranks_after(flip, "rank 0 (cpu) in values, and of "), std::vector<int>());
+    EXPECT_EQ(ranks_after(flip_on_some), (std::vector{1, 2}));
+    EXPECT_EQ(ranks_after(flip), std::vector<int>());
   });
 }
 
@@ -220,10 +215,9 @@ TEST(CheckReplicas, OfAGroupNamesRanksByTheirNumberInTheRun) {
     const torch::NoGradGuard no_grad;
     net->weight.fill_(rank.index() == 3 ? 2 : 1);
     net->bias.zero_();
-    EXPECT_THAT(error_of([&] { check_replicas(*net, group); }),
-                rank.index() % 2 == 0
-                    ? testing::Matcher<std::string>("(no error)")
-                    : AllOf(HasSubstr("rank 3 (cpu) from rank 1 (cpu) in weight"), Not(HasSubstr("rank 0"))));
+    const auto error = error_of([&] { check_replicas(*net, group); });
+    if (rank.index() % 2 == 0) EXPECT_EQ(error, "(no error)");
+    if (rank.index() % 2 == 1) EXPECT_THAT(error, HasSubstr("rank 3 (cpu) from rank 1 (cpu) in weight"));
   });
 }
 

@@ -17,12 +17,13 @@
 namespace graphed_step_test {
 
 using lockstep::Batch;
+using lockstep::Error;
 using lockstep::error_of;
+using lockstep::Fails;
 using lockstep::FakeGraph;
 using lockstep::GraphedStep;
 using lockstep::kWarmUpSteps;
 using lockstep::Rank;
-using lockstep::Refused;
 using testing::ElementsAre;
 
 Batch batch_of(float value, int64_t global_size, const Rank& rank) {
@@ -95,7 +96,7 @@ TEST(GraphedStep, SaysWhichRankCouldNotRecord) {
       for (int i = 0; i <= kWarmUpSteps; ++i) graphed.replay(batch_of(1, 4, rank));
     });
   });
-  EXPECT_THAT(text, Refused());
+  EXPECT_THAT(text, Fails(Error::user_code));
 }
 
 }  // namespace graphed_step_test
