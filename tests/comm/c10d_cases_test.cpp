@@ -396,7 +396,6 @@ TEST_P(C10dWorlds, WhatIsNotOfferedIsRefusedInOurWords) {
     const int me = rank.index(), world = rank.world_size();
     Tensor one = torch::ones({2}, rank.device());
     Tensors list{one}, none, two{one, one}, sparse{torch::ones({2}).to_sparse()}, undefined{Tensor()};
-    const std::string name = rank.name() + ": ";
     const std::string not_there = " is rank " + std::to_string(world) + ", but the ranks are 0 to ";
     using Calls = std::vector<std::pair<std::string, std::function<void()>>>;
     const Calls mistakes = {
