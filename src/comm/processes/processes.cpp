@@ -166,7 +166,7 @@ std::unique_ptr<World> make_processes_world(const Devices& devices, const JobOpt
     throw Error("process " + std::to_string(launch->rank) + " of " + std::to_string(launch->world_size) + ": " +
                     (launch->agent_store ? "the launcher" : "the process of rank 0") +
                     " is gone: the store that it keeps does not answer",
-                {Error::death});
+                {Error::machine});
   }
 }
 
