@@ -180,7 +180,7 @@ std::string where_to_look(const std::string& program) {
 ChildProcesses::ChildProcesses(Options options, LaunchMessages& messages)
     : options_(std::move(options)), messages_(messages), started_(Clock::now()) {
   if (pipe2(alive_, O_CLOEXEC) != 0 || (options_.label && pipe2(done_, O_CLOEXEC) != 0)) {
-    throw Error("cannot make a pipe: " + io::reason(errno));
+    throw Error("cannot make a pipe: " + io::reason(errno), {Error::machine});
   }
   struct sigaction keeps_children {};  // if SIGCHLD is ignored, the system forgets how they ended
   sigaction(SIGCHLD, &keeps_children, &on_child_before_);
@@ -210,7 +210,7 @@ void ChildProcesses::start(const std::vector<std::string>& words, const std::vec
   int errors[2] = {-1, -1}, ready[2] = {-1, -1}, output[2] = {-1, -1};
   if (pipe2(errors, O_CLOEXEC) != 0 || pipe2(ready, O_CLOEXEC) != 0 ||
       (options_.label && pipe2(output, O_CLOEXEC) != 0)) {
-    throw Error("cannot make a pipe: " + io::reason(errno));
+    throw Error("cannot make a pipe: " + io::reason(errno), {Error::machine});
   }
   const pid_t launcher = getpid();
   const pid_t pid = fork();
@@ -234,8 +234,9 @@ void ChildProcesses::start(const std::vector<std::string>& words, const std::vec
     if (pid > 0) waitpid(pid, nullptr, 0);
     end_watcher(watcher);
     if (output[0] >= 0) close(output[0]);
-    throw Error("cannot start " + words[0] + ": " + io::reason(error) +
-                (error == ENOENT ? where_to_look(words[0]) : ""));
+    throw Error(
+        "cannot start " + words[0] + ": " + io::reason(error) + (error == ENOENT ? where_to_look(words[0]) : ""),
+        {Error::machine});
   }
   auto& child = children_.emplace_back();
   child.number = number;

@@ -104,8 +104,9 @@ int run_and_report_errors(const CommandLine& line, const std::vector<const char*
   } catch (const std::bad_alloc&) {
     complain(line, "error: " + exception_text(std::current_exception()));
   } catch (const c10::Error&) {
-    const std::string text = exception_text(std::current_exception());
-    complain(line, (text.starts_with("out of memory") ? "error: " : "error in LibTorch, please report it: ") + text);
+    const auto error = std::current_exception();
+    const bool is_the_machines = data_of(error).cause == lockstep::Error::machine;
+    complain(line, (is_the_machines ? "error: " : "error in LibTorch, please report it: ") + exception_text(error));
   } catch (const std::exception&) {
     const std::string text = exception_text(std::current_exception());
     complain(line, "error that should not happen, please report it: " + text);

@@ -66,7 +66,7 @@ std::string_view next(std::string_view& entries) {
 
 PrintedOnce::PrintedOnce() : fd_(memfd_create("lockstep-printed", 0)) {
   if (fd_ < 0 || fcntl(fd_, F_SETFL, O_APPEND) != 0) {
-    throw Error("cannot make a file in memory: " + io::reason(errno));
+    throw Error("cannot make a file in memory: " + io::reason(errno), {Error::machine});
   }
 }
 

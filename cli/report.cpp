@@ -30,7 +30,7 @@ nlohmann::ordered_json circumstances(const std::string& benchmark, const Devices
 void write_json(const std::string& file, const nlohmann::ordered_json& json) {
   std::ofstream out(file);
   out << json.dump(2) << "\n";
-  if (!out.flush()) throw Error("--json " + file + ": cannot be written: " + io::reason(errno));
+  if (!out.flush()) throw Error("--json " + file + ": cannot be written: " + io::reason(errno), {Error::file});
 }
 
 }  // namespace lockstep::cli

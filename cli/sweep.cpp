@@ -126,7 +126,7 @@ void draw(const std::filesystem::path& file, const std::vector<SweepRun>& runs) 
 // Throws Error before the first run begins, for what no run could do.
 void check(const std::vector<SweepRun>& runs, const std::filesystem::path& folder) {
   if (std::filesystem::exists(folder / kConfigFile))
-    throw Error(folder.string() + " is the folder of a run; give the sweep another --name");
+    throw Error(folder.string() + " is the folder of a run; give the sweep another --name", {Error::file});
   const ImageData data = load_data(runs[0].options.data);
   for (const auto& run : runs) check_batch_size(run.options, data.train.size(), data.source);
 }

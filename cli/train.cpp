@@ -293,7 +293,7 @@ class RunReport {
     print_warning(message, error_);
   }
 
-  void not_finite(const NotFinite& error) {
+  void not_finite(const Error& error) {
     live_.clear();
     error_.print("lockstep: error: " + std::string(error.what()) + ", and the run ends; " + kept() +
                  ". Try a smaller --lr than " + number_text(learning_rate_of(options_).lr) +
@@ -367,8 +367,9 @@ TrainResult train_in_own_folder(const TrainFlags& flags, TrainOptions& options, 
   for (;;) {
     try {
       return train(options, callbacks);
-    } catch (const RunExists&) {
-      if (flags.name || !flags.resume().empty()) throw;
+    } catch (const Error& error) {
+      const bool is_taken = error.options() == std::vector<std::string>{"run_dir"};
+      if (!is_taken || flags.name || !flags.resume().empty()) throw;
       options.keep.run_dir = new_run_dir(flags, options);
     }
   }
@@ -419,8 +420,9 @@ int train_command(const TrainFlags& flags, Output& output) {
     callbacks.on_warning = [](const std::string&) {};  // the first process prints it
     try {
       return exit_code(train(options, callbacks), signals);
-    } catch (const NotFinite&) {  // rank 0's process prints it
-      return kNotFinite;
+    } catch (const Error& error) {
+      if (error.cause() != Error::not_finite) throw;
+      return kNotFinite;  // rank 0's process prints it
     }
   }
   callbacks.on_data = show(&RunReport::data_loaded);
@@ -442,12 +444,13 @@ int train_command(const TrainFlags& flags, Output& output) {
     }
     report.stopped(result);
     return exit_code(result, signals);
-  } catch (const NotFinite& error) {
-    if (this_process().index == 0) report.not_finite(error);
-    return kNotFinite;
   } catch (const Error& error) {
+    if (error.cause() == Error::not_finite) {
+      if (this_process().index == 0) report.not_finite(error);
+      return kNotFinite;
+    }
     if (!report.started()) throw;
-    throw Error(std::string(error.what()) + "; " + report.kept());
+    throw Error(std::string(error.what()) + "; " + report.kept(), error.data());
   }
 }
 

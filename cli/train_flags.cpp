@@ -42,7 +42,7 @@ TrainOptions parse_options(const std::string& text, const Devices& devices, cons
     checked(what_stays);
     return options;
   } catch (const Error& error) {
-    throw Error(what + ": " + error.what());
+    throw Error(what + ": " + error.what(), error.data());
   }
 }
 
@@ -53,7 +53,8 @@ TrainOptions read_options(const fs::path& file, const Devices& devices) {
   // A folder can be opened, but not read.
   if (!stream || !(text << stream.rdbuf())) {
     throw Error("--config " + file.string() + ": cannot be read: " +
-                (errno ? io::reason(errno) : std::string("it is empty")) + "; it takes a run's config.json");
+                    (errno ? io::reason(errno) : std::string("it is empty")) + "; it takes a run's config.json",
+                {Error::file});
   }
   return parse_options(text.str(), devices, "--config " + file.string());
 }
@@ -108,8 +109,9 @@ void check_settings(const TrainFlags& flags, const TrainOptions& options) {
     checked(options);
   } catch (const Error& error) {
     throw Error((flags.config.empty() ? "--resume " + flags.resume() : "--config " + flags.config) +
-                " splits the network, and that does not fit here: " + error.what() +
-                ". --plan none splits it by data alone, --plan auto anew");
+                    " splits the network, and that does not fit here: " + error.what() +
+                    ". --plan none splits it by data alone, --plan auto anew",
+                error.data());
   }
 }
 

@@ -31,7 +31,7 @@ Plan read_train_plan(const std::string& file) {
   try {
     return read_plan(file);
   } catch (const Error& error) {
-    throw Error(std::string("--plan: ") + error.what());
+    throw Error(std::string("--plan: ") + error.what(), error.data());
   }
 }
 

@@ -48,4 +48,24 @@ std::string exception_text(const std::exception_ptr& exception) {
   }
 }
 
+Error::Data data_of(const std::exception_ptr& exception) {
+  try {
+    std::rethrow_exception(exception);
+  } catch (const Error& error) {
+    return error.data();
+  } catch (const c10::OutOfMemoryError&) {
+    return {Error::machine};
+  } catch (const c10::DistError&) {
+    return {Error::machine};
+  } catch (const c10::Error& error) {
+    return {is_of_cpu_memory(error) ? Error::machine : Error::user_code};
+  } catch (const std::bad_alloc&) {
+    return {Error::machine};
+  } catch (const std::system_error&) {
+    return {Error::machine};
+  } catch (...) {
+    return {Error::user_code};
+  }
+}
+
 }  // namespace lockstep

@@ -20,7 +20,7 @@ auto naming_thread_limit(const Start& start) {
     return start();
   } catch (const std::system_error& error) {
     if (error.code() != std::errc::resource_unavailable_try_again) throw;
-    throw Error(kNoMoreThreads);
+    throw Error(kNoMoreThreads, {Error::machine});
   }
 }
 

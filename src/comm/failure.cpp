@@ -1,55 +1,40 @@
 #include "failure.hpp"
 
-#include <lockstep/base/error.hpp>
+#include <nlohmann/json.hpp>
 
 #include "base/exception_text.hpp"
 
-#include <array>
-#include <string_view>
+#include <utility>
+#include <vector>
 
 namespace lockstep::comm {
-namespace {
 
-// An error's text begins with the name of a rank or a process, and so with none of these.
-constexpr std::array kMarks{std::pair{Failure::Kind::stop, std::string_view("stop: ")},
-                            std::pair{Failure::Kind::death, std::string_view("death: ")},
-                            std::pair{Failure::Kind::late, std::string_view("late: ")}};
-
-}  // namespace
+using nlohmann::json;
 
 void Failure::raise() const {
-  if (kind == Failure::Kind::stop) throw Stopped(text);
-  if (kind == Failure::Kind::death) throw ProcessDied(text);
-  if (kind == Failure::Kind::late) throw TimedOut(text);
-  throw Error(text);
+  if (is(Error::stopped)) throw Stopped(text);
+  throw Error(text, data);
 }
 
 Failure failure_of(const std::exception_ptr& exception) {
-  try {
-    std::rethrow_exception(exception);
-  } catch (const Stopped& stopped) {
-    return {stopped.what(), Failure::Kind::stop};
-  } catch (const ProcessDied& died) {
-    return {died.what(), Failure::Kind::death};
-  } catch (const TimedOut& late) {
-    return {late.what(), Failure::Kind::late};
-  } catch (...) {
-    return exception_text(exception);
-  }
+  return {exception_text(exception), data_of(exception)};
 }
 
 std::string to_stored(const Failure& failure) {
-  for (const auto& [kind, mark] : kMarks) {
-    if (kind == failure.kind) return std::string(mark) + failure.text;
-  }
-  return failure.text;
+  const auto& [cause, ranks, options] = failure.data;
+  return json{{"text", failure.text}, {"cause", cause}, {"ranks", ranks}, {"options", options}}.dump(
+      -1, ' ', false, json::error_handler_t::replace);
 }
 
 Failure failure_from(const std::string& stored) {
-  for (const auto& [kind, mark] : kMarks) {
-    if (stored.starts_with(mark)) return {stored.substr(mark.size()), kind};
+  try {
+    const auto values = json::parse(stored);
+    return {values.at("text"),
+            {values.at("cause").get<Error::Cause>(), values.at("ranks").get<std::vector<int>>(),
+             values.at("options").get<std::vector<std::string>>()}};
+  } catch (const json::exception&) {
+    return {stored, {Error::machine}};
   }
-  return stored;
 }
 
 }  // namespace lockstep::comm

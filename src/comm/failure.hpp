@@ -9,40 +9,24 @@
 
 namespace lockstep::comm {
 
-// A run ended because one of its processes is gone. An elastic job goes on after it (ranks/elastic_job.hpp).
-class ProcessDied : public Error {
- public:
-  using Error::Error;
-};
-
-// A rank waited for another one longer than the timeout.
-class TimedOut : public Error {
- public:
-  using Error::Error;
-};
-
 struct Failure {
-  enum class Kind {
-    error,
-    late,   // a rank waited longer than the timeout
-    stop,   // a user asked for it; raise() throws Stopped
-    death,  // a process ended without a word
-  };
-
   Failure() = default;  // none: all is well
-  Failure(std::string text, Kind kind = Kind::error) : text(std::move(text)), kind(kind) {}
+  Failure(std::string text, Error::Data data) : text(std::move(text)), data(std::move(data)) {}
+  Failure(const Error& error) : Failure(error.what(), error.data()) {}
 
   bool empty() const { return text.empty(); }
-  [[noreturn]] void raise() const;  // throws Stopped, ProcessDied, TimedOut or Error
+  bool is(Error::Cause cause) const { return !empty() && data.cause == cause; }
+  [[noreturn]] void raise() const;  // throws Stopped or Error
 
   std::string text;
-  Kind kind = Kind::error;
+  Error::Data data;
 };
 
 // The failure of a rank that ended with this exception.
 Failure failure_of(const std::exception_ptr& exception);
 
-// The text by which the store keeps a failure. An error's own text is stored unchanged.
+// The text by which the store keeps a failure. A text that is no failure's, as a stranger may leave it, becomes one's
+// text unchanged.
 std::string to_stored(const Failure& failure);
 Failure failure_from(const std::string& stored);
 

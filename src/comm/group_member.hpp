@@ -4,6 +4,8 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include "failure.hpp"
+
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -21,7 +23,7 @@ struct GroupMember {
   int connections = 1;
   std::function<void()> shut = {};  // with GroupPlace::guarded: after it nobody can connect
   // NCCL alone has these two. They are null for Gloo, whose waits end by themselves and say why.
-  std::function<std::string()> error = {};              // why calls ended without their values; "": they did not
+  std::function<Failure()> error = {};                  // why calls ended without their values; none: they did not
   std::function<void(std::stop_token)> take_down = {};  // waits for all calls, then lets go what they needed
 };
 

@@ -21,7 +21,7 @@ const char* const kHowToMakeAKey =
     ". Make one with (umask 077; head -c 32 /dev/urandom >FILE), and copy it to all machines";
 
 [[noreturn]] void refuse_key_file(const std::filesystem::path& file, const std::string& why) {
-  throw Error("the job's key, LOCKSTEP_JOB_KEY_FILE=" + file.string() + ": " + why);
+  throw Error("the job's key, LOCKSTEP_JOB_KEY_FILE=" + file.string() + ": " + why, {Error::file});
 }
 
 std::string checked_bytes(int fd, const std::filesystem::path& file) {
@@ -46,7 +46,7 @@ std::string checked_bytes(int fd, const std::filesystem::path& file) {
 std::string fresh_nonce() {
   std::string nonce(JobKey::kBytes, '\0');
   if (getrandom(nonce.data(), nonce.size(), 0) != static_cast<ssize_t>(nonce.size())) {
-    throw Error("the system gives no random numbers: " + io::reason(errno));
+    throw Error("the system gives no random numbers: " + io::reason(errno), {Error::machine});
   }
   return nonce;
 }
@@ -88,7 +88,8 @@ std::string JobKey::sign(const std::vector<std::string>& parts) const {
   if (crypto.HMAC(crypto.EVP_sha256(), secret_.data(), static_cast<int>(secret_.size()),
                   reinterpret_cast<const unsigned char*>(text.data()), text.size(),
                   reinterpret_cast<unsigned char*>(signature.data()), &size) == nullptr) {
-    throw Error("OpenSSL does not offer HMAC-SHA256 here, which processes of a job show each other their key with");
+    throw Error("OpenSSL does not offer HMAC-SHA256 here, which processes of a job show each other their key with",
+                {Error::machine});
   }
   return signature;
 }
@@ -105,7 +106,7 @@ HandedKey::HandedKey() : fd_(memfd_create("lockstep-key", MFD_CLOEXEC)) {
   explicit_bzero(secret.data(), secret.size());
   if (made) return;
   if (fd_ >= 0) close(fd_);
-  throw Error("cannot make a file in memory for the job's key: " + io::reason(error));
+  throw Error("cannot make a file in memory for the job's key: " + io::reason(error), {Error::machine});
 }
 
 HandedKey::~HandedKey() {

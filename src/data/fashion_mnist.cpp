@@ -25,19 +25,22 @@ Dataset load_set(const std::filesystem::path& dir, const char* images_name, cons
   at::Tensor images = io::read_idx(images_file, 3);
   at::Tensor labels = io::read_idx(labels_file, 1);
 
-  if (images.size(0) == 0) throw Error("'" + images_file.string() + "' holds no images");
+  if (images.size(0) == 0) throw Error("'" + images_file.string() + "' holds no images", {Error::file});
   if (images.size(1) != image_side || images.size(2) != image_side) {
     throw Error("'" + images_file.string() + "' holds images of " + std::to_string(images.size(1)) + " x " +
-                std::to_string(images.size(2)) + " pixels; expected 28 x 28");
+                    std::to_string(images.size(2)) + " pixels; expected 28 x 28",
+                {Error::file});
   }
   if (images.size(0) != labels.size(0)) {
     throw Error("'" + images_file.string() + "' holds " + std::to_string(images.size(0)) + " images, but '" +
-                labels_file.string() + "' holds " + std::to_string(labels.size(0)) + " labels");
+                    labels_file.string() + "' holds " + std::to_string(labels.size(0)) + " labels",
+                {Error::file});
   }
   auto [largest, position] = labels.max(0);
   if (largest.item<int64_t>() >= classes) {
     throw Error("'" + labels_file.string() + "': label " + std::to_string(largest.item<int64_t>()) + " at position " +
-                std::to_string(position.item<int64_t>()) + "; expected 0 to 9");
+                    std::to_string(position.item<int64_t>()) + "; expected 0 to 9",
+                {Error::file});
   }
   return {images.unsqueeze(1), labels.to(at::kLong)};
 }
@@ -66,10 +69,12 @@ void check_plain_files(const std::filesystem::path& folder, const ImageData& dat
       const bool is_known = std::any_of(known_images().begin(), known_images().end(),
                                         [&](const KnownImages& one) { return is_of(one, part); });
       if (plain[i].empty() || is_known) continue;
-      throw Error("'" + plain[i].string() + "' is damaged: its SHA-256 is " + digests.*part.digest + ", and that of " +
-                  known.name + ", whose " + good->name + " lie beside it, is " + known.digests.*part.digest +
-                  "; take another copy. If the values are meant to be others, gzip the file, whose own checksum then "
-                  "guards it");
+      throw Error(
+          "'" + plain[i].string() + "' is damaged: its SHA-256 is " + digests.*part.digest + ", and that of " +
+              known.name + ", whose " + good->name + " lie beside it, is " + known.digests.*part.digest +
+              "; take another copy. If the values are meant to be others, gzip the file, whose own checksum then "
+              "guards it",
+          {Error::file});
     }
   }
 }
@@ -101,7 +106,8 @@ std::vector<std::filesystem::path> fashion_mnist_places() {
 ImageData load_fashion_mnist(const std::filesystem::path& dir) {
   std::filesystem::path folder = dir.empty() ? io::find_fashion_mnist(fashion_mnist_places()) : dir;
   std::string missing = io::what_lacks(folder);
-  if (!missing.empty()) throw Error("cannot load Fashion-MNIST from '" + folder.string() + "': " + missing);
+  if (!missing.empty())
+    throw Error("cannot load Fashion-MNIST from '" + folder.string() + "': " + missing, {Error::file});
   ImageData data{.train = load_set(folder, io::train_images, io::train_labels),
                  .test = load_set(folder, io::test_images, io::test_labels),
                  .source = folder.string(),

@@ -67,13 +67,13 @@ class Download {
   // Downloads the file. Returns why the URL did not give the right one, or nothing if it did. Throws other failures.
   std::optional<Failure> run(const std::string& url) {
     std::unique_ptr<CURL, decltype(&curl_easy_cleanup)> curl(curl_easy_init(), curl_easy_cleanup);
-    if (!curl) throw Error("libcurl could not be initialised");
+    if (!curl) throw Error("libcurl could not be initialised", {Error::machine});
     std::array<char, CURL_ERROR_SIZE> message{};
     configure(curl.get(), url, message.data());
     CURLcode status = curl_easy_perform(curl.get());
 
     if (exception_) std::rethrow_exception(exception_);
-    if (options_.stop.stop_requested()) throw Error("the download of " + url + " was stopped");
+    if (options_.stop.stop_requested()) throw Error("the download of " + url + " was stopped", {Error::stopped});
     if (received_ > largest_file) return Failure{"it sends more than " + std::to_string(largest_file) + " bytes"};
     if (status != CURLE_OK) return Failure{message[0] ? message.data() : curl_easy_strerror(status)};
     std::string sum = sha256_.hex();
@@ -160,15 +160,15 @@ void fetch(const RemoteFile& remote, const std::filesystem::path& dir, std::vect
     arrived = arrived || failure->is_another_file;
     failures += "\n  " + url + ": " + failure->text;
   }
-  throw Error("cannot download " + std::string(remote.name) + ":" + failures +
-              (arrived ? advice_on_checksums : advice));
+  throw Error("cannot download " + std::string(remote.name) + ":" + failures + (arrived ? advice_on_checksums : advice),
+              {Error::machine});
 }
 
 }  // namespace
 
 void fetch_fashion_mnist(const std::filesystem::path& dir, const FetchOptions& options) {
   std::error_code error = io::make_folders(dir);
-  if (error) throw Error("cannot make the folder '" + dir.string() + "': " + error.message());
+  if (error) throw Error("cannot make the folder '" + dir.string() + "': " + error.message(), {Error::file});
 
   std::vector<std::string> base_urls = options.base_urls.empty() ? known_base_urls : options.base_urls;
   for (const RemoteFile& remote : remote_files) {

@@ -30,7 +30,7 @@ struct SampleFile {
 };
 
 [[noreturn]] void refuse_file(const fs::path& file, const std::string& why) {
-  throw Error("the data file '" + file.string() + "' " + why);
+  throw Error("the data file '" + file.string() + "' " + why, {Error::file});
 }
 
 // Describes rows, "float [n, 3]": all files must agree in this.
@@ -98,7 +98,8 @@ std::vector<SampleFile> opened_files(const std::vector<fs::path>& files, const S
     check_like_first(opened.back(), opened.front());
     first += size;
   }
-  if (first == 0) throw Error("samples_of: no file has a sample, neither '" + files[0].string() + "' nor the others");
+  if (first == 0)
+    throw Error("samples_of: no file has a sample, neither '" + files[0].string() + "' nor the others", {Error::file});
   return opened;
 }
 
@@ -237,8 +238,8 @@ std::vector<fs::path> sample_files(const fs::path& folder) {
   for (const auto& entry : fs::directory_iterator(folder, error)) {
     if (entry.path().extension() == ".safetensors") files.push_back(entry.path());
   }
-  if (error) throw Error("cannot read the folder '" + folder.string() + "': " + error.message());
-  if (files.empty()) throw Error("the folder '" + folder.string() + "' has no file *.safetensors");
+  if (error) throw Error("cannot read the folder '" + folder.string() + "': " + error.message(), {Error::file});
+  if (files.empty()) throw Error("the folder '" + folder.string() + "' has no file *.safetensors", {Error::file});
   std::sort(files.begin(), files.end());
   return files;
 }

@@ -88,32 +88,39 @@ void BackwardReport::check_sizes(const int64_t* sizes) const {
   if (!known) return;  // a backward that is not one Loss
   if (!equal) {
     throw Error(name_ + ": the ranks' parts are of global batches of different sizes (" + parts +
-                "). Give all ranks the same data and the same batch size");
+                    "). Give all ranks the same data and the same batch size",
+                {Error::difference});
   }
   // Parts under no_sync() add up to a batch, or to several.
   if (local == global || (local < global && accumulated > 0 && accumulated % global == 0)) return;
-  throw Error(name_ + ": the ranks' parts have " + std::to_string(local) +
-              " samples together, but their global batch " + std::to_string(global) + " (" + parts +
-              "), so the gradients would be wrong by that factor. " +
-              "Split each batch over the ranks that average: batches(…, rank) with the rank that this DataParallel " +
-              "was given, or a mesh's data axis; parts that add up go under no_sync(), all but the last");
+  throw Error(
+      name_ + ": the ranks' parts have " + std::to_string(local) + " samples together, but their global batch " +
+          std::to_string(global) + " (" + parts + "), so the gradients would be wrong by that factor. " +
+          "Split each batch over the ranks that average: batches(…, rank) with the rank that this DataParallel " +
+          "was given, or a mesh's data axis; parts that add up go under no_sync(), all but the last",
+      {Error::difference});
 }
 
 // A batch of the user's own has no mark.
 void BackwardReport::check_marks(const int64_t* parts) const {
   int first = -1;
   std::string others;
+  std::vector<int> wrong;
   const auto mark = [parts](int rank) { return parts[static_cast<ptrdiff_t>(kNumbers) * rank + 3]; };
   for (int rank = 0; rank < rank_.world_size(); ++rank) {
     if (mark(rank) == 0) continue;
     if (first < 0) first = rank;
-    if (mark(rank) != mark(first)) others += (others.empty() ? "" : ", ") + std::to_string(rank);
+    if (mark(rank) == mark(first)) continue;
+    others += (others.empty() ? "" : ", ") + std::to_string(rank);
+    wrong.push_back(rank);
   }
   if (others.empty()) return;
-  throw Error(name_ + ": the ranks' parts are of different batches: rank " + others + " has another one than rank " +
-              std::to_string(first) +
-              ", so samples are missing and others count twice. Give batches() the same data, seed, epoch and shuffle "
-              "on all ranks, and take as many batches everywhere");
+  throw Error(
+      name_ + ": the ranks' parts are of different batches: rank " + others + " has another one than rank " +
+          std::to_string(first) +
+          ", so samples are missing and others count twice. Give batches() the same data, seed, epoch and shuffle "
+          "on all ranks, and take as many batches everywhere",
+      {Error::difference, wrong});
 }
 
 void BackwardReport::check_networks(const int64_t* parts) {
@@ -126,7 +133,8 @@ void BackwardReport::check_networks(const int64_t* parts) {
       "Load weights before the DataParallel is made, or on all ranks; call step() on all ranks, with the same " +
       "settings; what follows a loss, such as a learning rate, must follow Loss::global_item()";
   const comm::RankPlace& place = comm::RankPlace::of(rank_);
-  if (place.run->ranks_here.size() == static_cast<int64_t>(place.run->devices.size())) throw Error(name_ + text);
+  if (place.run->ranks_here.size() == static_cast<int64_t>(place.run->devices.size()))
+    throw Error(name_ + text, {Error::difference, {0, other}});
   if (rank_.index() == 0 && !has_warned_) {
     place.warn("DataParallel" + text + ". If the processes' CPUs are of different kinds, so may be the last bits");
   }

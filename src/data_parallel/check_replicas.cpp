@@ -43,8 +43,9 @@ Hashes hashes_of_all(const io::NamedTensors& replica, Rank& rank, const std::vec
     const auto theirs = of_ranks[other][1].item<int64_t>();
     if (theirs == count) continue;
     throw Error(rank.name() + ": check_replicas: the ranks' networks differ: there are " + std::to_string(count) +
-                " parameters and buffers, and " + std::to_string(theirs) + " on " + all.ranks.back() +
-                " (each state of an optimizer that is compared counts too)");
+                    " parameters and buffers, and " + std::to_string(theirs) + " on " + all.ranks.back() +
+                    " (each state of an optimizer that is compared counts too)",
+                {Error::difference, {rank.index(), other}});
   }
   for (const auto& [name, tensor] : replica) all.tensors.push_back(name);
   const at::Tensor table = of_all_ranks(rank, hashes).contiguous();

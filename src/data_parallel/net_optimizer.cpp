@@ -123,8 +123,9 @@ void NetOptimizer::compare_options(const StepOptions& of_step) const {
     for (size_t other = 0; other < theirs.size(); ++other) {
       if (theirs[other] == mine) continue;
       throw Error(name_ + ": the ranks step with different options: here " + mine + ", at the group's rank " +
-                  std::to_string(other) + " " + theirs[other] +
-                  ". Set the same on all ranks; what follows from a loss must follow from Loss::global_item()");
+                      std::to_string(other) + " " + theirs[other] +
+                      ". Set the same on all ranks; what follows from a loss must follow from Loss::global_item()",
+                  {Error::difference});
     }
   }
 }

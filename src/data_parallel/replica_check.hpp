@@ -24,11 +24,8 @@ class TrainedNet;
 // whose replica is wrong.
 class ReplicasDiffer : public Error {
  public:
-  ReplicasDiffer(const std::string& text, std::vector<int> ranks) : Error(text), ranks_(std::move(ranks)) {}
-  const std::vector<int>& ranks() const { return ranks_; }
-
- private:
-  std::vector<int> ranks_;
+  ReplicasDiffer(const std::string& text, std::vector<int> ranks)
+      : Error(text, {Error::difference, std::move(ranks)}) {}
 };
 
 // Parameters and buffers, but for running statistics; and with an optimizer its state. They share the module's memory.

@@ -32,9 +32,11 @@ void wait_for(const c10::Event& end, const DeviceWait& wait) {
     }
     wait.look();
     if (waited >= wait.timeout) {
-      throw Error(wait.who + ": waited " + comm::seconds(wait.timeout) +
-                  " for its GPU to do what it was given. That may wait for a rank which has stopped: all ranks must " +
-                  "make the same steps. If that is no error, raise the timeout (RunOptions::timeout)");
+      throw Error(
+          wait.who + ": waited " + comm::seconds(wait.timeout) +
+              " for its GPU to do what it was given. That may wait for a rank which has stopped: all ranks must " +
+              "make the same steps. If that is no error, raise the timeout (RunOptions::timeout)",
+          {Error::late});
     }
     std::this_thread::sleep_for(kSleep);
   }

@@ -241,7 +241,8 @@ GpuInfo gpu_info(const c10::Device& device) {
   } catch (const c10::NotImplementedError&) {
     info.total_bytes = 0;  // the allocator of this type cannot tell
   } catch (const c10::Error& error) {
-    std::throw_with_nested(Error("cannot ask " + device.str() + " for its memory: " + error.what_without_backtrace()));
+    std::throw_with_nested(
+        Error("cannot ask " + device.str() + " for its memory: " + error.what_without_backtrace(), {Error::machine}));
   }
   return info;
 }

@@ -41,7 +41,8 @@ AtomicFile::AtomicFile(std::filesystem::path file, FileSystem& files)
   const auto there = std::filesystem::status(place_, ignored);
   if (std::filesystem::exists(there) && !std::filesystem::is_regular_file(there)) {
     throw Error("cannot write '" + file_.string() + "': it is " +
-                (std::filesystem::is_directory(there) ? "a directory" : "no regular file"));
+                    (std::filesystem::is_directory(there) ? "a directory" : "no regular file"),
+                {Error::file});
   }
   do {
     temporary_ = temporary_for(place_);
@@ -81,8 +82,9 @@ void AtomicFile::commit() {
 
 void AtomicFile::fail(const std::string& operation, int error) {
   discard();
-  throw Error("cannot write '" + file_.string() + "': " + operation +
-              " failed: " + std::generic_category().message(error));
+  throw Error(
+      "cannot write '" + file_.string() + "': " + operation + " failed: " + std::generic_category().message(error),
+      {Error::file});
 }
 
 void AtomicFile::discard() {
@@ -94,7 +96,8 @@ void AtomicFile::discard() {
 bool create_file(const std::filesystem::path& file) {
   const int fd = real_files().create(file);
   if (fd < 0 && errno == EEXIST) return false;
-  if (fd < 0) throw Error("cannot write '" + file.string() + "': " + std::generic_category().message(errno));
+  if (fd < 0)
+    throw Error("cannot write '" + file.string() + "': " + std::generic_category().message(errno), {Error::file});
   real_files().close(fd);
   return true;
 }

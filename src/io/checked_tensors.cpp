@@ -8,7 +8,7 @@ void write_checked(const std::filesystem::path& file, const NamedTensors& tensor
                    const std::map<std::string, std::string>& metadata) {
   NamedTensors here;
   if (const std::string why = what_a_file_lacks(tensors); !why.empty())
-    throw Error("cannot write '" + file.string() + "': " + why);
+    throw Error("cannot write '" + file.string() + "': " + why, {Error::file});
   for (const auto& [name, tensor] : tensors) here.emplace_back(name, as_in_a_file(tensor));
   std::map<std::string, std::string> texts = metadata;
   texts.emplace("format", "pt");
@@ -27,7 +27,7 @@ NamedTensors read_checked(const std::filesystem::path& file, std::map<std::strin
   try {
     check_digest(texts, tensors);
   } catch (const Error& error) {
-    throw Error(cannot_load(file) + ": " + error.what() + "; take another copy, or train anew");
+    throw Error(cannot_load(file) + ": " + error.what() + "; take another copy, or train anew", error.data());
   }
   if (metadata != nullptr) *metadata = std::move(texts);
   return tensors;

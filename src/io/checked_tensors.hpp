@@ -30,7 +30,7 @@ void load_checked(const std::filesystem::path& file, const Load& load) {
   try {
     load(tensors, metadata);
   } catch (const Error& error) {
-    throw Error(cannot_load(file) + ": " + error.what());
+    throw Error(cannot_load(file) + ": " + error.what(), {Error::file});
   }
 }
 

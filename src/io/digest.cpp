@@ -20,7 +20,8 @@ Digest::Digest(const char* algorithm)
                [](void* context) { libcrypto().EVP_MD_CTX_free(static_cast<EVP_MD_CTX*>(context)); }) {
   const EVP_MD* const type = libcrypto().EVP_get_digestbyname(algorithm);
   if (!context_ || type == nullptr || libcrypto().EVP_DigestInit_ex(context_of(context_), type, nullptr) != 1) {
-    throw Error("OpenSSL does not offer " + std::string(algorithm) + " here, so that files cannot be verified");
+    throw Error("OpenSSL does not offer " + std::string(algorithm) + " here, so that files cannot be verified",
+                {Error::machine});
   }
 }
 

@@ -33,9 +33,11 @@ std::filesystem::path find_fashion_mnist(const std::vector<std::filesystem::path
     if (missing.empty()) return place;
     looked_at += "\n  " + place.string() + ": " + missing;
   }
-  throw Error("Fashion-MNIST was not found in any of its usual places:" + looked_at +
-              "\nInstall Debian's package dataset-fashion-mnist, or run `lockstep fetch-data`, or name a folder with "
-              "the four IDX files (`data_dir` DIR), or train on a stand-in (`data` synthetic)");
+  throw Error(
+      "Fashion-MNIST was not found in any of its usual places:" + looked_at +
+          "\nInstall Debian's package dataset-fashion-mnist, or run `lockstep fetch-data`, or name a folder with "
+          "the four IDX files (`data_dir` DIR), or train on a stand-in (`data` synthetic)",
+      {Error::file});
 }
 
 }  // namespace lockstep::io

@@ -44,7 +44,7 @@ void FileRows::read(const TensorPlace& place, int64_t row, int64_t count, void* 
 }
 
 void FileRows::fail(const std::string& why) const {
-  throw Error("cannot read '" + file_.string() + "': " + why);
+  throw Error("cannot read '" + file_.string() + "': " + why, {Error::file});
 }
 
 }  // namespace lockstep::io

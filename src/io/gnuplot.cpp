@@ -43,12 +43,12 @@ void draw(const std::filesystem::path& file, const std::string& script) {
   try {
     image = run_program({"gnuplot", "--default-settings"}, whole, std::chrono::seconds(10));
   } catch (const ProgramNotFound& error) {
-    std::throw_with_nested(
-        Error("cannot draw '" + file.string() + "': " + error.what() + " (gnuplot is Debian's package gnuplot-nox)"));
+    throw ProgramNotFound("cannot draw '" + file.string() + "': " + error.what() +
+                          " (gnuplot is Debian's package gnuplot-nox)");
   } catch (const Error& error) {
-    throw Error("cannot draw '" + file.string() + "': " + error.what());
+    throw Error("cannot draw '" + file.string() + "': " + error.what(), error.data());
   }
-  if (image.empty()) throw Error("cannot draw '" + file.string() + "': gnuplot drew nothing");
+  if (image.empty()) throw Error("cannot draw '" + file.string() + "': gnuplot drew nothing", {Error::machine});
   write_file(file, image);
 }
 

@@ -11,7 +11,7 @@ std::string gnuplot_string(const std::string& text);
 
 // Replaces `file` by the plot of `script`: an SVG or a PNG, by its extension. Size, axes and grid are set already.
 // Throws Error, which names the file, for another extension, and if gnuplot fails or takes more than 10 s. If gnuplot
-// is missing, a ProgramNotFound is nested in the Error, which says which package has gnuplot. After an Error the old
+// is missing, it throws ProgramNotFound, which says which package has gnuplot. After an Error the old
 // file is as it was.
 void draw(const std::filesystem::path& file, const std::string& script);
 

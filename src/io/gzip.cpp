@@ -45,12 +45,12 @@ GzipReader::GzipReader(const std::filesystem::path& file) : file_(file), buffer_
   errno = 0;
   std::error_code error;
   file_size_ = std::filesystem::file_size(file, error);
-  if (error) throw Error("cannot read '" + file.string() + "': " + error.message());
+  if (error) throw Error("cannot read '" + file.string() + "': " + error.message(), {Error::file});
   in_.open(file, std::ios::binary);
-  if (!in_) throw Error("cannot open '" + file.string() + "': " + reason(errno));
+  if (!in_) throw Error("cannot open '" + file.string() + "': " + reason(errno), {Error::file});
   fill();
   compressed_ = stream_.avail_in >= 2 && buffer_[0] == 0x1f && buffer_[1] == 0x8b;
-  if (compressed_ && !begin_to_inflate(stream_)) throw Error("zlib could not be initialised");
+  if (compressed_ && !begin_to_inflate(stream_)) throw Error("zlib could not be initialised", {Error::machine});
 }
 
 GzipReader::~GzipReader() {
@@ -85,7 +85,7 @@ size_t GzipReader::read_compressed(void* into, size_t bytes) {
     if (stream_.avail_in == 0) fill();
     bool at_end = stream_.avail_in == 0;
     if (at_end && between_members_) break;
-    if (at_end) throw Error("'" + file_.string() + "' is cut off: its gzip stream ends too early");
+    if (at_end) throw Error("'" + file_.string() + "' is cut off: its gzip stream ends too early", {Error::file});
     if (between_members_) zlib().inflateReset(&stream_);
     between_members_ = false;
 
@@ -97,7 +97,8 @@ size_t GzipReader::read_compressed(void* into, size_t bytes) {
     if (status == Z_STREAM_END) {
       between_members_ = true;
     } else if (status != Z_OK) {
-      throw Error("'" + file_.string() + "' is corrupt gzip: " + (stream_.msg ? stream_.msg : zlib().zError(status)));
+      throw Error("'" + file_.string() + "' is corrupt gzip: " + (stream_.msg ? stream_.msg : zlib().zError(status)),
+                  {Error::file});
     }
   }
   return done;
@@ -105,7 +106,7 @@ size_t GzipReader::read_compressed(void* into, size_t bytes) {
 
 void GzipReader::fill() {
   in_.read(reinterpret_cast<char*>(buffer_.data()), buffer_size);
-  if (in_.bad()) throw Error("cannot read '" + file_.string() + "': " + reason(errno));
+  if (in_.bad()) throw Error("cannot read '" + file_.string() + "': " + reason(errno), {Error::file});
   stream_.next_in = buffer_.data();
   stream_.avail_in = static_cast<uInt>(in_.gcount());
 }

@@ -80,7 +80,9 @@ class IdxFile {
     return uint32_t{bytes[0]} << 24 | uint32_t{bytes[1]} << 16 | uint32_t{bytes[2]} << 8 | uint32_t{bytes[3]};
   }
 
-  [[noreturn]] void fail(const std::string& what) const { throw Error("IDX file '" + file_.string() + "': " + what); }
+  [[noreturn]] void fail(const std::string& what) const {
+    throw Error("IDX file '" + file_.string() + "': " + what, {Error::file});
+  }
 
   std::filesystem::path file_;
   GzipReader reader_;

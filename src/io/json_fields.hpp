@@ -74,7 +74,7 @@ class JsonFields {
     try {
       return from(name);
     } catch (const Error& error) {
-      throw Error(what_ + "the value of \"" + path_ + key + "\": " + error.what());
+      throw Error(what_ + "the value of \"" + path_ + key + "\": " + error.what(), {.options = {path_ + key}});
     }
   }
 
@@ -99,14 +99,16 @@ class JsonFields {
   // Throws Error if there is a key that was not asked for.
   void no_more() const {
     for (const auto& [key, value] : object_.items()) {
-      if (asked_.count(key) == 0) throw Error(what_ + "unknown key \"" + path_ + key + "\"");
+      if (asked_.count(key) == 0)
+        throw Error(what_ + "unknown key \"" + path_ + key + "\"", {.options = {path_ + key}});
     }
   }
 
   // Refuses a value that has the right type but makes no sense.
   [[noreturn]] void refuse(const std::string& key, const std::string& rule) {
-    throw Error(what_ + "the value of \"" + path_ + key + "\" cannot be " + object_.at(key).dump() + "; it must be " +
-                rule);
+    throw Error(
+        what_ + "the value of \"" + path_ + key + "\" cannot be " + object_.at(key).dump() + "; it must be " + rule,
+        {.options = {path_ + key}});
   }
 
  private:
@@ -118,7 +120,7 @@ class JsonFields {
   }
 
   const nlohmann::json& at(const std::string& key) {
-    if (!has(key)) throw Error(what_ + "the key \"" + path_ + key + "\" is missing");
+    if (!has(key)) throw Error(what_ + "the key \"" + path_ + key + "\" is missing", {.options = {path_ + key}});
     return object_.at(key);
   }
 
@@ -131,7 +133,8 @@ class JsonFields {
   template <class Value>
   Value as(const nlohmann::json& found, const std::string& key) const {
     if (const auto needed = what_lacks<Value>(found); !needed.empty()) {
-      throw Error(what_ + "the value of \"" + path_ + key + "\" cannot be " + found.dump() + "; it must be " + needed);
+      throw Error(what_ + "the value of \"" + path_ + key + "\" cannot be " + found.dump() + "; it must be " + needed,
+                  {.options = {path_ + key}});
     }
     return found.get<Value>();
   }
@@ -149,7 +152,7 @@ auto read_json(const std::filesystem::path& file, Parse&& parse) {
   try {
     return parse(text);
   } catch (const Error& error) {
-    throw Error(file.string() + ": " + error.what());
+    throw Error(file.string() + ": " + error.what(), {Error::file, {}, error.options()});
   }
 }
 

@@ -10,7 +10,7 @@ fs::path behind_links(fs::path path) {
   constexpr int most_links = 40;  // the system follows as many
   std::error_code error;
   for (int links = 0; fs::is_symlink(path, error); ++links) {
-    if (links == most_links) throw Error("'" + path.string() + "' is a link that leads back to itself");
+    if (links == most_links) throw Error("'" + path.string() + "' is a link that leads back to itself", {Error::file});
     path = path.parent_path() / fs::read_symlink(path, error);  // the link's text may be an absolute path
   }
   return path;

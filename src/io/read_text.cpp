@@ -16,7 +16,7 @@ std::string read_text(const std::filesystem::path& file) {
   std::ifstream stream(file);
   // A folder can be opened, but not read. An empty file gives no text, and no error either.
   if (!stream || (!(text << stream.rdbuf()) && errno != 0)) {
-    throw Error("cannot read " + file.string() + ": " + reason(errno));
+    throw Error("cannot read " + file.string() + ": " + reason(errno), {Error::file});
   }
   return text.str();
 }

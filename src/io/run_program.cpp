@@ -22,7 +22,7 @@ namespace {
 class MemoryFile {
  public:
   explicit MemoryFile(const char* name) : fd_(memfd_create(name, MFD_CLOEXEC)) {
-    if (fd_ < 0) throw Error("memfd_create failed: " + reason(errno));
+    if (fd_ < 0) throw Error("memfd_create failed: " + reason(errno), {Error::machine});
   }
   ~MemoryFile() { ::close(fd_); }
   MemoryFile(const MemoryFile&) = delete;
@@ -33,7 +33,7 @@ class MemoryFile {
   void fill(const std::string& text) {
     for (size_t done = 0; done < text.size();) {
       ssize_t written = ::pwrite(fd_, text.data() + done, text.size() - done, static_cast<off_t>(done));
-      if (written < 0) throw Error("writing to a file in memory failed: " + reason(errno));
+      if (written < 0) throw Error("writing to a file in memory failed: " + reason(errno), {Error::machine});
       done += static_cast<size_t>(written);
     }
   }
@@ -43,7 +43,7 @@ class MemoryFile {
     char buffer[1 << 16];
     for (;;) {
       ssize_t count = ::pread(fd_, buffer, sizeof buffer, static_cast<off_t>(bytes.size()));
-      if (count < 0) throw Error("reading a file in memory failed: " + reason(errno));
+      if (count < 0) throw Error("reading a file in memory failed: " + reason(errno), {Error::machine});
       if (count == 0) return bytes;
       bytes.append(buffer, static_cast<size_t>(count));
     }
@@ -80,7 +80,8 @@ pid_t start(const std::vector<std::string>& arguments, int in, int out, int err)
   posix_spawnattr_destroy(&attributes);
   posix_spawn_file_actions_destroy(&actions);
   if (error == ENOENT) throw ProgramNotFound("the program '" + arguments[0] + "' is not installed, or not in PATH");
-  if (error != 0) throw Error("the program '" + arguments[0] + "' could not be started: " + reason(error));
+  if (error != 0)
+    throw Error("the program '" + arguments[0] + "' could not be started: " + reason(error), {Error::machine});
   return child;
 }
 
@@ -94,7 +95,8 @@ std::optional<int> wait_for(pid_t child, const std::string& program, std::chrono
     pid_t ended = ::waitpid(child, &status, WNOHANG);
     if (ended == child) return status;
     if (ended < 0 && errno == ECHILD) return std::nullopt;
-    if (ended < 0 && errno != EINTR) throw Error("waiting for '" + program + "' failed: " + reason(errno));
+    if (ended < 0 && errno != EINTR)
+      throw Error("waiting for '" + program + "' failed: " + reason(errno), {Error::machine});
     if (std::chrono::steady_clock::now() >= deadline) break;
     std::this_thread::sleep_for(pause);
     pause = std::min(2 * pause, std::chrono::milliseconds(20));
@@ -102,7 +104,8 @@ std::optional<int> wait_for(pid_t child, const std::string& program, std::chrono
   ::kill(-child, SIGKILL);
   while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {
   }
-  throw Error("'" + program + "' did not finish within " + std::to_string(limit.count()) + " ms and was killed");
+  throw Error("'" + program + "' did not finish within " + std::to_string(limit.count()) + " ms and was killed",
+              {Error::machine});
 }
 
 }  // namespace
@@ -115,16 +118,18 @@ std::string run_program(const std::vector<std::string>& arguments, const std::st
   const auto ended = wait_for(start(arguments, in.fd(), out.fd(), err.fd()), program, limit);
   if (!ended && !err.content().empty()) {
     throw Error("'" + program +
-                "' may have failed; with SIGCHLD ignored, its exit code is not known. It wrote: " + err.content());
+                    "' may have failed; with SIGCHLD ignored, its exit code is not known. It wrote: " + err.content(),
+                {Error::machine});
   }
 
   const int status = ended.value_or(0);
   if (WIFSIGNALED(status)) {
-    throw Error("'" + program + "' was ended by signal " + std::to_string(WTERMSIG(status)) + ": " + err.content());
+    throw Error("'" + program + "' was ended by signal " + std::to_string(WTERMSIG(status)) + ": " + err.content(),
+                {Error::machine});
   }
   if (WEXITSTATUS(status) != 0) {
-    throw Error("'" + program + "' failed with exit code " + std::to_string(WEXITSTATUS(status)) + ": " +
-                err.content());
+    throw Error("'" + program + "' failed with exit code " + std::to_string(WEXITSTATUS(status)) + ": " + err.content(),
+                {Error::machine});
   }
   return out.content();
 }

@@ -12,7 +12,7 @@ namespace lockstep::io {
 // run_program throws this if a program is not installed: trying again would not help.
 class ProgramNotFound : public Error {
  public:
-  using Error::Error;
+  explicit ProgramNotFound(const std::string& text) : Error(text, {Error::machine}) {}
 };
 
 // Starts `arguments`[0], found through PATH and without a shell. Gives it `input` as standard input, and returns what

@@ -69,7 +69,7 @@ size_t type_index(const at::Tensor& tensor) {
 
 // Sorts by type, then by name. Throws Error if the format cannot hold them.
 NamedTensors in_file_order(NamedTensors tensors) {
-  if (const std::string why = what_a_file_lacks(tensors); !why.empty()) throw Error(why);
+  if (const std::string why = what_a_file_lacks(tensors); !why.empty()) throw Error(why, {Error::file});
   auto key = [](const auto& entry) { return std::pair(type_index(entry.second), entry.first); };
   std::sort(tensors.begin(), tensors.end(), [&](const auto& a, const auto& b) { return key(a) < key(b); });
   return tensors;
@@ -82,7 +82,7 @@ std::string header_of(const NamedTensors& tensors, const std::map<std::string, s
   auto& entries = header.get_ref<nlohmann::ordered_json::object_t&>();  // a list: operator[] would go through all of it
   std::unordered_set<std::string> names{metadata_key};
   for (const auto& [name, tensor] : tensors) {
-    if (!names.insert(name).second) throw Error("two tensors are named '" + name + "'");
+    if (!names.insert(name).second) throw Error("two tensors are named '" + name + "'", {Error::file});
     uint64_t end = offset + tensor.nbytes();
     entries.emplace_back(name, nlohmann::ordered_json{{"dtype", type_names[type_index(tensor)].name},
                                                       {"shape", tensor.sizes().vec()},
@@ -93,7 +93,7 @@ std::string header_of(const NamedTensors& tensors, const std::map<std::string, s
   try {
     text = header.dump();
   } catch (const Json::exception&) {
-    throw Error("a tensor's name, or the metadata, is not UTF-8");
+    throw Error("a tensor's name, or the metadata, is not UTF-8", {Error::file});
   }
   text.resize((text.size() + 7) / 8 * 8, ' ');
   return text;
@@ -118,9 +118,9 @@ class HeaderCheck : public nlohmann::json_sax<Json> {
   }
   bool key(string_t& name) override {
     if (keys_.size() == 1 && keys_[0].size() > most_tensors) {
-      throw Error("it has more than " + std::to_string(most_tensors) + " tensors");
+      throw Error("it has more than " + std::to_string(most_tensors) + " tensors", {Error::file});
     }
-    if (!keys_.back().insert(name).second) throw Error("the name '" + name + "' occurs twice");
+    if (!keys_.back().insert(name).second) throw Error("the name '" + name + "' occurs twice", {Error::file});
     return true;
   }
   bool end_object() override {
@@ -133,7 +133,8 @@ class HeaderCheck : public nlohmann::json_sax<Json> {
 
  private:
   bool enter() {
-    if (++depth_ > deepest) throw Error("its header is nested deeper than " + std::to_string(deepest) + " levels");
+    if (++depth_ > deepest)
+      throw Error("its header is nested deeper than " + std::to_string(deepest) + " levels", {Error::file});
     return true;
   }
   bool leave() {
@@ -154,11 +155,12 @@ Json parse_checked(const std::string& text) {
 }
 
 std::vector<uint64_t> unsigned_numbers(const Json& entry, const char* key) {
-  if (!entry.contains(key) || !entry[key].is_array()) throw Error("it has no list '" + std::string(key) + "'");
+  if (!entry.contains(key) || !entry[key].is_array())
+    throw Error("it has no list '" + std::string(key) + "'", {Error::file});
   std::vector<uint64_t> numbers;
   for (const Json& number : entry[key]) {
     if (!number.is_number_unsigned() || number.get<uint64_t>() > std::numeric_limits<int64_t>::max()) {
-      throw Error("its '" + std::string(key) + "' holds " + number.dump() + ", which is not a length");
+      throw Error("its '" + std::string(key) + "' holds " + number.dump() + ", which is not a length", {Error::file});
     }
     numbers.push_back(number.get<uint64_t>());
   }
@@ -167,16 +169,17 @@ std::vector<uint64_t> unsigned_numbers(const Json& entry, const char* key) {
 
 // The entry counts its bytes from the beginning of the data.
 TensorPlace parse_entry(const std::string& name, const Json& json, uint64_t data_size) {
-  if (!json.is_object()) throw Error("it is not described by an object");
-  if (!json.contains("dtype") || !json["dtype"].is_string()) throw Error("it has no 'dtype'");
+  if (!json.is_object()) throw Error("it is not described by an object", {Error::file});
+  if (!json.contains("dtype") || !json["dtype"].is_string()) throw Error("it has no 'dtype'", {Error::file});
   auto type = std::find_if(type_names.begin(), type_names.end(),
                            [&](const TypeName& entry) { return json["dtype"] == entry.name; });
-  if (type == type_names.end()) throw Error("its type " + json["dtype"].dump() + " is unknown");
+  if (type == type_names.end()) throw Error("its type " + json["dtype"].dump() + " is unknown", {Error::file});
 
   std::vector<uint64_t> offsets = unsigned_numbers(json, "data_offsets");
   if (offsets.size() != 2 || offsets[0] > offsets[1] || offsets[1] > data_size) {
     throw Error("its data_offsets " + json["data_offsets"].dump() + " do not lie within the file's " +
-                std::to_string(data_size) + " bytes of data");
+                    std::to_string(data_size) + " bytes of data",
+                {Error::file});
   }
   std::vector<uint64_t> lengths = unsigned_numbers(json, "shape");
   bool empty = std::count(lengths.begin(), lengths.end(), 0) > 0;
@@ -188,21 +191,22 @@ TensorPlace parse_entry(const std::string& name, const Json& json, uint64_t data
   if (empty) bytes = 0;
   if (overflow || static_cast<uint64_t>(bytes) != offsets[1] - offsets[0]) {
     throw Error("its shape " + json["shape"].dump() + " of type " + type->name + " does not fill its " +
-                std::to_string(offsets[1] - offsets[0]) + " bytes of data");
+                    std::to_string(offsets[1] - offsets[0]) + " bytes of data",
+                {Error::file});
   }
   return {name, type->type, {lengths.begin(), lengths.end()}, offsets[0], offsets[1]};
 }
 
 std::vector<TensorPlace> parse_header(const std::string& text, uint64_t data_size,
                                       std::map<std::string, std::string>& metadata) {
-  if (text.empty() || text[0] != '{') throw Error("its header is not a JSON object");
+  if (text.empty() || text[0] != '{') throw Error("its header is not a JSON object", {Error::file});
   // The parser would take a zero byte for the header's end, and leave out what follows.
-  if (text.find('\0') != text.npos) throw Error("its header is damaged: a byte of it is 0");
+  if (text.find('\0') != text.npos) throw Error("its header is damaged: a byte of it is 0", {Error::file});
   Json header;
   try {
     header = parse_checked(text);
   } catch (const Json::exception& error) {
-    throw Error("its header is not JSON: " + where_not_json(text, error));
+    throw Error("its header is not JSON: " + where_not_json(text, error), {Error::file});
   }
   std::vector<TensorPlace> entries;
   for (const auto& [name, json] : header.items()) {
@@ -215,7 +219,7 @@ std::vector<TensorPlace> parse_header(const std::string& text, uint64_t data_siz
     try {
       entries.push_back(parse_entry(name, json, data_size));
     } catch (const Error& error) {
-      throw Error("tensor '" + name + "': " + error.what());
+      throw Error("tensor '" + name + "': " + error.what(), error.data());
     }
   }
   std::stable_sort(entries.begin(), entries.end(), [](const TensorPlace& a, const TensorPlace& b) {
@@ -225,29 +229,32 @@ std::vector<TensorPlace> parse_header(const std::string& text, uint64_t data_siz
   for (const TensorPlace& entry : entries) {
     if (entry.begin != covered) {
       throw Error("tensor '" + entry.name + "' begins at byte " + std::to_string(entry.begin) + " of the data, but " +
-                  std::to_string(covered) + " was expected: tensors overlap or leave a gap");
+                      std::to_string(covered) + " was expected: tensors overlap or leave a gap",
+                  {Error::file});
     }
     covered = entry.end;
   }
   if (covered != data_size) {
     throw Error("its tensors end at byte " + std::to_string(covered) + " of the data, but the file holds " +
-                std::to_string(data_size));
+                    std::to_string(data_size),
+                {Error::file});
   }
   return entries;
 }
 
 void read_bytes(std::ifstream& in, void* into, uint64_t bytes) {
   in.read(static_cast<char*>(into), static_cast<std::streamsize>(bytes));
-  if (!in) throw Error("reading failed: " + std::generic_category().message(errno));
+  if (!in) throw Error("reading failed: " + std::generic_category().message(errno), {Error::file});
 }
 
 FileLayout read_header(std::ifstream& in, uint64_t file_size) {
   uint64_t header_size = 0;
-  if (file_size < sizeof header_size) throw Error("it is too short for a safetensors file");
+  if (file_size < sizeof header_size) throw Error("it is too short for a safetensors file", {Error::file});
   read_bytes(in, &header_size, sizeof header_size);
   if (header_size > file_size - sizeof header_size || header_size > largest_header) {
     throw Error("its header is said to have " + std::to_string(header_size) + " bytes, but the file has " +
-                std::to_string(file_size));
+                    std::to_string(file_size),
+                {Error::file});
   }
   std::string header(header_size, '\0');
   read_bytes(in, header.data(), header_size);
@@ -278,13 +285,13 @@ auto read_file(const std::filesystem::path& file, const Read& read) {
   try {
     std::error_code error;
     const uint64_t size = std::filesystem::file_size(file, error);
-    if (error) throw Error(error.message());
+    if (error) throw Error(error.message(), {Error::file});
     errno = 0;
     std::ifstream in(file, std::ios::binary);
-    if (!in) throw Error("opening failed: " + std::generic_category().message(errno));
+    if (!in) throw Error("opening failed: " + std::generic_category().message(errno), {Error::file});
     return read(in, size);
   } catch (const Error& error) {
-    throw Error("cannot read '" + file.string() + "': " + error.what());
+    throw Error("cannot read '" + file.string() + "': " + error.what(), error.data());
   }
 }
 
@@ -308,7 +315,7 @@ at::Tensor as_in_a_file(const at::Tensor& tensor) {
 
 void check_bool(const at::Tensor& tensor, const std::string& name) {
   if (tensor.scalar_type() != at::kBool || !tensor.view(at::kByte).gt(1).any().item<bool>()) return;
-  throw Error("tensor '" + name + "' is of type BOOL but holds bytes that are neither 0 nor 1");
+  throw Error("tensor '" + name + "' is of type BOOL but holds bytes that are neither 0 nor 1", {Error::file});
 }
 
 void write_safetensors(const std::filesystem::path& file, const NamedTensors& tensors,
@@ -319,7 +326,7 @@ void write_safetensors(const std::filesystem::path& file, const NamedTensors& te
     sorted = in_file_order(tensors);
     header = header_of(sorted, metadata);
   } catch (const Error& error) {
-    throw Error("cannot write '" + file.string() + "': " + error.what());
+    throw Error("cannot write '" + file.string() + "': " + error.what(), error.data());
   }
   uint64_t header_size = header.size();
 
@@ -367,7 +374,8 @@ void check_digest(std::map<std::string, std::string> metadata, const NamedTensor
   const auto entry = metadata.extract(kDigestKey);
   if (!entry) return;
   if (const auto digest = digest_of(metadata, tensors); digest != entry.mapped()) {
-    throw Error("it is damaged: its SHA-256 is " + digest + ", and was " + entry.mapped() + " when it was written");
+    throw Error("it is damaged: its SHA-256 is " + digest + ", and was " + entry.mapped() + " when it was written",
+                {Error::file});
   }
 }
 

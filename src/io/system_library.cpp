@@ -22,12 +22,14 @@ SystemLibrary::SystemLibrary(const SystemLibraryNames& names) {
     tried += (tried.empty() ? "" : "; ") + last_loading_error();
   }
   throw Error("cannot load " + names.library + ", which is needed for " + names.needed_for + ": " + tried +
-              ". Install " + names.packages + ", or name the folder that has the file in LD_LIBRARY_PATH");
+                  ". Install " + names.packages + ", or name the folder that has the file in LD_LIBRARY_PATH",
+              {Error::machine});
 }
 
 void* SystemLibrary::address_of(const char* name) const {
   void* const address = dlsym(handle_, name);
-  if (address == nullptr) throw Error("a library of the system is not what it should be: " + last_loading_error());
+  if (address == nullptr)
+    throw Error("a library of the system is not what it should be: " + last_loading_error(), {Error::machine});
   return address;
 }
 

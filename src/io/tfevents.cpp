@@ -71,7 +71,7 @@ uint32_t crc32c(const std::string& bytes) {
 
 TfEvents::TfEvents(std::filesystem::path file, double now, int64_t first_step)
     : file_(std::move(file)), fd_(real_files().create(file_)) {
-  if (fd_ < 0) throw Error("cannot write '" + file_.string() + "': " + reason(errno));
+  if (fd_ < 0) throw Error("cannot write '" + file_.string() + "': " + reason(errno), {Error::file});
   append(event(now, 0) + message(3, "brain.Event:2"));
   append(event(now, first_step) + message(7, field(1, varint, varint_of(1))));
 }
@@ -94,7 +94,7 @@ void TfEvents::append(const std::string& event) {
   for (size_t done = 0; done < record.size();) {
     const ssize_t written = real_files().write(fd_, record.data() + done, record.size() - done);
     if (written < 0 && errno == EINTR) continue;
-    if (written < 0) throw Error("cannot write '" + file_.string() + "': " + reason(errno));
+    if (written < 0) throw Error("cannot write '" + file_.string() + "': " + reason(errno), {Error::file});
     done += static_cast<size_t>(written);
   }
 }

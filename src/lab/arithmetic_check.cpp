@@ -249,12 +249,15 @@ void ArithmeticCheck::decide(const CheckedGrain& checked, const Batch& grain, co
     text += ". The ranks' weights differ too (see check_replicas), so suspect the memory first";
   }
   if (!place.run->mixed_processors.empty()) {
-    throw Error(text + ". That is to be expected of another kind of processor: " + place.run->mixed_processors +
-                ", and the same products round otherwise there. Take processors of one kind; then this check finds " +
-                "faulty cores and memory");
+    throw Error(
+        text + ". That is to be expected of another kind of processor: " + place.run->mixed_processors +
+            ", and the same products round otherwise there. Take processors of one kind; then this check finds " +
+            "faulty cores and memory",
+        {Error::machine, wrong});
   }
   throw Error(text + ". The core or the memory is faulty: look for hardware errors in the machine's log, leave that " +
-              "core or machine out, and go on from the last checkpoint");
+                  "core or machine out, and go on from the last checkpoint",
+              {Error::machine, wrong});
 }
 
 std::string ArithmeticCheck::difference(const GrainHashes& one, const GrainHashes& other) const {

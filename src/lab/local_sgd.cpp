@@ -36,9 +36,11 @@ NamedParameters numbered(const std::vector<at::Tensor>& parameters) {
 
 // An outer optimizer moves each rank from its own start for ever.
 [[noreturn]] void refuse_unequal_starts(const Rank& rank) {
-  throw Error(rank.name() +
-              ": LocalSgd: the ranks' parameters differ, and an outer optimizer would keep them apart for ever. Make "
-              "the DataParallel before it, and load weights on all ranks");
+  throw Error(
+      rank.name() +
+          ": LocalSgd: the ranks' parameters differ, and an outer optimizer would keep them apart for ever. Make "
+          "the DataParallel before it, and load weights on all ranks",
+      {Error::difference});
 }
 
 bool are_equal(const at::Tensor& rows) {

@@ -51,7 +51,8 @@ void check_mesh(const MeshShape& shape, int ranks) {
     fitting += (fitting.empty() ? "" : ", ") + text.substr(0, text.find(" ("));
   }
   throw Error("a mesh of " + to_string(shape) + " does not fit " + std::to_string(ranks) +
-              (ranks == 1 ? " device" : " devices") + "; what would: " + fitting);
+                  (ranks == 1 ? " device" : " devices") + "; what would: " + fitting,
+              {.options = {"mesh"}});
 }
 
 std::string_view to_string(TensorRule rule) {
@@ -75,7 +76,7 @@ std::string to_string(const ModelSplit& split) {
 
 void check_split(const ModelSplit& split, int64_t layers) {
   const auto at_least_1 = [](const std::string& what, int64_t value) {
-    if (value < 1) throw Error(what + " is " + std::to_string(value) + "; it must be at least 1");
+    if (value < 1) throw Error(what + " is " + std::to_string(value) + "; it must be at least 1", {.options = {what}});
   };
   at_least_1("mesh.data", split.mesh.data);
   at_least_1("mesh.pipeline", split.mesh.pipeline);
@@ -84,25 +85,29 @@ void check_split(const ModelSplit& split, int64_t layers) {
   at_least_1("microbatches", split.microbatches);
   if (split.stages_per_rank > 1 && split.schedule != PipelineSchedule::interleaved) {
     throw Error("stages_per_rank is " + std::to_string(split.stages_per_rank) + " and the schedule is " +
-                std::string(to_string(split.schedule)) +
-                "; only the interleaved schedule has more than 1 stage per rank");
+                    std::string(to_string(split.schedule)) +
+                    "; only the interleaved schedule has more than 1 stage per rank",
+                {.options = {"stages_per_rank", "schedule"}});
   }
   const int64_t stages = split.stages();
   const std::string which = std::to_string(split.mesh.pipeline) + " pipeline ranks with " +
                             std::to_string(split.stages_per_rank) + " stages each";
   if (stages > layers) {
     throw Error(which + " are " + std::to_string(stages) + " stages; a net of " + std::to_string(layers) +
-                " layers has at most " + std::to_string(layers));
+                    " layers has at most " + std::to_string(layers),
+                {.options = {"mesh"}});
   }
   if (!split.cuts.empty() && static_cast<int64_t>(split.cuts.size()) != stages - 1) {
     throw Error(which + " need " + std::to_string(stages - 1) + " cuts, and there are " +
-                std::to_string(split.cuts.size()) + ": " + text_of(split.cuts));
+                    std::to_string(split.cuts.size()) + ": " + text_of(split.cuts),
+                {.options = {"cuts"}});
   }
   int64_t before = 0;
   for (const int64_t cut : split.cuts) {
     if (cut <= before || cut >= layers) {
       throw Error("the cuts " + text_of(split.cuts) + " are not those of a net of " + std::to_string(layers) +
-                  " layers: they must ascend, from 1 to " + std::to_string(layers - 1));
+                      " layers: they must ascend, from 1 to " + std::to_string(layers - 1),
+                  {.options = {"cuts"}});
     }
     before = cut;
   }

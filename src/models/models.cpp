@@ -89,7 +89,7 @@ void check_model(const ModelOptions& options) {
   } else {
     std::string known;
     for (const auto& name : model_names()) known += (known.empty() ? "" : ", ") + name;
-    throw Error("the model is \"" + options.name + "\"; there are " + known);
+    throw Error("the model is \"" + options.name + "\"; there are " + known, {.options = {"model"}});
   }
 }
 

@@ -20,7 +20,7 @@ constexpr int64_t kPartHeldOut = 10;
 std::string bytes_of_text_file(const std::filesystem::path& file) {
   std::error_code ignored;
   if (std::filesystem::is_other(file, ignored)) {  // such a file may have no end, or no beginning when it is read again
-    throw Error("cannot read the text '" + file.string() + "': it is no regular file; copy it into one");
+    throw Error("cannot read the text '" + file.string() + "': it is no regular file; copy it into one", {Error::file});
   }
   Classic<std::ostringstream> text;
   errno = 0;
@@ -29,8 +29,9 @@ std::string bytes_of_text_file(const std::filesystem::path& file) {
   if (stream && (stream.peek() == std::ifstream::traits_type::eof() || text << stream.rdbuf()) && !stream.bad()) {
     if (!std::filesystem::is_directory(file)) return text.str();
   }
-  throw Error("cannot read the text '" + file.string() +
-              "': " + (errno == 0 ? "it is no file of bytes" : io::reason(errno)));
+  throw Error(
+      "cannot read the text '" + file.string() + "': " + (errno == 0 ? "it is no file of bytes" : io::reason(errno)),
+      {Error::file});
 }
 
 // Makes sequences of the bytes [begin, end).

@@ -42,7 +42,7 @@ NamedTensors state_of(const torch::nn::Module& module) {
 
 UnmatchedNames load_state(const NamedTensors& from, torch::nn::Module& module, const std::string& what, bool strict) {
   std::map<std::string, at::Tensor> values(from.begin(), from.end());
-  auto fail = [&](const std::string& why) { throw Error(what + ": " + why); };
+  auto fail = [&](const std::string& why) { throw Error(what + ": " + why, {Error::file}); };
 
   NamedTensors state = every_name_of(module);
   std::vector<std::pair<at::Tensor, at::Tensor>> copies;  // pairs of to and from

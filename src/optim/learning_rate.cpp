@@ -45,17 +45,20 @@ void check_steps(const LearningRate& rate) {
   if (rate.schedule != LearningRate::Schedule::step) {
     if (rate.step_epochs.empty()) return;
     throw Error("epochs of a step schedule are given (`step_epochs`), but the schedule is " +
-                std::string(rate.schedule == LearningRate::Schedule::cosine ? "cosine" : "constant") +
-                "; leave them out, or take `schedule` step");
+                    std::string(rate.schedule == LearningRate::Schedule::cosine ? "cosine" : "constant") +
+                    "; leave them out, or take `schedule` step",
+                {.options = {"step_epochs", "schedule"}});
   }
   if (rate.step_epochs.empty()) {
-    throw Error("the step schedule needs the epochs after which the learning rate falls, as in `step_epochs` 30,60,80");
+    throw Error("the step schedule needs the epochs after which the learning rate falls, as in `step_epochs` 30,60,80",
+                {.options = {"step_epochs"}});
   }
   const auto& epochs = rate.step_epochs;
   const bool ascend = std::adjacent_find(epochs.begin(), epochs.end(), std::greater_equal<>()) == epochs.end();
   if (!ascend || epochs.front() < 1 || epochs.back() >= rate.epochs) {
-    throw Error("the epochs of the step schedule must ascend and lie between 0 and the run's " +
-                std::to_string(rate.epochs));
+    throw Error(
+        "the epochs of the step schedule must ascend and lie between 0 and the run's " + std::to_string(rate.epochs),
+        {.options = {"step_epochs"}});
   }
   if (!(rate.step_factor > 0 && rate.step_factor <= largest_float)) {
     refuse("the factor of the step schedule", number_text(rate.step_factor), "a number above 0");

@@ -61,8 +61,9 @@ int compare_options(Rank& rank, int stages, const PipelineOptions& options, int 
       const auto theirs = all[other][static_cast<int64_t>(i)].item<int64_t>();
       if (theirs == numbers[i]) continue;
       throw Error(std::string("Pipeline: the ranks differ in ") + entries[i].first + ": rank " +
-                  std::to_string(rank.index()) + " has " + std::to_string(numbers[i]) + ", rank " +
-                  std::to_string(other) + " has " + std::to_string(theirs));
+                      std::to_string(rank.index()) + " has " + std::to_string(numbers[i]) + ", rank " +
+                      std::to_string(other) + " has " + std::to_string(theirs),
+                  {Error::difference, {std::min(rank.index(), other), std::max(rank.index(), other)}});
     }
   }
   return static_cast<int>(all.select(1, -1).min().item<int64_t>());
@@ -74,10 +75,11 @@ void compare_batches(Rank& rank, const std::string& shape, int64_t size) {
     const auto their_size = all[other][0].item<int64_t>();
     if (their_size == size && at::equal(all[other][1], all[rank.index()][1])) continue;
     throw Error("Pipeline: the ranks' batches differ: rank " + std::to_string(rank.index()) + " passes " +
-                std::to_string(size) + " samples of " + shape + ", rank " + std::to_string(other) + " " +
-                std::to_string(their_size) + " samples" +
-                (their_size == size ? " of another shape, type or memory format" : "") +
-                ". All ranks of a pipeline must pass the same batch");
+                    std::to_string(size) + " samples of " + shape + ", rank " + std::to_string(other) + " " +
+                    std::to_string(their_size) + " samples" +
+                    (their_size == size ? " of another shape, type or memory format" : "") +
+                    ". All ranks of a pipeline must pass the same batch",
+                {Error::difference, {std::min(rank.index(), other), std::max(rank.index(), other)}});
   }
 }
 
@@ -86,18 +88,20 @@ void compare_inputs(Rank& rank, const at::Tensor& x, int64_t inputs) {
   if (!other) return;
   throw Error(
       rank.name() + ": Pipeline: all ranks of a pipeline must pass the same samples, and rank " +
-      std::to_string(*other) +
-      " passes others than rank 0, so that the first stage's x does not belong to the last one's y. Call "
-      "batches(…) without the rank, or with the mesh's data axis (net.mesh().data()); a loader of your own must "
-      "give all ranks of the pipeline the same batches, and what it draws at random must be drawn alike");
+          std::to_string(*other) +
+          " passes others than rank 0, so that the first stage's x does not belong to the last one's y. Call "
+          "batches(…) without the rank, or with the mesh's data axis (net.mesh().data()); a loader of your own must "
+          "give all ranks of the pipeline the same batches, and what it draws at random must be drawn alike",
+      {Error::difference, {0, *other}});
 }
 
 void check_mark(const Rank& rank, int32_t mark, int32_t of_last) {
   if (mark == 0 || of_last == 0 || mark == of_last) return;
   throw Error(rank.name() +
-              ": Pipeline: this rank's batch is another one than the last rank's, so the first stage's x does not "
-              "belong to the last one's y. Give batches() the same data, seed, epoch and shuffle on all ranks of a "
-              "pipeline, and take as many batches everywhere");
+                  ": Pipeline: this rank's batch is another one than the last rank's, so the first stage's x does not "
+                  "belong to the last one's y. Give batches() the same data, seed, epoch and shuffle on all ranks of a "
+                  "pipeline, and take as many batches everywhere",
+              {Error::difference});
 }
 
 }  // namespace lockstep

@@ -70,8 +70,9 @@ at::Tensor PipelineStage::through(at::Tensor x) {
       x = layer.forward(std::move(x));
     } catch (const std::exception&) {
       std::throw_with_nested(Error("Pipeline: layer " + names_[place] + " of stage " + std::to_string(index_) + ", " +
-                                   classic_text(*layer.ptr()) + ", fails at what comes to it, " + before + ": " +
-                                   exception_text(std::current_exception())));
+                                       classic_text(*layer.ptr()) + ", fails at what comes to it, " + before + ": " +
+                                       exception_text(std::current_exception()),
+                                   data_of(std::current_exception())));
     }
     ++place;
   }

@@ -17,7 +17,7 @@ void check_plan_shape(const Plan& plan, int64_t layers) {
                   " cuts, and there are 0");
     }
   } catch (const Error& error) {
-    throw Error(std::string("plan: ") + error.what());
+    throw Error(std::string("plan: ") + error.what(), error.data());
   }
 }
 

@@ -57,7 +57,8 @@ void check_plan(const Plan& plan, const torch::nn::Sequential& net, int devices)
   try {
     check_mesh(plan.split.mesh, devices);
   } catch (const Error& error) {
-    throw Error(std::string("plan: ") + error.what() + ". Use the devices it was made for, or plan again");
+    throw Error(std::string("plan: ") + error.what() + ". Use the devices it was made for, or plan again",
+                error.data());
   }
 }
 

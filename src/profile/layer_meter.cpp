@@ -70,7 +70,8 @@ Tensor LayerMeter::call(size_t layer, const Tensor& x, int64_t samples) {
     return (net_->begin() + static_cast<std::ptrdiff_t>(layer))->forward<Tensor>(x);
   } catch (const c10::Error& error) {
     throw Error("profile: " + (layer == names_.size() ? "the criterion" : "layer " + names_[layer]) +
-                " fails on an input " + classic_text(x.sizes()) + ": " + error.what_without_backtrace());
+                    " fails on an input " + classic_text(x.sizes()) + ": " + error.what_without_backtrace(),
+                {Error::user_code});
   }
 }
 

@@ -65,11 +65,12 @@ int64_t digest_of_values(const ModuleTensors& tensors) {
       const std::string first = shared_text(describe_entry(tensors, i), rank, 0),
                         second = shared_text(describe_entry(tensors, i), rank, other);
       throw Error(user + ": the ranks' modules differ: parameter or buffer " + std::to_string(i) + " is " + first +
-                  " on rank 0, and " + second + " on rank " + std::to_string(other) +
-                  ". Every rank must build the same module, with the same names in the same order");
+                      " on rank 0, and " + second + " on rank " + std::to_string(other) +
+                      ". Every rank must build the same module, with the same names in the same order",
+                  {Error::difference, {0, other}});
     }
   }
-  throw Error(user + ": the ranks' modules differ. Every rank must build the same module");
+  throw Error(user + ": the ranks' modules differ. Every rank must build the same module", {Error::difference});
 }
 
 // `processes` are the processes of the ranks.
@@ -85,9 +86,10 @@ void check_that_memory_differs(const ModuleTensors& tensors, const std::vector<i
       const auto address = table[other][static_cast<int64_t>(i)].item<int64_t>();
       if (address == 0 || mine.count(address) == 0) continue;  // 0: no elements
       throw Error(user + ": ranks " + std::to_string(std::min(rank.index(), other)) + " and " +
-                  std::to_string(std::max(rank.index(), other)) +
-                  " hold the same parameters in memory, not replicas (a copy of a torch::nn::Module shares its "
-                  "tensors). Build the module inside the function given to run()");
+                      std::to_string(std::max(rank.index(), other)) +
+                      " hold the same parameters in memory, not replicas (a copy of a torch::nn::Module shares its "
+                      "tensors). Build the module inside the function given to run()",
+                  {Error::difference, {std::min(rank.index(), other), std::max(rank.index(), other)}});
     }
   }
 }
@@ -103,8 +105,9 @@ bool check_that_modules_match(const ModuleTensors& tensors, Rank& rank, const st
     const auto their_count = all[other][0].item<int64_t>();
     if (their_count != count) {
       throw Error(user + ": the ranks' modules differ: rank " + std::to_string(rank.index()) + " has " +
-                  std::to_string(count) + " parameters and buffers, rank " + std::to_string(other) + " has " +
-                  std::to_string(their_count) + ". Every rank must build the same module");
+                      std::to_string(count) + " parameters and buffers, rank " + std::to_string(other) + " has " +
+                      std::to_string(their_count) + ". Every rank must build the same module",
+                  {Error::difference, {std::min(rank.index(), other), std::max(rank.index(), other)}});
     }
     same = same && all[other][1].item<int64_t>() == all[0][1].item<int64_t>();
     processes.push_back(all[other][2].item<int64_t>());

@@ -58,7 +58,7 @@ class OpenRanks {
         if (!ends && devices_.size() == 1) continue;
         for (const int rank : open_) {
           std::string code = codes_.at(rank).text(ends ? kPatience : timeout_);
-          const bool may_write_a_checkpoint = reason.kind == comm::Failure::Kind::stop;
+          const bool may_write_a_checkpoint = reason.is(Error::stopped);
           if (code.empty() && ends && !may_write_a_checkpoint) code = "has not returned";
           if (!code.empty() && told.insert(rank).second) add_to(text, rank, code);
         }

@@ -61,9 +61,8 @@ class FirstFailure {
     try {
       std::rethrow_exception(exception_);
     } catch (...) {
-      if (failure.kind == comm::Failure::Kind::stop) std::throw_with_nested(Stopped(failure.text));
-      if (failure.kind == comm::Failure::Kind::death) std::throw_with_nested(comm::ProcessDied(failure.text));
-      std::throw_with_nested(Error(failure.text));
+      if (failure.is(Error::stopped)) std::throw_with_nested(Stopped(failure.text));
+      std::throw_with_nested(Error(failure.text, failure.data));
     }
   }
 
@@ -73,20 +72,27 @@ class FirstFailure {
   comm::Failure failure_;
 };
 
-comm::Failure failure_of(const std::exception_ptr& exception, const std::string& rank_name) {
+comm::Failure failure_of(const std::exception_ptr& exception, int rank, const Devices& devices) {
   comm::Failure failure = comm::failure_of(exception);
-  if (!failure.text.starts_with(rank_name)) failure.text = rank_name + ": " + failure.text;
+  const std::string name = comm::name_of(rank, devices);
+  if (!failure.text.starts_with(name)) failure.text = name + ": " + failure.text;
+  const auto cause = failure.data.cause;
+  const bool is_its_own = cause == Error::refused || cause == Error::file || cause == Error::machine ||
+                          cause == Error::user_code || cause == Error::not_finite;
+  if (is_its_own && failure.data.ranks.empty()) failure.data.ranks = {rank};
   return failure;
 }
 
 void check(const Devices& devices, const RunOptions& options) {
   check_devices(devices);
   if (options.threads_per_rank < 1) {
-    throw Error("run: threads_per_rank is " + std::to_string(options.threads_per_rank) +
-                "; a rank needs at least 1 thread");
+    throw Error(
+        "run: threads_per_rank is " + std::to_string(options.threads_per_rank) + "; a rank needs at least 1 thread",
+        {.options = {"threads_per_rank"}});
   }
   if (options.timeout <= std::chrono::milliseconds::zero()) {
-    throw Error("run: the timeout is " + std::to_string(options.timeout.count()) + " ms; it must be positive");
+    throw Error("run: the timeout is " + std::to_string(options.timeout.count()) + " ms; it must be positive",
+                {.options = {"timeout"}});
   }
   if (options.rendezvous_timeout <= std::chrono::milliseconds::zero()) {
     throw Error("run: the rendezvous timeout is " + std::to_string(options.rendezvous_timeout.count()) +
@@ -94,7 +100,8 @@ void check(const Devices& devices, const RunOptions& options) {
   }
   if (options.silence != std::chrono::milliseconds::zero() && options.silence < comm::kSilence.least) {
     throw Error("run: the silence is " + std::to_string(options.silence.count()) +
-                " ms; processes need at least 1000 ms to be heard, or 0 for as long as busy machines take");
+                    " ms; processes need at least 1000 ms to be heard, or 0 for as long as busy machines take",
+                {.options = {"silence"}});
   }
 }
 
@@ -201,7 +208,7 @@ class RanksHere {
 
   void run_rank(int index, UserCode& code) {
     const std::string name = comm::name_of(index, devices_);
-    early_exit_.enter([&, index] { world_.abort(index, name + " called std::exit"); });
+    early_exit_.enter([&, index] { world_.abort(index, {name + " called std::exit", {Error::user_code, {index}}}); });
     try {
       pthread_setname_np(pthread_self(), ("rank " + std::to_string(index)).c_str());
       set_rank_thread(code);
@@ -221,11 +228,10 @@ class RanksHere {
   }
 
   void fail(int index) {
-    auto said = failure_of(std::current_exception(), comm::name_of(index, devices_));
+    auto said = failure_of(std::current_exception(), index, devices_);
     if (const auto standing = open_.standing(); !standing.empty()) {
       said.text += ". Meanwhile " + standing;
-      if (options_.stop.stop_requested() && said.kind == comm::Failure::Kind::late)
-        said.kind = comm::Failure::Kind::stop;
+      if (options_.stop.stop_requested() && said.is(Error::late)) said.data.cause = Error::stopped;
     }
     failure_.record(std::current_exception(), said);
     world_.abort(index, said);
@@ -235,8 +241,7 @@ class RanksHere {
   comm::Failure why() const {
     if (const comm::Failure there = world_.failure(); !there.empty()) return there;
     if (const comm::Failure here = failure_.first(); !here.empty()) return here;
-    return options_.stop.stop_requested() ? comm::Failure("stopped by request", comm::Failure::Kind::stop)
-                                          : comm::Failure();
+    return options_.stop.stop_requested() ? comm::Failure("stopped by request", {Error::stopped}) : comm::Failure();
   }
 
   void warn(const std::string& text) {
@@ -279,7 +284,8 @@ void run_generations(const Devices& devices, const std::function<void(Rank&)>& b
     try {
       run_once(devices, body, options, &succession);
       if (!succession.goes_on()) return;
-    } catch (const comm::ProcessDied&) {
+    } catch (const Error& error) {
+      if (error.cause() != Error::death) throw;
       succession.leave();
     }
   }

@@ -57,7 +57,8 @@ void rethrow_first(const std::vector<std::exception_ptr>& failures, const Device
       std::rethrow_exception(failures[i]);
     } catch (...) {
       std::throw_with_nested(
-          Error("worker " + std::to_string(i) + " on " + devices[i].str() + ": " + exception_text(failures[i])));
+          Error("worker " + std::to_string(i) + " on " + devices[i].str() + ": " + exception_text(failures[i]),
+                data_of(failures[i])));
     }
   }
 }

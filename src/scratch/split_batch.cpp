@@ -17,7 +17,8 @@ at::Tensor load(const at::Tensor& part, size_t index, const c10::Device& device)
     return upload(part, device);
   } catch (const c10::Error& error) {
     std::throw_with_nested(Error("split_and_load: cannot put part " + std::to_string(index) + " on " + device.str() +
-                                 ": " + error.what_without_backtrace()));
+                                     ": " + error.what_without_backtrace(),
+                                 {Error::machine}));
   }
 }
 

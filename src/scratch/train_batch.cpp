@@ -34,8 +34,8 @@ Params get_params(const Params& params, const c10::Device& device) {
       try {
         return param.detach().to(device, param.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
       } catch (const c10::Error& error) {
-        std::throw_with_nested(
-            Error(name + " cannot be copied to " + device.str() + ": " + error.what_without_backtrace()));
+        std::throw_with_nested(Error(
+            name + " cannot be copied to " + device.str() + ": " + error.what_without_backtrace(), {Error::machine}));
       }
     }();
     copy.requires_grad_();

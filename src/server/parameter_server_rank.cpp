@@ -74,8 +74,9 @@ void ParameterServerRank::check_options() {
   for (int other = 0; other < rank_.world_size(); ++other) {
     if (all[other].equal(all[rank_.index()])) continue;
     throw Error("ParameterServer: the options of ranks " + std::to_string(rank_.index()) + " and " +
-                std::to_string(other) +
-                " differ (servers, consistency, staleness, piece_bytes). Give all ranks the same");
+                    std::to_string(other) +
+                    " differ (servers, consistency, staleness, piece_bytes). Give all ranks the same",
+                {Error::difference, {std::min(rank_.index(), other), std::max(rank_.index(), other)}});
   }
   if (options_.servers < 1 || workers() < 1) {
     throw Error("ParameterServer: " + std::to_string(options_.servers) + " servers of " +
@@ -105,7 +106,7 @@ std::vector<LostWorker> ParameterServerRank::train(const ParameterServer::Body& 
     if (!failures[worker].empty()) lost.push_back({worker, failures[worker]});
   }
   if (static_cast<int>(lost.size()) == workers()) {
-    throw Error("ParameterServer: every worker failed. Worker 0: " + lost[0].reason);
+    throw Error("ParameterServer: every worker failed. Worker 0: " + lost[0].reason, {Error::user_code});
   }
   return lost;
 }

@@ -119,9 +119,10 @@ void ShardServer::check_equal_pushes() const {
   for (auto worker = workers_.begin(); worker != workers_.end(); ++worker) {
     if (!worker->done || worker->pushes == most->pushes) continue;
     throw Error(rank_.name() + ": ParameterServer: worker " + std::to_string(worker - workers_.begin()) +
-                " ended after " + std::to_string(worker->pushes) + " pushes, and worker " +
-                std::to_string(most - workers_.begin()) + " made " + std::to_string(most->pushes) +
-                ". In synchronous mode all workers must make equally many; Consistency::asynchronous does without");
+                    " ended after " + std::to_string(worker->pushes) + " pushes, and worker " +
+                    std::to_string(most - workers_.begin()) + " made " + std::to_string(most->pushes) +
+                    ". In synchronous mode all workers must make equally many; Consistency::asynchronous does without",
+                {Error::difference});
   }
 }
 

@@ -54,11 +54,13 @@ void compare_batches(Rank& tensor, const Batch& batch) {
     const auto their_size = all[other][0].item<int64_t>(), their_mark = all[other][1].item<int64_t>();
     const bool known = batch.mark != 0 && their_mark != 0;
     if (their_size == batch.size() && (!known || their_mark == batch.mark)) continue;
-    throw Error(tensor.name() + ": SplitModel: the ranks that split layers by channels pass different batches: here " +
-                std::to_string(batch.size()) + " samples, at the group's rank " + std::to_string(other) + " " +
-                std::to_string(their_size) + (their_size == batch.size() ? " of another batch" : "") +
-                ". Give batches() the mesh's data axis, and the same data, seed, epoch and shuffle on all ranks, and "
-                "take as many batches everywhere");
+    throw Error(
+        tensor.name() + ": SplitModel: the ranks that split layers by channels pass different batches: here " +
+            std::to_string(batch.size()) + " samples, at the group's rank " + std::to_string(other) + " " +
+            std::to_string(their_size) + (their_size == batch.size() ? " of another batch" : "") +
+            ". Give batches() the mesh's data axis, and the same data, seed, epoch and shuffle on all ranks, and "
+            "take as many batches everywhere",
+        {Error::difference});
   }
 }
 

@@ -39,7 +39,8 @@ comm::Rendezvous& rendezvous_of(const comm::LaunchEnvironment& launch, const std
 
 [[noreturn]] void lose_launcher(const comm::LaunchEnvironment& launch) {
   throw Error("process " + std::to_string(launch.member) +
-              " of an elastic job: the launcher is gone: the store that it keeps does not answer");
+                  " of an elastic job: the launcher is gone: the store that it keeps does not answer",
+              {Error::machine});
 }
 
 comm::Generations generations_of(const comm::LaunchEnvironment& launch, const std::stop_token& stop) {
@@ -81,7 +82,8 @@ bool ElasticJob::enter() {
     for (now = generations_.newest(); !now.over && !now.index_of(launch_.member); now = generations_.newest()) {
       if (entered_) {
         throw Error("the others have gone on without process " + std::to_string(launch_.member) +
-                    " of the job: it stood still for too long");
+                        " of the job: it stood still for too long",
+                    {Error::late});
       }
       if (stop_.stop_requested()) throw Stopped("stopped by request");
       generations_.join(launch_.member);
@@ -96,7 +98,8 @@ bool ElasticJob::enter() {
   if (count < launch_.fewest) {
     generations_.end();
     throw Error("the elastic job has " + std::to_string(count) + (count == 1 ? " process" : " processes") +
-                " left, and goes on with at least " + std::to_string(launch_.fewest));
+                    " left, and goes on with at least " + std::to_string(launch_.fewest),
+                {Error::machine});
   }
   comm::Job::of_this_process().enter({comm::keys_of_generation(now.number), *now.index_of(launch_.member), count});
   const std::lock_guard lock(mutex_);

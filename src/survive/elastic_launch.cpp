@@ -31,10 +31,9 @@ bool ElasticLaunch::note_end(int member, const ProcessEnd& end, bool killed) {
   members_[member].has_ended = true;
   const auto now = is_loss ? generations_.lose(member) : generations_.end();
   has_lost_all_ = has_lost_all_ || (is_loss && now.members.empty());
-  const auto kind = is_loss || !end.failed ? Failure::Kind::death
-                    : end.stopped          ? Failure::Kind::stop
-                                           : Failure::Kind::error;
-  call_off_until(now, {"process " + std::to_string(member) + " of the job is gone: " + end.how, kind});
+  // A death would let the others go on without it.
+  const auto cause = is_loss || !end.failed ? Error::death : end.stopped ? Error::stopped : Error::user_code;
+  call_off_until(now, {"process " + std::to_string(member) + " of the job is gone: " + end.how, {cause}});
   if (is_loss && now.over) return is_dispensable(member, now);
   if (!is_loss || now.over) return false;
   vacate(member, end.lacked_memory);

@@ -79,10 +79,12 @@ void Sliced::compare_input(const Tensor& x, Rank& rank) {
   if (!other) return;
   throw Error(
       rank.name() + ": shard: the ranks that share a layer's work must pass it the same samples, and rank " +
-      std::to_string(*other) + " of the group passes others than rank 0 (here " + classic_text(x.sizes()) +
-      "), so slices of different samples would be added. Call batches(…) without the rank, or with the mesh's "
-      "data axis (net.mesh().data()); a loader of your own must give all ranks of the group the same batches. If the "
-      "samples are the same, the ranks' nets were not: make them with one seed, within rank.in_turn()");
+          std::to_string(*other) + " of the group passes others than rank 0 (here " + classic_text(x.sizes()) +
+          "), so slices of different samples would be added. Call batches(…) without the rank, or with the mesh's "
+          "data axis (net.mesh().data()); a loader of your own must give all ranks of the group the same batches. If "
+          "the "
+          "samples are the same, the ranks' nets were not: make them with one seed, within rank.in_turn()",
+      {Error::difference});
 }
 
 // ---- Linear --------------------------------------------------------------------------------------------------------

@@ -338,7 +338,7 @@ torch::nn::Sequential shard(const torch::nn::Sequential& net, Rank& rank, const 
       if (index == net->size() && options.gather_output) mine = sharder.with_whole_result(std::move(mine));
       part->push_back(item.key(), std::move(mine));
     } catch (const Error& error) {
-      throw Error("shard: layer " + item.key() + ": " + error.what());
+      throw Error("shard: layer " + item.key() + ": " + error.what(), error.data());
     }
   }
   part->train(net->is_training());

@@ -92,7 +92,7 @@ void CheckpointFolder::write(const RunState& state) {
   if (fs::create_directory(place, error) && files_.sync_folder(place.parent_path()) != 0) {
     error = std::error_code(errno, std::generic_category());
   }
-  if (error) throw Error("cannot make the folder " + folder_.string() + ": " + error.message());
+  if (error) throw Error("cannot make the folder " + folder_.string() + ": " + error.message(), {Error::file});
   write_run_state(folder_ / file_name_of(state), state, files_);
   remove_others(state);
 }
@@ -138,7 +138,7 @@ fs::path checkpoint_to_go_on(const fs::path& folder, const std::function<void(co
     return newest;
   } catch (const Error& error) {
     const fs::path other = whole_checkpoint_before(newest);
-    if (other.empty()) throw Error(error.what() + std::string("; there is no whole one before it"));
+    if (other.empty()) throw Error(error.what() + std::string("; there is no whole one before it"), error.data());
     if (warn) warn(error.what() + ("; the run goes on from " + other.string()));
     return other;
   }
@@ -158,7 +158,8 @@ RunState read_checkpoint(const fs::path& file) {
   } catch (const Error& error) {
     const fs::path other = whole_checkpoint_before(file);
     throw Error(error.what() + (other.empty() ? ". There is no whole one before it; the run has to begin anew"
-                                              : ". The newest whole one before it: `resume` " + other.string()));
+                                              : ". The newest whole one before it: `resume` " + other.string()),
+                error.data());
   }
 }
 

@@ -54,8 +54,9 @@ EvalResult evaluate_run(const std::filesystem::path& run_dir, const EvalOptions&
   config.memory_format = trained.memory_format;
   config = checked(config);
   if (!std::filesystem::exists(run_dir / kWeightsFile)) {
-    throw Error("'" + run_dir.string() + "' holds no " + std::string(kWeightsFile) +
-                ": the run ended before an epoch was done");
+    throw Error(
+        "'" + run_dir.string() + "' holds no " + std::string(kWeightsFile) + ": the run ended before an epoch was done",
+        {Error::file});
   }
 
   const EvalTask data = eval_task_of(config);

@@ -49,10 +49,11 @@ void GraphedStep::record(const Batch& batch) {
       synchronize(rank_);
       graph_->record([&] { step_(input_); });
     } catch (...) {
-      std::throw_with_nested(
-          Error("rank " + std::to_string(rank_.index()) + " (" + rank_.device().str() +
-                "): the training step cannot be recorded as a CUDA graph: " + exception_text(std::current_exception()) +
-                ". Without `cuda_graph` it is queued kernel by kernel"));
+      std::throw_with_nested(Error(
+          "rank " + std::to_string(rank_.index()) + " (" + rank_.device().str() +
+              "): the training step cannot be recorded as a CUDA graph: " + exception_text(std::current_exception()) +
+              ". Without `cuda_graph` it is queued kernel by kernel",
+          data_of(std::current_exception())));
     }
     return true;
   };

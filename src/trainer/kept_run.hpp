@@ -20,7 +20,7 @@ namespace lockstep {
 
 class KeptRun {
  public:
-  // Throws RunExists if a run in the folder would be overwritten. Keeps references to both.
+  // Throws Error (Cause::file) if a run in the folder would be overwritten. Keeps references to both.
   KeptRun(const TrainOptions& settings, const TrainCallbacks& callbacks);
 
   // Makes the folder, in the process that keeps the run. Every process calls it before its ranks train.

@@ -24,9 +24,10 @@ using Json = nlohmann::ordered_json;
 
 // JSON has no NaN and no infinity: a loss that diverged is written as null and read as NaN.
 double number(const Json& line, const char* key) {
-  if (!line.contains(key)) throw Error("it lacks '" + std::string(key) + "'");
+  if (!line.contains(key)) throw Error("it lacks '" + std::string(key) + "'", {Error::file});
   if (line[key].is_null()) return std::numeric_limits<double>::quiet_NaN();
-  if (!line[key].is_number()) throw Error("its '" + std::string(key) + "' is not a number: " + line[key].dump());
+  if (!line[key].is_number())
+    throw Error("its '" + std::string(key) + "' is not a number: " + line[key].dump(), {Error::file});
   return line[key].get<double>();
 }
 
@@ -35,7 +36,7 @@ std::vector<int64_t> parts_of(const Json& line) {
   const Json& parts = line["parts"];
   const auto whole = [](const Json& part) { return part.is_number_integer(); };
   if (!parts.is_array() || !std::all_of(parts.begin(), parts.end(), whole)) {
-    throw Error("its 'parts' is not a list of whole numbers: " + parts.dump());
+    throw Error("its 'parts' is not a list of whole numbers: " + parts.dump(), {Error::file});
   }
   return parts.get<std::vector<int64_t>>();
 }
@@ -43,27 +44,28 @@ std::vector<int64_t> parts_of(const Json& line) {
 std::string weights_of(const Json& line) {
   if (!line.contains("weights")) return "";
   if (line["weights"].is_string()) return line["weights"].get<std::string>();
-  throw Error("its 'weights' is not a text: " + line["weights"].dump());
+  throw Error("its 'weights' is not a text: " + line["weights"].dump(), {Error::file});
 }
 
 std::string written_of(const Json& line) {
   if (!line.contains("written")) return "";
   if (line["written"].is_string()) return line["written"].get<std::string>();
-  throw Error("its 'written' is not a text: " + line["written"].dump());
+  throw Error("its 'written' is not a text: " + line["written"].dump(), {Error::file});
 }
 
 std::map<std::string, double> test_of(const Json& line) {
   std::map<std::string, double> test;
   if (!line.contains("test")) return test;
-  if (!line["test"].is_object()) throw Error("its 'test' is not a JSON object: " + line["test"].dump());
+  if (!line["test"].is_object()) throw Error("its 'test' is not a JSON object: " + line["test"].dump(), {Error::file});
   for (const auto& item : line["test"].items()) test[item.key()] = number(line["test"], item.key().c_str());
   return test;
 }
 
 EpochMetrics parse(const std::string& text) {
   Json line = Json::parse(text);
-  if (!line.is_object()) throw Error("it is not a JSON object");
-  if (!line.contains("epoch") || !line["epoch"].is_number_integer()) throw Error("its 'epoch' is not a whole number");
+  if (!line.is_object()) throw Error("it is not a JSON object", {Error::file});
+  if (!line.contains("epoch") || !line["epoch"].is_number_integer())
+    throw Error("its 'epoch' is not a whole number", {Error::file});
   return {.epoch = line["epoch"].get<int>(),
           .train_loss = number(line, "train_loss"),
           .train_accuracy = number(line, "train_accuracy"),
@@ -184,7 +186,8 @@ std::vector<EpochMetrics> metrics_from(std::istream& in, const std::filesystem::
     try {
       history.push_back(parse(line));
     } catch (const std::exception& error) {
-      throw Error("'" + source.string() + "', line " + std::to_string(history.size() + 1) + ": " + error.what());
+      throw Error("'" + source.string() + "', line " + std::to_string(history.size() + 1) + ": " + error.what(),
+                  {Error::file});
     }
   }
   return history;
@@ -197,14 +200,15 @@ void write_metrics(const std::filesystem::path& file, const std::vector<EpochMet
 std::vector<EpochMetrics> read_metrics(const std::filesystem::path& file) {
   errno = 0;
   std::ifstream in(file);
-  if (!in) throw Error("cannot read '" + file.string() + "': " + std::generic_category().message(errno));
+  if (!in) throw Error("cannot read '" + file.string() + "': " + std::generic_category().message(errno), {Error::file});
   std::vector<EpochMetrics> history = metrics_from(in, file);
-  if (in.bad()) throw Error("cannot read '" + file.string() + "': " + std::generic_category().message(errno));
+  if (in.bad())
+    throw Error("cannot read '" + file.string() + "': " + std::generic_category().message(errno), {Error::file});
   return history;
 }
 
 void draw_curve(const std::filesystem::path& file, const std::vector<EpochMetrics>& history, const std::string& title) {
-  if (history.empty()) throw Error("cannot draw '" + file.string() + "': there is no epoch to draw yet");
+  if (history.empty()) throw Error("cannot draw '" + file.string() + "': there is no epoch to draw yet", {Error::file});
   io::draw(file, script_for(history, title));
 }
 

@@ -22,10 +22,12 @@ void check_tables(const RunState& state) {
                       : name == "order" ? is(2, at::kLong)
                                         : table.dim() > 0;
     if (fits && table.size(0) > 0) continue;
-    throw Error("cannot go on: the checkpoint's tensor 'ranks." + name + "' is no table with a row for each rank");
+    throw Error("cannot go on: the checkpoint's tensor 'ranks." + name + "' is no table with a row for each rank",
+                {Error::file});
   }
   if (state.steps > 0 && !has_totals) {
-    throw Error("cannot go on: the checkpoint is of within an epoch, and lacks the tensor 'ranks.totals'");
+    throw Error("cannot go on: the checkpoint is of within an epoch, and lacks the tensor 'ranks.totals'",
+                {Error::file});
   }
 }
 

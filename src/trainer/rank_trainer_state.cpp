@@ -37,14 +37,16 @@ int64_t left_out_of(const RunState& state, int64_t trained) {
   const bool is_number = tensor.numel() == 1 && tensor.scalar_type() == at::kLong;
   const int64_t value = is_number ? tensor.item<int64_t>() : -1;
   if (value >= 0 && value <= trained) return value;
-  throw Error("cannot go on: the checkpoint's tensor 'trainer.left_out' is no count of the epoch's samples so far");
+  throw Error("cannot go on: the checkpoint's tensor 'trainer.left_out' is no count of the epoch's samples so far",
+              {Error::file});
 }
 
 // The loss of the epoch's steps so far, in a run with a grain.
 double grains_loss_of(const RunState& state) {
   const at::Tensor tensor = trainers_own(state, "loss");
   if (tensor.defined() && tensor.numel() == 1 && tensor.scalar_type() == at::kDouble) return tensor.item<double>();
-  throw Error("cannot go on: the checkpoint has no number 'trainer.loss', the sum of the epoch's losses so far");
+  throw Error("cannot go on: the checkpoint has no number 'trainer.loss', the sum of the epoch's losses so far",
+              {Error::file});
 }
 
 }  // namespace
@@ -124,7 +126,8 @@ void RankTrainer::load_average(const RunState& state) {
   const bool has_steps = state.epochs > 0 || state.steps > 0;
   if (has_steps && before != task_.ema_decay) {
     throw Error("cannot go on: the checkpoint's run has ema_decay " + number_text(before) + ", and \"" + task_.name +
-                "\" has " + number_text(task_.ema_decay) + "; a run goes on as it began, so give it the same");
+                    "\" has " + number_text(task_.ema_decay) + "; a run goes on as it began, so give it the same",
+                {.options = {"ema_decay"}});
   }
   auto& average = update_.average();
   if (!average || values.empty()) return;
@@ -133,7 +136,8 @@ void RankTrainer::load_average(const RunState& state) {
     for (const auto& [name, value] : values) {
       at::Tensor* const parameter = parameters.find(name);
       if (parameter == nullptr || parameter->sizes() != value.sizes())
-        throw Error("cannot go on: the checkpoint's tensor 'ema." + name + "' is no weight of this network");
+        throw Error("cannot go on: the checkpoint's tensor 'ema." + name + "' is no weight of this network",
+                    {Error::file});
       parameter->copy_(value);
     }
   };
@@ -211,7 +215,8 @@ void RankTrainer::load_buffers(const io::NamedTensors& tables) {
     const torch::Tensor mine = table[rank_.index()];
     torch::Tensor* const buffer = buffers.find(name);
     if (buffer == nullptr || buffer->sizes() != mine.sizes()) {
-      throw Error("cannot go on: the checkpoint's tensor 'ranks.buffers." + name + "' is no buffer of this network");
+      throw Error("cannot go on: the checkpoint's tensor 'ranks.buffers." + name + "' is no buffer of this network",
+                  {Error::file});
     }
     buffer->copy_(mine);
   }

@@ -63,10 +63,12 @@ void check_same_folder(const TrainOptions& old, const fs::path& file) {
   }
   if (!config) return;
   if (const auto change = change_between(*config, old)) {
-    throw Error("it has " + named(change->key, change->now) + ", and the run in whose folder it lies " + change->then +
-                ", as " + (run / kConfigFile).string() +
-                " says; so it is another run's, or that file was changed. Go on from a checkpoint of this run; a file "
-                "that was changed, put back or remove");
+    throw Error(
+        "it has " + named(change->key, change->now) + ", and the run in whose folder it lies " + change->then +
+            ", as " + (run / kConfigFile).string() +
+            " says; so it is another run's, or that file was changed. Go on from a checkpoint of this run; a file "
+            "that was changed, put back or remove",
+        {Error::file, {}, {change->key}});
   }
 }
 
@@ -77,15 +79,17 @@ void check_same_run(const RunState& state, const TrainOptions& options, const fs
     then = train_options_from_json(state.config, options.devices);
     check_same_folder(then, file);
   } catch (const Error& error) {
-    throw Error(what + error.what());
+    throw Error(what + error.what(), error.data());
   }
   if (const auto change = change_between(then, options)) {
     throw Error(what + "its run has " + named(change->key, change->then) + ", and this one " + change->now +
-                "; a run goes on as it began");
+                    "; a run goes on as it began",
+                {.options = {change->key}});
   }
   if (options.epochs < state.epochs || (options.epochs == state.epochs && state.steps > 0)) {
     throw Error(what + "it is " + std::to_string(state.steps) + " steps after epoch " + std::to_string(state.epochs) +
-                ", and this run is to have " + std::to_string(options.epochs) + " epochs");
+                    ", and this run is to have " + std::to_string(options.epochs) + " epochs",
+                {.options = {"epochs"}});
   }
 }
 
@@ -103,7 +107,9 @@ bool was_killed_early(const TrainOptions& options) {
 TrainOptions with_resume_found(TrainOptions options, const Warn& warn) {
   KeepOptions& keep = options.keep;
   if (keep.resume != "auto") return options;
-  if (keep.run_dir.empty()) throw Error("`resume` auto goes on with the run in `run_dir`, and there is none; give one");
+  if (keep.run_dir.empty())
+    throw Error("`resume` auto goes on with the run in `run_dir`, and there is none; give one",
+                {.options = {"resume"}});
   const bool can_go_on = !newest_checkpoint(keep.run_dir / kCheckpointFolder).empty();
   keep.resume = can_go_on ? keep.run_dir : fs::path();
   if (can_go_on || this_process().index != 0 || !was_killed_early(options)) return options;
@@ -118,12 +124,14 @@ TrainOptions with_resume_found(TrainOptions options, const Warn& warn) {
 fs::path checkpoint_of(const fs::path& file_or_run, const Warn& warn) {
   std::error_code error;
   const auto status = fs::status(file_or_run, error);
-  if (!fs::exists(status)) throw Error("there is no run, and no checkpoint, '" + file_or_run.string() + "'");
+  if (!fs::exists(status))
+    throw Error("there is no run, and no checkpoint, '" + file_or_run.string() + "'", {Error::file});
   if (!fs::is_directory(status)) return file_or_run;
   const fs::path whole = checkpoint_to_go_on(file_or_run / kCheckpointFolder, warn);
   if (!whole.empty()) return whole;
   throw Error("'" + file_or_run.string() + "' has no checkpoint that a run could go on from (it would be in " +
-              kCheckpointFolder + "/)");
+                  kCheckpointFolder + "/)",
+              {Error::file});
 }
 
 fs::path run_of(const fs::path& checkpoint) {
@@ -149,7 +157,7 @@ fs::path last_run(const fs::path& runs_dir) {
     last = run.path();
     time = written;
   }
-  if (last.empty()) throw Error("no run in '" + runs_dir.string() + "' has a checkpoint to go on from");
+  if (last.empty()) throw Error("no run in '" + runs_dir.string() + "' has a checkpoint to go on from", {Error::file});
   return last;
 }
 
@@ -172,18 +180,21 @@ void check_fits(const RunState& state, const TrainOptions& options, int64_t samp
   for (const auto& part : kDataParts) {
     if (!state.data || (*state.data).*part.digest == digests.*part.digest) continue;
     throw Error(what + "its run's " + part.name + " have the SHA-256 " + (*state.data).*part.digest +
-                ", and those in " + source + " " + digests.*part.digest +
-                "; a run goes on with its own data, so give their folder, or begin a new run");
+                    ", and those in " + source + " " + digests.*part.digest +
+                    "; a run goes on with its own data, so give their folder, or begin a new run",
+                {Error::file});
   }
   const int64_t batch = options.batch.global();
   const int64_t in_epoch = (samples_of_epoch(options.batch, samples) + batch - 1) / batch;
   if (state.steps > in_epoch) {
     throw Error(what + "it is " + std::to_string(state.steps) + " steps after an epoch's end, and an epoch of " +
-                std::to_string(samples) + " samples has " + std::to_string(in_epoch));
+                    std::to_string(samples) + " samples has " + std::to_string(in_epoch),
+                {Error::file});
   }
   if (state.history.size() != static_cast<size_t>(state.epochs)) {
     throw Error(what + "it is of epoch " + std::to_string(state.epochs) + ", and has the metrics of " +
-                std::to_string(state.history.size()));
+                    std::to_string(state.history.size()),
+                {Error::file});
   }
 }
 

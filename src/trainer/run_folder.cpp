@@ -24,39 +24,33 @@ namespace {
 
 constexpr const char* run_files[] = {kConfigFile, kMetricsFile, kWeightsFile, kSvgFile, kPngFile, kCheckpointFolder};
 
-bool is_not_installed(const Error& error) {
-  try {
-    std::rethrow_if_nested(error);
-  } catch (const io::ProgramNotFound&) {
-    return true;
-  } catch (...) {
-  }
-  return false;
-}
-
-RunExists exists(const fs::path& folder, const char* name) {
+Error exists(const fs::path& folder, const char* name) {
   std::error_code ignored;
   if (name == std::string_view(kConfigFile) && !fs::exists(folder / kMetricsFile, ignored)) {
-    return RunExists(folder.string() + " already holds a run's " + name +
+    return Error(folder.string() + " already holds a run's " + name +
                      ", but no finished epoch: the run has just begun, or was killed. If nobody works there any more, "
-                     "remove the folder; or choose another name");
+                     "remove the folder; or choose another name",
+                 {Error::file, {}, {"run_dir"}});
   }
-  return RunExists(folder.string() + " already holds a run's " + name + "; choose another name, or move it away");
+  return Error(folder.string() + " already holds a run's " + name + "; choose another name, or move it away",
+               {Error::file, {}, {"run_dir"}});
 }
 
 Error cannot_make(const fs::path& folder, const std::error_code& error) {
-  return Error("cannot make the run's folder " + folder.string() + ": " + error.message());
+  return Error("cannot make the run's folder " + folder.string() + ": " + error.message(), {Error::file});
 }
 
 }  // namespace
 
 void clear_run(const fs::path& folder) {
   io::FolderLock lock;
-  if (!lock.take(folder)) throw Error("another process trains in " + folder.string() + "; " + lock.advice());
+  if (!lock.take(folder))
+    throw Error("another process trains in " + folder.string() + "; " + lock.advice(), {Error::file});
   if (!lock.doubt().empty()) {
     throw Error(lock.doubt() +
-                ", so a process may still train there. It holds nothing that a run could go on from: if "
-                "none trains there, remove it, or move it away");
+                    ", so a process may still train there. It holds nothing that a run could go on from: if "
+                    "none trains there, remove it, or move it away",
+                {Error::file});
   }
   for (auto name = std::rbegin(run_files); name != std::rend(run_files); ++name) fs::remove_all(folder / *name);
 }
@@ -95,7 +89,7 @@ void RunFolder::create(const TrainOptions& options, const Judge& judge, const Wa
   }
   if (!lock_.take(folder_)) {
     claimed_ = false;  // somebody has taken this process for gone, and the files are his now
-    throw Error("another process trains in " + folder_.string() + "; " + lock_.advice());
+    throw Error("another process trains in " + folder_.string() + "; " + lock_.advice(), {Error::file});
   }
   if (warn && !lock_.doubt().empty())
     warn(lock_.doubt() + ", so a second run in it may not be refused: begin none there before this one has ended");
@@ -136,8 +130,10 @@ void RunFolder::finish(const std::vector<EpochMetrics>& history, const std::stri
   for (const fs::path& file : {kept_ ? folder_ : fs::path(), has_weights_ ? folder_ / kWeightsFile : fs::path()}) {
     std::error_code ignored;
     if (file.empty() || fs::exists(file, ignored)) continue;
-    throw Error(file.string() +
-                " is gone: somebody removed it or moved it away while the run trained, so the run is not kept there");
+    throw Error(
+        file.string() +
+            " is gone: somebody removed it or moved it away while the run trained, so the run is not kept there",
+        {Error::file});
   }
   if (kept_) restore_config(warn);
   if (!history.empty()) draw(kPngFile, history, title, warn);
@@ -157,7 +153,7 @@ void RunFolder::draw(const char* name, const std::vector<EpochMetrics>& history,
   try {
     draw_curve(folder_ / name, history, title);
   } catch (const Error& error) {
-    can_draw_ = !is_not_installed(error);
+    can_draw_ = dynamic_cast<const io::ProgramNotFound*>(&error) == nullptr;
     if (warn) warn(error.what());
   }
 }

@@ -23,8 +23,8 @@ void clear_run(const std::filesystem::path& folder);
 
 class RunFolder {
  public:
-  // Writes nothing yet, and with an empty path never does. Throws RunExists if a file is there that a run would
-  // overwrite, unless it belongs to the run that `goes_on`. `files` is where checkpoints are written.
+  // Writes nothing yet, and with an empty path never does. Throws Error of `run_dir` if a file is there that a run
+  // would overwrite, unless it belongs to the run that `goes_on`. `files` is where checkpoints are written.
   explicit RunFolder(std::filesystem::path folder, bool goes_on = false, io::FileSystem& files = io::real_files());
 
   // If nothing is kept that a run can be resumed from or evaluated, removes the run's files. Then it also removes the
@@ -34,8 +34,8 @@ class RunFolder {
   RunFolder& operator=(const RunFolder&) = delete;
 
   // Makes the folder and writes config.json, which makes it this run's own. `judge` says which epoch is the best.
-  // Throws RunExists if another run was first at the same time. Throws Error if the folder cannot be written, or if
-  // another process trains in it. Warns where the folder cannot be locked, so that nobody is refused.
+  // Throws Error of `run_dir` if another run was first at the same time. Throws Error if the folder cannot be written,
+  // or if another process trains in it. Warns where the folder cannot be locked, so that nobody is refused.
   using Warn = std::function<void(const std::string&)>;
   void create(const TrainOptions& options, const Judge& judge, const Warn& warn);
 

@@ -23,7 +23,8 @@ std::string header_text(const std::map<std::string, std::string>& metadata, cons
   const auto entry = metadata.find(key);
   if (entry != metadata.end()) return entry->second;
   throw Error("it is no checkpoint of `lockstep train`, which has \"" + std::string(key) +
-              "\" in its header (a run's model.safetensors has weights alone)");
+                  "\" in its header (a run's model.safetensors has weights alone)",
+              {Error::file});
 }
 
 DataDigests parse_data(JsonFields fields) {
@@ -55,7 +56,8 @@ RunState parse_manifest(const std::string& manifest) {
   const int version = fields.required<int>("format");
   if (version != format_version) {
     throw Error("its format is version " + std::to_string(version) + ", and this lockstep reads version " +
-                std::to_string(format_version));
+                    std::to_string(format_version),
+                {Error::file});
   }
   RunState state{.epochs = fields.required<int>("epochs"),
                  .steps = fields.required<int64_t>("steps"),
@@ -70,10 +72,11 @@ RunState parse_manifest(const std::string& manifest) {
   fields.no_more();
   if (state.epochs < 0 || state.steps < 0) {
     throw Error("its manifest says that it is " + std::to_string(state.steps) + " steps after epoch " +
-                std::to_string(state.epochs) + ", and neither can be negative");
+                    std::to_string(state.epochs) + ", and neither can be negative",
+                {Error::file});
   }
   if (!(state.seconds >= 0 && state.seconds <= most_seconds)) {  // nor NaN
-    throw Error("its manifest says that its steps took " + number_text(state.seconds) + " seconds");
+    throw Error("its manifest says that its steps took " + number_text(state.seconds) + " seconds", {Error::file});
   }
   return state;
 }
@@ -97,7 +100,7 @@ RunState read_run_state(const std::filesystem::path& file) {
     state.tensors = std::move(tensors);
     return state;
   } catch (const Error& error) {
-    throw Error("cannot go on from '" + file.string() + "': " + error.what());
+    throw Error("cannot go on from '" + file.string() + "': " + error.what(), error.data());
   }
 }
 
@@ -106,7 +109,7 @@ std::string config_of_run_state(const std::filesystem::path& file) {
   try {
     return parse_manifest(header_text(metadata, manifest_key)).config;
   } catch (const Error& error) {
-    throw Error("cannot go on from '" + file.string() + "': " + error.what());
+    throw Error("cannot go on from '" + file.string() + "': " + error.what(), error.data());
   }
 }
 

@@ -27,10 +27,12 @@ void wait_for_lock(const fs::path& run, std::chrono::milliseconds patience) {
 
 // Another run's keeper may be gone too, so the text allows for it.
 [[noreturn]] void refuse_unknown(const fs::path& run, const fs::path& newest) {
-  throw Error(run.string() +
-              " holds a run that this process has not trained with. If it is this job's, all who did are gone: go on "
-              "from its newest checkpoint, " +
-              newest.string() + ", with `resume` " + run.string() + ". Else choose another name, or move it away");
+  throw Error(
+      run.string() +
+          " holds a run that this process has not trained with. If it is this job's, all who did are gone: go on "
+          "from its newest checkpoint, " +
+          newest.string() + ", with `resume` " + run.string() + ". Else choose another name, or move it away",
+      {Error::file});
 }
 
 // The first keeper may be killed before it has met the others. Nothing of its run is worth keeping then.

@@ -135,7 +135,7 @@ class Run {
 
   void finish() {
     kept_.finish(result_.history);
-    if (!not_finite_.empty()) throw NotFinite(not_finite_);
+    if (!not_finite_.empty()) throw Error(not_finite_, {Error::not_finite});
     if (trace_ && !trace_->written() && !result_.stopped) {
       callbacks_.on_warning(settings_.keep.trace.string() + " has no timeline: the run had no more than " +
                             std::to_string(kTraceAfterSteps) + " steps, which are not traced");

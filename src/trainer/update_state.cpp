@@ -30,8 +30,9 @@ void Update::load_of_ranks(const RunState& state, const Rank& rank) {
   for (const auto& [name, table] : tensors_under("ranks.optimizer", state.tensors)) {
     if (table.size(0) != rank.world_size()) {
       throw Error("cannot go on: with `sync_every` each rank's optimizer has a state of its own, and the run had " +
-                  std::to_string(table.size(0)) + " ranks, this one has " + std::to_string(rank.world_size()) +
-                  "; give as many `devices`");
+                      std::to_string(table.size(0)) + " ranks, this one has " + std::to_string(rank.world_size()) +
+                      "; give as many `devices`",
+                  {.options = {"devices"}});
     }
     mine.emplace_back(name, table[rank.index()]);
   }
@@ -42,7 +43,8 @@ void Update::load_of_ranks(const RunState& state, const Rank& rank) {
   std::vector<torch::Tensor> momentum;
   for (const auto& [name, parameter] : parameters()) {
     const auto found = by_name.find(name);
-    if (found == by_name.end()) throw Error("cannot go on: the checkpoint has no outer momentum of " + name);
+    if (found == by_name.end())
+      throw Error("cannot go on: the checkpoint has no outer momentum of " + name, {Error::file});
     momentum.push_back(found->second);
   }
   local_->set_momentum(momentum);

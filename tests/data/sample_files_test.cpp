@@ -20,9 +20,7 @@
 namespace lockstep {
 namespace sample_files_test {
 
-using testing::AllOf;
 using testing::ElementsAre;
-using testing::HasSubstr;
 
 namespace fs = std::filesystem;
 
@@ -54,7 +52,7 @@ class SampleFiles : public testing::Test {
     }
     return order;
   }
-  std::string refused(const std::vector<fs::path>& files, const Samples::FileOptions& options = {}) const {
+  Caught refused(const std::vector<fs::path>& files, const Samples::FileOptions& options = {}) const {
     return error_of([&] { samples_of(files, options); });
   }
 
@@ -131,11 +129,10 @@ TEST_F(SampleFiles, AreToldApartByTheirVersion) {
 }
 
 TEST_F(SampleFiles, AreRefusedIfTheyDoNotFitTogether) {
-  EXPECT_THAT(refused({}), HasSubstr("give some"));
-  EXPECT_THAT(refused({files_[1]}), AllOf(HasSubstr("no file has a sample"), HasSubstr("part-1")));
-  EXPECT_THAT(refused(files_, {.shuffle_buffer = 0}), HasSubstr("shuffle buffer is 0"));
-  EXPECT_THAT(refused(files_, {.x = "image"}),
-              AllOf(HasSubstr("part-0"), HasSubstr("no tensor 'image'"), HasSubstr("'even', 'x', 'y'")));
+  EXPECT_THAT(refused({}), Fails(Error::file));
+  EXPECT_THAT(refused({files_[1]}), Fails(Error::file));
+  EXPECT_THAT(refused(files_, {.shuffle_buffer = 0}), Refused());
+  EXPECT_THAT(refused(files_, {.x = "image"}), Fails(Error::file));
   const fs::path other = folder_ / "other.safetensors";
   const auto refused_with = [&](const Dataset::Tensors& tensors) {
     save_tensors(other, tensors);
@@ -143,22 +140,21 @@ TEST_F(SampleFiles, AreRefusedIfTheyDoNotFitTogether) {
   };
   Dataset::Tensors tensors = samples_from(0, 4);
   tensors["x"] = tensors["x"].to(at::kFloat);
-  EXPECT_THAT(refused_with(tensors),
-              AllOf(HasSubstr("other"), HasSubstr("'x' of Float [n, 2]"), HasSubstr("Double [n, 2]")));
+  EXPECT_THAT(refused_with(tensors), Fails(Error::file));
   tensors = samples_from(0, 4);
   tensors.erase("even");
-  EXPECT_THAT(refused_with(tensors), AllOf(HasSubstr("no tensor 'even'"), HasSubstr("the same tensors")));
+  EXPECT_THAT(refused_with(tensors), Fails(Error::file));
   tensors = samples_from(0, 4);
   tensors["odd"] = tensors["even"];
-  EXPECT_THAT(refused_with(tensors), HasSubstr("'odd', which"));
+  EXPECT_THAT(refused_with(tensors), Fails(Error::file));
   tensors = samples_from(0, 4);
   tensors["y"] = at::arange(5);
-  EXPECT_THAT(refused_with(tensors), HasSubstr("unequal length"));
+  EXPECT_THAT(refused_with(tensors), Fails(Error::file));
   folder_.write("other.safetensors", "not a file of tensors");
-  EXPECT_THAT(refused({other}), AllOf(HasSubstr("cannot read"), HasSubstr("other")));
-  EXPECT_THAT(error_of([&] { sample_files(folder_ / "nowhere"); }), HasSubstr("nowhere"));
+  EXPECT_THAT(refused({other}), Fails(Error::file));
+  EXPECT_THAT(error_of([&] { sample_files(folder_ / "nowhere"); }), Fails(Error::file));
   fs::create_directory(folder_ / "empty");
-  EXPECT_THAT(error_of([&] { sample_files(folder_ / "empty"); }), HasSubstr("no file *.safetensors"));
+  EXPECT_THAT(error_of([&] { sample_files(folder_ / "empty"); }), Fails(Error::file));
 }
 
 TEST_F(SampleFiles, ThatChangeWhileTheyAreReadAreNoticed) {
@@ -167,11 +163,9 @@ TEST_F(SampleFiles, ThatChangeWhileTheyAreReadAreNoticed) {
     const auto size = fs::file_size(files_[4]);
     const std::string bytes = folder_.read(files_[4]);
     fs::resize_file(files_[4], size - 8);
-    EXPECT_THAT(error_of([&] { order_of(samples, {.size = 8, .shuffle = false}); }),
-                AllOf(HasSubstr("part-4"), HasSubstr("must not change")));
+    EXPECT_THAT(error_of([&] { order_of(samples, {.size = 8, .shuffle = false}); }), Fails(Error::file));
     fs::remove(files_[4]);
-    EXPECT_THAT(error_of([&] { order_of(samples, {.size = 8, .shuffle = false}); }),
-                AllOf(HasSubstr("part-4"), HasSubstr("No such file")));
+    EXPECT_THAT(error_of([&] { order_of(samples, {.size = 8, .shuffle = false}); }), Fails(Error::file));
     folder_.write(files_[4].filename(), bytes);
   }
 }

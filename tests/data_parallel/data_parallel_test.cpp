@@ -22,10 +22,11 @@ namespace data_parallel_test {
 using lockstep::Batch;
 using lockstep::DataParallel;
 using lockstep::DataParallelOptions;
+using lockstep::Error;
 using lockstep::error_of;
+using lockstep::Fails;
 using lockstep::Rank;
-using testing::AllOf;
-using testing::HasSubstr;
+using lockstep::Refused;
 using torch::Tensor;
 namespace F = torch::nn::functional;
 
@@ -498,18 +499,17 @@ TEST(DataParallelTest, GradientsAreTheSameBitsOnAllRanksAndInEveryRun) {
 }
 
 TEST(DataParallelTest, ModulesThatDifferAreRefusedOnEveryRank) {
-  EXPECT_THAT(
-      error_of([] {
-        lockstep::run(lockstep::test_devices(2),
-                      [](Rank& rank) { DataParallel net(torch::nn::Linear(2, 3 + rank.index()), rank); });
-      }),
-      AllOf(HasSubstr("parameter or buffer 0 is weight, Float [3, 2] on rank 0, and weight, Float [4, 2] on rank 1")));
+  EXPECT_THAT(error_of([] {
+                lockstep::run(lockstep::test_devices(2),
+                              [](Rank& rank) { DataParallel net(torch::nn::Linear(2, 3 + rank.index()), rank); });
+              }),
+              Fails(Error::difference));
   EXPECT_THAT(error_of([] {
                 lockstep::run(lockstep::test_devices(2), [](Rank& rank) {
                   DataParallel net(torch::nn::Linear(torch::nn::LinearOptions(2, 3).bias(rank.index() == 0)), rank);
                 });
               }),
-              AllOf(HasSubstr("parameters and buffers, rank")));
+              Fails(Error::difference));
 }
 
 TEST(DataParallelTest, ReplicasThatShareTheirMemoryAreRefused) {
@@ -518,7 +518,7 @@ TEST(DataParallelTest, ReplicasThatShareTheirMemoryAreRefused) {
                 lockstep::run(lockstep::test_devices(3),
                               [&](Rank& rank) { DataParallel net(SharedMlp(prototype), rank); });
               }),
-              AllOf(HasSubstr("same parameters in memory"), HasSubstr("inside the function given to run()")));
+              Fails(Error::difference));
 }
 
 TEST(DataParallelTest, ReplicasThatShareOneBufferAreRefused) {
@@ -533,18 +533,17 @@ TEST(DataParallelTest, ReplicasThatShareOneBufferAreRefused) {
                   DataParallel net(WithBuffer(rank.index() == 1 ? torch::zeros({2}) : shared), rank);
                 });
               }),
-              HasSubstr("ranks 0 and 2 hold the same"));
+              Fails(Error::difference));
 }
 
 TEST(DataParallelTest, BadLossesAreRefused) {
   lockstep::run(lockstep::test_devices(2), [](Rank& rank) {
     DataParallel net(torch::nn::Linear(2, 3), rank);
     const Tensor y = net(torch::ones({4, 2}));
-    EXPECT_THAT(error_of([&] { std::ignore = net.mean(y, 4, 8); }), HasSubstr("one number"));
-    EXPECT_THAT(error_of([&] { std::ignore = net.mean(y.sum(), 9, 8); }),
-                HasSubstr("9 samples of a global batch of 8"));
-    EXPECT_THAT(error_of([&] { std::ignore = net.mean(y.sum(), 0, 0); }), HasSubstr("global batch of 0"));
-    EXPECT_THAT(error_of([&] { std::ignore = net.mean({}, 1, 8); }), HasSubstr("one number"));
+    EXPECT_THAT(error_of([&] { std::ignore = net.mean(y, 4, 8); }), Refused());
+    EXPECT_THAT(error_of([&] { std::ignore = net.mean(y.sum(), 9, 8); }), Refused());
+    EXPECT_THAT(error_of([&] { std::ignore = net.mean(y.sum(), 0, 0); }), Refused());
+    EXPECT_THAT(error_of([&] { std::ignore = net.mean({}, 1, 8); }), Refused());
   });
   EXPECT_THAT(error_of([] {
                 lockstep::run(lockstep::test_devices(2), [](Rank& rank) {
@@ -552,7 +551,7 @@ TEST(DataParallelTest, BadLossesAreRefused) {
                   net.mean(net(torch::tensor({1, 2})).mean(), 2, 4).backward();
                 });
               }),
-              AllOf(HasSubstr("gradient of weight is sparse"), HasSubstr("rank")));
+              Refused());
 }
 
 // A Rank is a value: a copy of it is enough for as long as run() lasts.

@@ -22,13 +22,13 @@
 
 namespace grain_exchange_test {
 
+using lockstep::Error;
+using lockstep::Fails;
 using lockstep::GrainPlan;
 using lockstep::GrainSums;
 using lockstep::Rank;
-using lockstep::CommunicationHook::Round;
-using testing::AllOf;
+using Round = lockstep::CommunicationHook::Round;
 using testing::ElementsAre;
-using testing::HasSubstr;
 using torch::Tensor;
 using Tensors = std::vector<Tensor>;
 using Runs = std::vector<int64_t>;
@@ -191,7 +191,7 @@ TEST(GrainExchangeTest, GoesThroughBackendsThatHaveNoMoreThanCalls) {
 // ---- Calls that do not fit.
 
 // The error where rank 1 averages by `plan` and the others by a plan of two samples in two grains.
-std::string error_with(const GrainPlan& plan, bool in_slices = false, int rows = 1) {
+lockstep::Caught error_with(const GrainPlan& plan, bool in_slices = false, int rows = 1) {
   return lockstep::error_of([&] {
     lockstep::run(lockstep::test_devices(2), [&](Rank& rank) {
       const Tensors all(rank.index() == 1 ? rows : 1, torch::ones({4}, rank.device()));
@@ -203,25 +203,21 @@ std::string error_with(const GrainPlan& plan, bool in_slices = false, int rows =
 }
 
 TEST(GrainExchangeTest, RefusesCallsThatDiffer) {
-  EXPECT_THAT(error_with({.runs = {0, 2, 3}, .samples = 2}),
-              AllOf(HasSubstr("calls differ"), HasSubstr("allreduce of grains at [0, 1, 2] of 2 samples"),
-                    HasSubstr("allreduce of grains at [0, 2, 3] of 2 samples")));
-  EXPECT_THAT(error_with({.runs = {0, 1, 2}, .samples = 3}), HasSubstr("[0, 1, 2] of 3 samples"));
-  EXPECT_THAT(error_with({.runs = {0, 1, 2}, .samples = 2}, /*in_slices=*/true),
-              HasSubstr("reduce_scatter of grains at [0, 1, 2]"));
-  EXPECT_THAT(error_with({.runs = {0, 1, 2}, .samples = 2}, /*in_slices=*/false, /*rows=*/2),
-              HasSubstr("the ranks' rows are not 2 of 4 values"));
+  EXPECT_THAT(error_with({.runs = {0, 2, 3}, .samples = 2}), Fails(Error::difference));
+  EXPECT_THAT(error_with({.runs = {0, 1, 2}, .samples = 3}), Fails(Error::difference));
+  EXPECT_THAT(error_with({.runs = {0, 1, 2}, .samples = 2}, /*in_slices=*/true), Fails(Error::difference));
+  EXPECT_THAT(error_with({.runs = {0, 1, 2}, .samples = 2}, /*in_slices=*/false, /*rows=*/2), Fails(Error::difference));
 }
 
 TEST(GrainExchangeTest, EndsWhereARankLeaves) {
-  const std::string error = lockstep::error_of([] {
+  const auto error = lockstep::error_of([] {
     lockstep::run(lockstep::test_devices(3), [](Rank& rank) {
       if (rank.index() == 1) return;
       const Tensor row = torch::ones({3}, rank.device());
       complete(lockstep::post_grain_average(rank, {row}, {.runs = {0, 1, 2, 3}, .samples = 3}, row, false));
     });
   });
-  EXPECT_THAT(error, AllOf(HasSubstr("rank 1"), HasSubstr("allreduce of grains at [0, 1, 2, 3]")));
+  EXPECT_THAT(error, Fails(Error::difference));
 }
 
 }  // namespace grain_exchange_test

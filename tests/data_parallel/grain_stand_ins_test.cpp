@@ -20,13 +20,14 @@ using lockstep::Batch;
 using lockstep::batch_of;
 using lockstep::DataParallel;
 using lockstep::Dataset;
+using lockstep::Error;
 using lockstep::error_on_ranks;
+using lockstep::Fails;
 using lockstep::NoSync;
 using lockstep::Optimizer;
 using lockstep::Rank;
+using lockstep::Refused;
 using lockstep::Sharded;
-using testing::AllOf;
-using testing::HasSubstr;
 using torch::Tensor;
 namespace F = torch::nn::functional;
 
@@ -68,8 +69,7 @@ TEST(GrainStandInsTest, NeedAnExample) {
     });
   };
   EXPECT_EQ(training(true), "(no error)");
-  EXPECT_THAT(training(false), AllOf(HasSubstr("rank 2"), HasSubstr("no samples of the batch"),
-                                     HasSubstr("take batches(), or give one sample in Batch::like")));
+  EXPECT_THAT(training(false), Refused());
 }
 
 TEST(GrainStandInsTest, NeedAnExampleThatIsLikeTheBatch) {
@@ -86,16 +86,12 @@ TEST(GrainStandInsTest, NeedAnExampleThatIsLikeTheBatch) {
     });
   };
   EXPECT_EQ(training([](Batch&) {}), "(no error)");
-  EXPECT_THAT(
-      training([](Batch& batch) { batch.x = batch.x.flatten(1); }),
-      AllOf(HasSubstr("rank 2"), HasSubstr("batch.like.x is Float of sizes [1, 1, 4]"),
-            HasSubstr("batch.x is Float of sizes [0, 4]"), HasSubstr("Do to batch.like.x what you did to batch.x")));
+  EXPECT_THAT(training([](Batch& batch) { batch.x = batch.x.flatten(1); }), Refused());
   EXPECT_THAT(training([](Batch& batch) {
                 if (batch.size() == 0) batch.y = batch.y.to(torch::kInt);
               }),
-              AllOf(HasSubstr("rank 2"), HasSubstr("Do to batch.like.y what")));
-  EXPECT_THAT(training([](Batch& batch) { batch.more["mask"] = batch.x; }),
-              AllOf(HasSubstr("rank 2"), HasSubstr("batch.like.more[\"mask\"] is not there")));
+              Refused());
+  EXPECT_THAT(training([](Batch& batch) { batch.more["mask"] = batch.x; }), Refused());
 }
 
 // Three ranks have two, two and one of five grains. With divided parameters they compute each part equally often.
@@ -115,7 +111,7 @@ TEST(GrainStandInsTest, NeedPartsThatAllRanksHave) {
     });
   };
   EXPECT_EQ(training(Sharded::state), "(no error)");
-  EXPECT_THAT(training(Sharded::parameters), AllOf(HasSubstr("without Batch::runs"), HasSubstr("take batches()")));
+  EXPECT_THAT(training(Sharded::parameters), Refused());
 }
 
 struct CountingNetImpl : torch::nn::Module {
@@ -140,7 +136,7 @@ TEST(GrainStandInsTest, LeaveBuffersOfAModuleOfYourOwnAsTheyAre) {
 }
 
 TEST(GrainStandInsTest, LayersThatOneGrainAloneUsesAreNamed) {
-  const std::string error = error_on_ranks(2, [](Rank& rank) {
+  const auto error = error_on_ranks(2, [](Rank& rank) {
     DataParallel net(torch::nn::Sequential(lockstep::UnevenLayers(4)), rank,
                      {.bucket_bytes = 1, .sharded = Sharded::parameters});
     Optimizer sgd(net, kSgd);
@@ -150,7 +146,7 @@ TEST(GrainStandInsTest, LayersThatOneGrainAloneUsesAreNamed) {
       net.loss(batch, F::cross_entropy).backward();
     }
   });
-  EXPECT_THAT(error, AllOf(HasSubstr("0.rare"), HasSubstr("unit"), HasSubstr("rank 1")));
+  EXPECT_THAT(error, Fails(Error::difference));
 }
 
 }  // namespace grain_stand_ins_test

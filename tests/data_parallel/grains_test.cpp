@@ -252,7 +252,7 @@ TEST(GrainRunningStatisticsTest, AreThoseOfALoopOverTheGrains) {
 
 // The batch before may have had a grain.
 TEST(GrainLossTest, WithoutGrainsGoesWithOtherBatches) {
-  const std::string error = error_on_ranks(2, [](Rank& rank) {
+  const auto error = error_on_ranks(2, [](Rank& rank) {
     DataParallel net(torch::nn::Linear(4, 3), rank);
     const auto train = [&](const Batch& batch) {
       net->zero_grad();

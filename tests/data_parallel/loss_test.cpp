@@ -20,6 +20,7 @@ using lockstep::Batch;
 using lockstep::DataParallel;
 using lockstep::error_of;
 using lockstep::Rank;
+using lockstep::Refused;
 using testing::AllOf;
 using testing::HasSubstr;
 namespace F = torch::nn::functional;
@@ -195,17 +196,14 @@ TEST_F(LeftOut, CountedByHandTheyTrainAsOnOneDevice) {
 TEST(CriterionOptions, WhatIsNoMeanOverTheSamplesIsRefused) {
   using lockstep::Criterion;
   const auto refused = [](const auto& options) { return error_of([&] { Criterion(F::cross_entropy, options); }); };
-  EXPECT_THAT(refused(F::CrossEntropyFuncOptions().reduction(torch::kSum)),
-              AllOf(HasSubstr("the reduction kSum"), HasSubstr("`reduction`")));
-  EXPECT_THAT(refused(F::CrossEntropyFuncOptions().reduction(torch::kNone)), HasSubstr("the reduction kNone"));
-  EXPECT_THAT(refused(F::CrossEntropyFuncOptions().weight(torch::ones({3}))),
-              AllOf(HasSubstr("weights of classes"), HasSubstr("net.loss(batch, function)")));
+  EXPECT_THAT(refused(F::CrossEntropyFuncOptions().reduction(torch::kSum)), Refused());
+  EXPECT_THAT(refused(F::CrossEntropyFuncOptions().reduction(torch::kNone)), Refused());
+  EXPECT_THAT(refused(F::CrossEntropyFuncOptions().weight(torch::ones({3}))), Refused());
   EXPECT_THAT(error_of([] {
                 Criterion(torch::nn::CrossEntropyLoss(torch::nn::CrossEntropyLossOptions().weight(torch::ones({3}))));
               }),
-              HasSubstr("weights of classes"));
-  EXPECT_THAT(error_of([] { Criterion{torch::nn::MSELoss{torch::nn::MSELossOptions{torch::kSum}}}; }),
-              HasSubstr("the reduction kSum"));
+              Refused());
+  EXPECT_THAT(error_of([] { Criterion{torch::nn::MSELoss{torch::nn::MSELossOptions{torch::kSum}}}; }), Refused());
   // These weights are of the values, and the mean divides by their number.
   Criterion(F::binary_cross_entropy_with_logits,
             F::BinaryCrossEntropyWithLogitsFuncOptions().weight(torch::ones({3})).pos_weight(torch::ones({3})));

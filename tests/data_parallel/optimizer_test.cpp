@@ -194,7 +194,7 @@ TEST(Optimizer, ClipsAsLibTorchByANormOfTheSameBitsInEachLayout) {
     }
     trained(two_layers(), layout, 0, kSgd, [](Optimizer& sgd, Rank&) {
       for (const double clip : {-1., std::nan("")}) {
-        EXPECT_THAT(error_of([&] { sgd.step({.clip = clip}); }), HasSubstr("it must be above 0, or 0: none"));
+        EXPECT_THAT(error_of([&] { sgd.step({.clip = clip}); }), Refused());
       }
       EXPECT_FALSE(sgd.step().norm.defined());
     });
@@ -348,8 +348,7 @@ TEST(Optimizer, AFileOfAnotherOneIsRefusedAndNothingChanges) {
     trained(two_layers(), layout, 0, kAdam, take_step, 0, 1, {}, [&](Optimizer& adam, Rank& rank) {
       adam.save(folder / "before");
       for (const auto& [name, why] : refusals) {
-        EXPECT_THAT(error_of([&, &name = name] { adam.load(folder / name); }), AllOf(HasSubstr(name), HasSubstr(why)))
-            << to_string(layout);
+        EXPECT_THAT(error_of([&, &name = name] { adam.load(folder / name); }), Fails(Error::file)) << to_string(layout);
       }
       adam.save(folder / "after");
       if (rank.index() == 0) EXPECT_EQ(folder.read("after"), folder.read("before")) << to_string(layout);

@@ -21,8 +21,11 @@ namespace reducer_test {
 using lockstep::Batch;
 using lockstep::DataParallel;
 using lockstep::DataParallelOptions;
+using lockstep::Error;
 using lockstep::error_of;
+using lockstep::Fails;
 using lockstep::Rank;
+using lockstep::Refused;
 using testing::AllOf;
 using testing::Each;
 using testing::ElementsAre;
@@ -332,7 +335,7 @@ TEST(Reducer, WithoutACallbackWarningsGoToLibTorchsHandler) {
 }
 
 TEST(Reducer, AParameterThatNeedsAGradientLaterIsRefused) {
-  const std::string error = error_of([] {
+  const auto error = error_of([] {
     lockstep::run(lockstep::test_devices(2), [](Rank& rank) {
       const auto scales = std::make_shared<Scales>();
       scales->b.requires_grad_(false);
@@ -342,8 +345,7 @@ TEST(Reducer, AParameterThatNeedsAGradientLaterIsRefused) {
       net.loss(inputs(rank), mean_of_outputs).backward();
     });
   });
-  EXPECT_THAT(error,
-              AllOf(HasSubstr("rank "), HasSubstr("b needed no gradient when"), HasSubstr("requires_grad_(true)")));
+  EXPECT_THAT(error, Refused());
 }
 
 TEST(Reducer, AParameterThatIsFrozenLaterGetsNoGradientSoThatOptimizersLeaveItAlone) {
@@ -434,7 +436,7 @@ TEST(Reducer, BucketSizesBelowOneAreRefused) {
                 lockstep::run(lockstep::test_devices(2),
                               [](Rank& rank) { DataParallel net(Scales(), rank, {.bucket_bytes = 0}); });
               }),
-              HasSubstr("bucket_bytes is 0"));
+              Refused());
 }
 
 // What fails in the middle of backward, after the first bucket was posted.
@@ -454,7 +456,7 @@ struct FailsBeforeTheFirstLayer : Scales {
 
 TEST(Reducer, AnExceptionInBackwardEndsTheRun) {
   const auto start = std::chrono::steady_clock::now();
-  const std::string error = error_of([] {
+  const auto error = error_of([] {
     lockstep::run(lockstep::test_devices(3), [](Rank& rank) {
       DataParallel net(FailsBeforeTheFirstLayer(), rank, one_each);
       for (int step = 0; step < 3; ++step) {
@@ -463,14 +465,14 @@ TEST(Reducer, AnExceptionInBackwardEndsTheRun) {
       }
     });
   });
-  EXPECT_THAT(error, AllOf(HasSubstr("rank 1"), HasSubstr("the hook failed")));
+  EXPECT_THAT(error, Fails(Error::user_code, {1}));
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(20));
 }
 
 TEST(Reducer, ARankThatCatchesAnExceptionOfBackwardCannotGoOn) {
   const auto start = std::chrono::steady_clock::now();
   std::string caught;
-  const std::string error = error_of([&] {
+  const auto error = error_of([&] {
     lockstep::run(lockstep::test_devices(3), [&](Rank& rank) {
       DataParallel net(FailsBeforeTheFirstLayer(), rank, one_each);
       for (int step = 0; step < 4; ++step) {
@@ -484,9 +486,8 @@ TEST(Reducer, ARankThatCatchesAnExceptionOfBackwardCannotGoOn) {
       }
     });
   });
-  EXPECT_THAT(caught, HasSubstr("the hook failed"));
-  EXPECT_THAT(error, AllOf(HasSubstr("rank 1"), HasSubstr("earlier backward of this rank failed"),
-                           HasSubstr("the hook failed")));
+  EXPECT_EQ(caught, "the hook failed");
+  EXPECT_THAT(error, Fails(Error::refused, {1}));
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(20));
 }
 
@@ -525,7 +526,7 @@ TEST(Reducer, AGradientThatGrowsAfterItsBucketWasAveragedIsAnErrorUnlessNothingO
   for (const int64_t grain : {0, 1}) {
     EXPECT_THAT(
         error_of([&] { lockstep::run(lockstep::test_devices(2), [&](Rank& rank) { backward(rank, true, grain); }); }),
-        AllOf(HasSubstr("weight grew again"), HasSubstr("overlap = false")));
+        Refused());
     lockstep::run(lockstep::test_devices(2), [&](Rank& rank) { backward(rank, false, grain); });
   }
 }

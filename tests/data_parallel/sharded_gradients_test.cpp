@@ -19,9 +19,7 @@
 namespace lockstep {
 namespace sharded_gradients_test {
 
-using testing::AllOf;
 using testing::ElementsAre;
-using testing::HasSubstr;
 using torch::Tensor;
 namespace F = torch::nn::functional;
 namespace nn = torch::nn;
@@ -158,8 +156,8 @@ TEST(ShardedGradients, AStepOfAPartAloneIsRefused) {
       sgd.step();
     });
   };
-  EXPECT_THAT(step_after(Sharded::gradients), HasSubstr("no averaged gradients to step with"));
-  EXPECT_THAT(step_after(Sharded::state), HasSubstr("take NoSync"));
+  EXPECT_THAT(step_after(Sharded::gradients), Refused());
+  EXPECT_THAT(step_after(Sharded::state), Refused());
 }
 
 TEST(ShardedGradients, ReducesBucketsWhileBackwardComputesOthers) {
@@ -238,7 +236,7 @@ TEST(ShardedGradients, ARankThatFailsIsNamedAndNobodyWaits) {
         optimizer.step();
       }
     });
-    EXPECT_THAT(error, AllOf(HasSubstr("rank 1"), HasSubstr("no more memory")));
+    EXPECT_THAT(error, Fails(Error::user_code, {1}));
   }
 }
 
@@ -251,7 +249,7 @@ TEST(ShardedGradients, AfterAFailedBackwardARankIsOutOfStep) {
                                EXPECT_THROW(net.backward_through(fails), std::runtime_error);
                                net.backward_through([] {});
                              }),
-              AllOf(HasSubstr("out of step"), HasSubstr("spilt")));
+              Refused());
 }
 
 }  // namespace sharded_gradients_test

@@ -36,10 +36,11 @@
 namespace gpu_test {
 
 using lockstep::Devices;
+using lockstep::Error;
+using lockstep::Fails;
 using lockstep::Rank;
+using lockstep::Refused;
 using lockstep::TrainOptions;
-using testing::AllOf;
-using testing::HasSubstr;
 
 class Gpu : public testing::Test {
  protected:
@@ -209,8 +210,7 @@ TEST_F(GpuTrainer, RecordedStepsComputeABatchAtOnce) {
     o.cuda_graph = true;
     o.batch.accumulate = 2;
   };
-  EXPECT_THAT(lockstep::error_of([&] { train({c10::Device("cuda:0")}, in_parts); }),
-              testing::HasSubstr("`accumulate` computes it in parts; leave one out"));
+  EXPECT_THAT(lockstep::error_of([&] { train({c10::Device("cuda:0")}, in_parts); }), Refused());
 }
 
 TEST_F(GpuTrainer, PrecisionAndMemoryFormatGoWithRecordedSteps) {
@@ -295,7 +295,7 @@ using GpuFailures = Gpu;
 const Devices one_gpu = {c10::Device("cuda:0"), c10::Device("cuda:0")};
 
 TEST_F(GpuFailures, ARankThatFailsEndsAnotherThatReplays) {
-  std::string caught;
+  lockstep::Caught caught;
   EXPECT_THAT(lockstep::soon_ended(one_gpu,
                                    [&](Rank& rank) {
                                      lockstep::ReplayedSums sums(rank);
@@ -306,8 +306,8 @@ TEST_F(GpuFailures, ARankThatFailsEndsAnotherThatReplays) {
                                      caught = lockstep::error_of([&] { sums.steps(500); });
                                      throw std::runtime_error("as told");
                                    }),
-              AllOf(HasSubstr("rank 1 (cuda:0)"), HasSubstr("out of luck")));
-  EXPECT_THAT(caught, AllOf(HasSubstr("rank 1 (cuda:0)"), HasSubstr("out of luck")));
+              Fails(Error::user_code, {1}));
+  EXPECT_THAT(caught, Fails(Error::user_code, {1}));
 }
 
 TEST_F(GpuFailures, ARankThatNeedsMoreMemoryThanThereIsIsNamed) {
@@ -316,8 +316,7 @@ TEST_F(GpuFailures, ARankThatNeedsMoreMemoryThanThereIsIsNamed) {
     if (rank.index() == 1) torch::empty({int64_t{1} << 42}, rank.device());
     rank.allreduce(torch::ones({4}, rank.device()));
   };
-  EXPECT_THAT(lockstep::soon_ended(one_gpu, needs_much),
-              AllOf(HasSubstr("rank 1 (cuda:0)"), HasSubstr("out of memory")));
+  EXPECT_THAT(lockstep::soon_ended(one_gpu, needs_much), Fails(Error::machine, {1}));
   EXPECT_EQ(torch::ones({4}, torch::kCUDA).sum().item<float>(), 4);  // the GPU is as good as before
 }
 
@@ -328,7 +327,7 @@ TEST_F(GpuFailures, AKernelThatFailsEndsAllRanksSoon) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const auto fail = [] {
     const auto start = std::chrono::steady_clock::now();
-    const std::string error = lockstep::error_of([] {
+    const auto error = lockstep::error_of([] {
       lockstep::run(one_gpu, [](Rank& rank) {
         torch::Tensor values = torch::ones({4}, rank.device());
         for (int step = 0; step < 1000; ++step) {

@@ -16,9 +16,7 @@
 namespace lockstep::io {
 namespace atomic_file_test {
 
-using testing::AllOf;
 using testing::ElementsAre;
-using testing::HasSubstr;
 using testing::IsEmpty;
 
 TEST(AtomicFile, WritesANewFileAndReplacesAnOldOne) {
@@ -74,8 +72,7 @@ TEST(AtomicFile, HonoursTheUmaskLikeAnyNewFile) {
 
 TEST(AtomicFile, RefusesAMissingFolder) {
   ScratchFolder folder;
-  EXPECT_THAT(error_of([&] { write_file(folder / "missing" / "a.txt", "x"); }),
-              AllOf(HasSubstr("missing/a.txt"), HasSubstr("creating"), HasSubstr("No such file or directory")));
+  EXPECT_THAT(error_of([&] { write_file(folder / "missing" / "a.txt", "x"); }), Fails(Error::file));
   EXPECT_THAT(folder.names(), IsEmpty());
 }
 
@@ -97,7 +94,7 @@ TEST(AtomicFile, ReplacesWhatLinksLeadToAndKeepsTheLinks) {
   EXPECT_TRUE(std::filesystem::is_symlink(folder / "dangling"));
 
   std::filesystem::create_symlink("loop", folder / "loop");
-  EXPECT_THAT(error_of([&] { write_file(folder / "loop", "x"); }), HasSubstr("leads back to itself"));
+  EXPECT_THAT(error_of([&] { write_file(folder / "loop", "x"); }), Fails(Error::file));
 }
 
 // As root one would replace it for everybody.
@@ -106,8 +103,7 @@ TEST(AtomicFile, TakesNoPipeAway) {
   ASSERT_EQ(mkfifo((folder / "pipe").c_str(), 0600), 0);
   std::filesystem::create_symlink("pipe", folder / "link");
   for (const char* name : {"pipe", "link"})
-    EXPECT_THAT(error_of([&] { write_file(folder / name, "x"); }),
-                AllOf(HasSubstr(name), HasSubstr("no regular file")));
+    EXPECT_THAT(error_of([&] { write_file(folder / name, "x"); }), Fails(Error::file));
   EXPECT_TRUE(std::filesystem::is_fifo(folder / "pipe"));
 }
 
@@ -126,36 +122,34 @@ TEST(AtomicFile, TakesNamesAsLongAsTheSystemDoes) {
   const std::string temporary = temporaries[0].filename();
   EXPECT_EQ((temporary.size() - std::string("..XXXXXXXX.tmp").size()) % 2, 0u) << temporary;  // no half letter
   file.commit();
-  EXPECT_THAT(error_of([&] { write_file(folder / std::string(256, 'n'), "x"); }), HasSubstr("File name too long"));
+  EXPECT_THAT(error_of([&] { write_file(folder / std::string(256, 'n'), "x"); }), Fails(Error::file));
 }
 
 TEST(AtomicFile, RefusesAFolderInPlaceOfTheFile) {
   ScratchFolder folder;
   std::filesystem::create_directory(folder / "a.txt");
-  EXPECT_THAT(error_of([&] { write_file(folder / "a.txt", "x"); }),
-              AllOf(HasSubstr("a.txt"), HasSubstr("it is a directory")));
+  EXPECT_THAT(error_of([&] { write_file(folder / "a.txt", "x"); }), Fails(Error::file));
   EXPECT_THAT(folder.names(), ElementsAre("a.txt"));
 }
 
 TEST(AtomicFile, RefusesAFileInPlaceOfTheFolder) {
   ScratchFolder folder;
   write_file(folder / "file", "x");
-  EXPECT_THAT(error_of([&] { write_file(folder / "file" / "a.txt", "x"); }), HasSubstr("Not a directory"));
+  EXPECT_THAT(error_of([&] { write_file(folder / "file" / "a.txt", "x"); }), Fails(Error::file));
 }
 
 // /proc refuses new files to everybody, and so tests the same for root, whom permissions do not stop.
 TEST(AtomicFile, RefusesAnUnwritableFolder) {
-  EXPECT_THAT(error_of([] { write_file("/proc/lockstep.txt", "x"); }),
-              AllOf(HasSubstr("/proc/lockstep.txt"), HasSubstr("creating")));
+  EXPECT_THAT(error_of([] { write_file("/proc/lockstep.txt", "x"); }), Fails(Error::file));
 }
 
 TEST(AtomicFile, RefusesAFolderWithoutWritePermission) {
   if (geteuid() == 0) GTEST_SKIP() << "root may write everywhere";
   ScratchFolder folder;
   std::filesystem::permissions(folder.path(), std::filesystem::perms::owner_read | std::filesystem::perms::owner_exec);
-  std::string error = error_of([&] { write_file(folder / "a.txt", "x"); });
+  auto error = error_of([&] { write_file(folder / "a.txt", "x"); });
   std::filesystem::permissions(folder.path(), std::filesystem::perms::owner_all);
-  EXPECT_THAT(error, HasSubstr("Permission denied"));
+  EXPECT_THAT(error, Fails(Error::file));
 }
 
 // A limit on the size of files, in a process of its own, stands for the full disk: write() fails after some bytes. The
@@ -167,7 +161,7 @@ TEST(AtomicFile, KeepsTheOldFileWhenTheDiskIsFull) {
   if (child == 0) {
     rlimit limit{1000, 1000};
     setrlimit(RLIMIT_FSIZE, &limit);
-    std::string error = error_of([&] { write_file(folder / "a.txt", std::string(5000, 'x')); });
+    auto error = error_of([&] { write_file(folder / "a.txt", std::string(5000, 'x')); });
     bool good =
         error.find("a.txt") != std::string::npos && error.find("writing failed: File too large") != std::string::npos;
     if (!good) std::cerr << error << '\n';

@@ -13,9 +13,6 @@
 namespace lockstep::io {
 namespace idx_test {
 
-using testing::AllOf;
-using testing::HasSubstr;
-
 std::string some_values(size_t count, unsigned seed) {
   std::mt19937 random(seed);
   std::string values;
@@ -29,7 +26,7 @@ class IdxTest : public testing::Test {
     folder_.write("file", bytes);
     return read_idx(folder_ / "file", dimensions);
   }
-  std::string error(const std::string& bytes, int dimensions) {
+  Caught error(const std::string& bytes, int dimensions) {
     return error_of([&] { read(bytes, dimensions); });
   }
   ScratchFolder folder_;
@@ -60,41 +57,40 @@ TEST_F(IdxTest, ReadsAGzipFileOfTwoMembers) {
 }
 
 TEST_F(IdxTest, NamesTheFile) {
-  EXPECT_THAT(error("", 1), HasSubstr((folder_ / "file").string()));
-  EXPECT_THAT(error_of([&] { read_idx(folder_ / "nothing", 1); }),
-              AllOf(HasSubstr((folder_ / "nothing").string()), HasSubstr("No such file")));
-  EXPECT_THAT(error_of([&] { read_idx(folder_.path(), 1); }), HasSubstr("directory"));
+  EXPECT_THAT(error("", 1), Fails(Error::file));
+  EXPECT_THAT(error_of([&] { read_idx(folder_ / "nothing", 1); }), Fails(Error::file));
+  EXPECT_THAT(error_of([&] { read_idx(folder_.path(), 1); }), Fails(Error::file));
 }
 
 TEST_F(IdxTest, RefusesAnotherMagicNumber) {
-  EXPECT_THAT(error(idx_bytes({2, 1, 1}, "ab"), 1), AllOf(HasSubstr("0x00000801"), HasSubstr("0x00000803")));
-  EXPECT_THAT(error(idx_bytes({2}, "ab"), 3), AllOf(HasSubstr("0x00000803"), HasSubstr("0x00000801")));
-  EXPECT_THAT(error("<html>404</html>", 1), HasSubstr("0x3c68746d"));
-  EXPECT_THAT(error(gzipped("<html>404</html>"), 1), HasSubstr("0x3c68746d"));
+  EXPECT_THAT(error(idx_bytes({2, 1, 1}, "ab"), 1), Fails(Error::file));
+  EXPECT_THAT(error(idx_bytes({2}, "ab"), 3), Fails(Error::file));
+  EXPECT_THAT(error("<html>404</html>", 1), Fails(Error::file));
+  EXPECT_THAT(error(gzipped("<html>404</html>"), 1), Fails(Error::file));
 }
 
 TEST_F(IdxTest, RefusesEveryTruncation) {
   std::string bytes = idx_bytes({4, 2, 2}, some_values(16, 1));
   for (size_t size = 0; size < bytes.size(); ++size) {
-    EXPECT_THAT(error(gzipped(bytes.substr(0, size)), 3), HasSubstr("truncated")) << size;
-    EXPECT_THAT(error(bytes.substr(0, size), 3), HasSubstr("truncated")) << size;
+    EXPECT_THAT(error(gzipped(bytes.substr(0, size)), 3), Fails(Error::file)) << size;
+    EXPECT_THAT(error(bytes.substr(0, size), 3), Fails(Error::file)) << size;
   }
   std::string one_missing = bytes.substr(0, bytes.size() - 1);
-  EXPECT_THAT(error(one_missing, 3), AllOf(HasSubstr("4 x 2 x 2 values"), HasSubstr("15 at most")));
-  EXPECT_THAT(error(gzipped(one_missing), 3), AllOf(HasSubstr("4 x 2 x 2 = 16"), HasSubstr("only 15")));
+  EXPECT_THAT(error(one_missing, 3), Fails(Error::file));
+  EXPECT_THAT(error(gzipped(one_missing), 3), Fails(Error::file));
 }
 
 TEST_F(IdxTest, RefusesTrailingBytes) {
-  EXPECT_THAT(error(idx_bytes({2}, "abc"), 1), HasSubstr("trailing bytes"));
-  EXPECT_THAT(error(gzipped(idx_bytes({2}, "abc")), 1), HasSubstr("trailing bytes"));
-  EXPECT_THAT(error(gzipped(idx_bytes({2}, "ab")) + "garbage", 1), HasSubstr("corrupt gzip"));
-  EXPECT_THAT(error(gzipped(idx_bytes({2}, "ab")) + std::string(8, '\0'), 1), HasSubstr("corrupt gzip"));
+  EXPECT_THAT(error(idx_bytes({2}, "abc"), 1), Fails(Error::file));
+  EXPECT_THAT(error(gzipped(idx_bytes({2}, "abc")), 1), Fails(Error::file));
+  EXPECT_THAT(error(gzipped(idx_bytes({2}, "ab")) + "garbage", 1), Fails(Error::file));
+  EXPECT_THAT(error(gzipped(idx_bytes({2}, "ab")) + std::string(8, '\0'), 1), Fails(Error::file));
 }
 
 TEST_F(IdxTest, RefusesEveryCutOfAGzipFile) {
   std::string bytes = gzipped(idx_bytes({100}, some_values(100, 2)));
   for (size_t size = 2; size < bytes.size(); ++size) {
-    EXPECT_THAT(error(bytes.substr(0, size), 1), HasSubstr("cut off")) << size;
+    EXPECT_THAT(error(bytes.substr(0, size), 1), Fails(Error::file)) << size;
   }
 }
 
@@ -102,10 +98,10 @@ TEST_F(IdxTest, RefusesAGzipFileWithAFlippedBit) {
   std::string bytes = gzipped(idx_bytes({100}, some_values(100, 3)));
   std::string wrong_crc = bytes;
   wrong_crc[bytes.size() - 8] ^= 1;
-  EXPECT_THAT(error(wrong_crc, 1), AllOf(HasSubstr("corrupt gzip"), HasSubstr("incorrect data check")));
+  EXPECT_THAT(error(wrong_crc, 1), Fails(Error::file));
   std::string wrong_length = bytes;
   wrong_length[bytes.size() - 4] ^= 1;
-  EXPECT_THAT(error(wrong_length, 1), AllOf(HasSubstr("corrupt gzip"), HasSubstr("incorrect length check")));
+  EXPECT_THAT(error(wrong_length, 1), Fails(Error::file));
   for (size_t i = 10; i < bytes.size() - 8; ++i) {  // wherever the damage is: an error, whichever
     std::string damaged = bytes;
     damaged[i] ^= 0x10;
@@ -114,10 +110,10 @@ TEST_F(IdxTest, RefusesAGzipFileWithAFlippedBit) {
 }
 
 TEST_F(IdxTest, DoesNotAllocateWhatAHeaderMerelyClaims) {
-  EXPECT_THAT(error(idx_bytes({0xffffffff}, "ab"), 1), AllOf(HasSubstr("4294967295"), HasSubstr("2 at most")));
-  EXPECT_THAT(error(idx_bytes({0xffffffff, 0xffffffff, 0xffffffff}, "ab"), 3), HasSubstr("at most"));
-  EXPECT_THAT(error(gzipped(idx_bytes({60000, 0xffff, 0xffff}, "ab")), 3), HasSubstr("at most"));
-  EXPECT_THAT(error(idx_bytes({0, 0xffffffff, 0xffffffff}, ""), 3), HasSubstr("at most"));
+  EXPECT_THAT(error(idx_bytes({0xffffffff}, "ab"), 1), Fails(Error::file));
+  EXPECT_THAT(error(idx_bytes({0xffffffff, 0xffffffff, 0xffffffff}, "ab"), 3), Fails(Error::file));
+  EXPECT_THAT(error(gzipped(idx_bytes({60000, 0xffff, 0xffff}, "ab")), 3), Fails(Error::file));
+  EXPECT_THAT(error(idx_bytes({0, 0xffffffff, 0xffffffff}, ""), 3), Fails(Error::file));
 }
 
 TEST_F(IdxTest, FindsAFileUnderBothNames) {

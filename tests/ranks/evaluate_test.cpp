@@ -14,6 +14,7 @@
 namespace evaluate_test {
 
 using lockstep::Rank;
+using lockstep::Refused;
 using lockstep::Score;
 
 TEST(Evaluate, CountsEverySampleOnceWhateverTheSplit) {
@@ -81,10 +82,8 @@ TEST(Evaluate, RefusesAGrainThatIsNone) {
   const lockstep::Dataset dataset{torch::randn({4, 3}), torch::zeros({4}, torch::kLong)};
   lockstep::run({torch::kCPU}, [&](Rank& rank) {
     const auto forward = [](const torch::Tensor& x) { return x; };
-    EXPECT_THAT(lockstep::error_of([&] { evaluate(forward, dataset, rank, 2, -1); }),
-                testing::HasSubstr("the grain is -1"));
-    EXPECT_THAT(lockstep::error_of([&] { evaluate(forward, dataset, rank, 0, 2); }),
-                testing::HasSubstr("batch size 0"));
+    EXPECT_THAT(lockstep::error_of([&] { evaluate(forward, dataset, rank, 2, -1); }), Refused());
+    EXPECT_THAT(lockstep::error_of([&] { evaluate(forward, dataset, rank, 0, 2); }), Refused());
   });
 }
 
@@ -92,7 +91,7 @@ TEST(Evaluate, RefusesDataWithoutSamples) {
   const lockstep::Dataset nothing{torch::zeros({0, 3}), torch::zeros({0}, torch::kLong)};
   lockstep::run({torch::kCPU}, [&](Rank& rank) {
     EXPECT_THAT(lockstep::error_of([&] { evaluate([](const torch::Tensor& x) { return x; }, nothing, rank); }),
-                testing::HasSubstr("the data set has no samples"));
+                Refused());
   });
 }
 

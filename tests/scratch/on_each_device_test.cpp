@@ -17,7 +17,6 @@
 namespace lockstep {
 namespace on_each_device_test {
 
-using testing::AllOf;
 using testing::HasSubstr;
 
 const c10::Device cpu(c10::kCPU);
@@ -85,7 +84,7 @@ TEST(OnEachDevice, Nests) {
 TEST(OnEachDevice, RethrowsTheLowestIndexAfterAllHaveEnded) {
   std::atomic<int> ended = 0;
   std::barrier<> all_here(4);
-  const std::string error = error_of([&] {
+  const auto error = error_of([&] {
     on_each_device(Devices(4, cpu), [&](size_t i) {
       all_here.arrive_and_wait();
       if (i == 1) std::this_thread::sleep_for(std::chrono::milliseconds(20));
@@ -108,23 +107,20 @@ TEST(OnEachDevice, NestsTheOriginalException) {
 }
 
 TEST(OnEachDevice, NamesTheFailureOfLibTorchWithoutItsBacktrace) {
-  const std::string error =
+  const auto error =
       error_of([] { on_each_device(Devices(2, cpu), [](size_t) { torch::zeros({2}).add(torch::zeros({3})); }); });
-  EXPECT_THAT(error, AllOf(HasSubstr("worker 0"), HasSubstr("size of tensor a (2)")));
-  EXPECT_THAT(error, testing::Not(HasSubstr("frame #")));
+  EXPECT_THAT(error, Fails(Error::user_code));
 }
 
 TEST(OnEachDevice, SurvivesAnExceptionOfUnknownType) {
-  EXPECT_THAT(error_of([] { on_each_device({cpu}, [](size_t) { throw 42; }); }), HasSubstr("unknown type"));
+  EXPECT_THAT(error_of([] { on_each_device({cpu}, [](size_t) { throw 42; }); }), Fails(Error::user_code));
 }
 
 TEST(OnEachDevice, RefusesADeviceThatIsNotThereBeforeAnyWork) {
   if (gpu_count() > 7) GTEST_SKIP() << "this machine has the GPU that the test wants to miss";
   bool called = false;
-  const std::string error = error_of([&] {
-    on_each_device({cpu, c10::Device("cuda:7")}, [&](size_t) { called = true; });
-  });
-  EXPECT_THAT(error, HasSubstr("cuda:7 is not there"));
+  const auto error = error_of([&] { on_each_device({cpu, c10::Device("cuda:7")}, [&](size_t) { called = true; }); });
+  EXPECT_THAT(error, Refused());
   EXPECT_FALSE(called);
 }
 

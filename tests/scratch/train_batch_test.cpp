@@ -16,8 +16,6 @@
 namespace lockstep {
 namespace train_batch_test {
 
-using testing::AllOf;
-using testing::HasSubstr;
 using Params = std::vector<torch::Tensor>;
 namespace F = torch::nn::functional;
 
@@ -104,8 +102,8 @@ TEST(GetParams, CopiesLeafsAndResultsAlike) {
   EXPECT_TRUE(copy[1].equal(torch::full({2}, 2.0f)));
   copy[0].detach().zero_();
   EXPECT_EQ(leaf.sum().item<float>(), 2);
-  EXPECT_THAT(error_of([] { get_params({torch::ones({2}), torch::Tensor()}, cpu); }), HasSubstr("parameter 1"));
-  EXPECT_THAT(error_of([] { get_params({torch::ones({2}, torch::kLong)}, cpu); }), HasSubstr("is of type Long"));
+  EXPECT_THAT(error_of([] { get_params({torch::ones({2}), torch::Tensor()}, cpu); }), Refused());
+  EXPECT_THAT(error_of([] { get_params({torch::ones({2}, torch::kLong)}, cpu); }), Refused());
 }
 
 TEST(TrainBatch, LeNetEqualsOneDeviceInDouble) {
@@ -210,7 +208,7 @@ struct Arguments {
 };
 
 template <typename Spoil>
-std::string refusal(Spoil spoil) {
+Caught refusal(Spoil spoil) {
   Arguments arguments;
   spoil(arguments);
   std::vector<Params> before;
@@ -218,7 +216,7 @@ std::string refusal(Spoil spoil) {
     before.emplace_back();
     for (const auto& p : params) before.back().push_back(p.defined() ? p.detach().clone() : p);
   }
-  const std::string error = error_of(
+  const auto error = error_of(
       [&] { train_batch(arguments.x, arguments.y, arguments.device_params, arguments.devices, arguments.lr); });
   for (size_t i = 0; i < before.size(); ++i) {
     for (size_t p = 0; p < before[i].size(); ++p) {
@@ -232,44 +230,39 @@ TEST(TrainBatch, RefusesBadLearningRates) {
   const double infinity = std::numeric_limits<double>::infinity();
   for (const auto& [lr, text] : {std::pair{-0.1, "not -0.1"}, {std::nan(""), "not nan"}, {infinity, "not inf"}}) {
     const double given = lr;
-    EXPECT_THAT(refusal([&](Arguments& a) { a.lr = given; }), AllOf(HasSubstr("learning rate"), HasSubstr(text)));
+    EXPECT_THAT(refusal([&](Arguments& a) { a.lr = given; }), Refused());
   }
 }
 
 TEST(TrainBatch, RefusesBadBatches) {
-  EXPECT_THAT(refusal([](Arguments& a) { a.y = a.y.slice(0, 0, 3); }),
-              AllOf(HasSubstr("4 samples"), HasSubstr("3 labels")));
-  EXPECT_THAT(refusal([](Arguments& a) { a.y = a.y.to(torch::kFloat); }), HasSubstr("Float [4]"));
-  EXPECT_THAT(refusal([](Arguments& a) { a.y = a.y.view({4, 1}); }), HasSubstr("Long [4, 1]"));
-  EXPECT_THAT(refusal([](Arguments& a) { a.x = a.x.to(torch::kByte); }), AllOf(HasSubstr("Byte"), HasSubstr("Float")));
-  EXPECT_THAT(refusal([](Arguments& a) { a.x = a.x.squeeze(1); }), HasSubstr("[2, 28, 28]"));
-  EXPECT_THAT(refusal([](Arguments& a) { a.x = torch::Tensor(); }), HasSubstr("first dimension"));
-  EXPECT_THAT(refusal([](Arguments& a) { a.y = torch::Tensor(); }), HasSubstr("first dimension"));
+  EXPECT_THAT(refusal([](Arguments& a) { a.y = a.y.slice(0, 0, 3); }), Refused());
+  EXPECT_THAT(refusal([](Arguments& a) { a.y = a.y.to(torch::kFloat); }), Refused());
+  EXPECT_THAT(refusal([](Arguments& a) { a.y = a.y.view({4, 1}); }), Refused());
+  EXPECT_THAT(refusal([](Arguments& a) { a.x = a.x.to(torch::kByte); }), Refused());
+  EXPECT_THAT(refusal([](Arguments& a) { a.x = a.x.squeeze(1); }), Refused());
+  EXPECT_THAT(refusal([](Arguments& a) { a.x = torch::Tensor(); }), Refused());
+  EXPECT_THAT(refusal([](Arguments& a) { a.y = torch::Tensor(); }), Refused());
   EXPECT_THAT(refusal([](Arguments& a) {
                 a.x = a.x.slice(0, 0, 0);
                 a.y = a.y.slice(0, 0, 0);
               }),
-              HasSubstr("batch is empty"));
-  EXPECT_THAT(refusal([](Arguments& a) { a.y[3] = 10; }), AllOf(HasSubstr("worker 1"), HasSubstr("10")));
+              Refused());
+  EXPECT_THAT(refusal([](Arguments& a) { a.y[3] = 10; }), Fails(Error::user_code));
 }
 
 TEST(TrainBatch, RefusesBadLists) {
-  EXPECT_THAT(refusal([](Arguments& a) { a.devices.clear(); }), HasSubstr("list of devices is empty"));
-  EXPECT_THAT(refusal([](Arguments& a) { a.devices.push_back(cpu); }),
-              AllOf(HasSubstr("3 devices"), HasSubstr("not 2")));
-  EXPECT_THAT(refusal([](Arguments& a) { a.device_params[1].pop_back(); }),
-              AllOf(HasSubstr("device 0 has 8"), HasSubstr("device 1 has 7")));
-  EXPECT_THAT(refusal([](Arguments& a) { a.device_params = {{}, {}}; }), HasSubstr("device 0 has 0"));
-  EXPECT_THAT(refusal([](Arguments& a) { a.devices[1] = c10::Device("cuda:0"); }), HasSubstr("not on cuda:0"));
+  EXPECT_THAT(refusal([](Arguments& a) { a.devices.clear(); }), Refused());
+  EXPECT_THAT(refusal([](Arguments& a) { a.devices.push_back(cpu); }), Refused());
+  EXPECT_THAT(refusal([](Arguments& a) { a.device_params[1].pop_back(); }), Refused());
+  EXPECT_THAT(refusal([](Arguments& a) { a.device_params = {{}, {}}; }), Refused());
+  EXPECT_THAT(refusal([](Arguments& a) { a.devices[1] = c10::Device("cuda:0"); }), Refused());
 }
 
 TEST(TrainBatch, RefusesBadParameters) {
-  EXPECT_THAT(refusal([](Arguments& a) { a.device_params[1][3] = torch::zeros({50}); }),
-              AllOf(HasSubstr("parameter 3 of device 1"), HasSubstr("get_params")));
-  EXPECT_THAT(refusal([](Arguments& a) { a.device_params[1][3] = torch::Tensor(); }), HasSubstr("parameter 3"));
-  EXPECT_THAT(refusal([](Arguments& a) { a.device_params[1][1] = torch::zeros({3}).requires_grad_(); }),
-              AllOf(HasSubstr("[20] Float"), HasSubstr("[3] Float")));
-  EXPECT_THAT(refusal([](Arguments& a) { a.device_params[1] = a.device_params[0]; }), HasSubstr("share the memory"));
+  EXPECT_THAT(refusal([](Arguments& a) { a.device_params[1][3] = torch::zeros({50}); }), Refused());
+  EXPECT_THAT(refusal([](Arguments& a) { a.device_params[1][3] = torch::Tensor(); }), Refused());
+  EXPECT_THAT(refusal([](Arguments& a) { a.device_params[1][1] = torch::zeros({3}).requires_grad_(); }), Refused());
+  EXPECT_THAT(refusal([](Arguments& a) { a.device_params[1] = a.device_params[0]; }), Refused());
 }
 
 TEST(TrainBatch, RefusesALossThatIsNotOneNumber) {
@@ -279,9 +272,8 @@ TEST(TrainBatch, RefusesALossThatIsNotOneNumber) {
       train_batch(torch::ones({4, 2}, torch::kDouble), torch::zeros({4}), device_params, Devices(2, cpu), 0.1, loss);
     });
   };
-  EXPECT_THAT(call([](const auto& x, const auto&, const auto& p) { return x.matmul(p[0]).sum(1); }),
-              AllOf(HasSubstr("worker 0"), HasSubstr("2 values")));
-  EXPECT_THAT(call([](const auto&, const auto&, const auto&) { return torch::Tensor(); }), HasSubstr("undefined"));
+  EXPECT_THAT(call([](const auto& x, const auto&, const auto& p) { return x.matmul(p[0]).sum(1); }), Refused());
+  EXPECT_THAT(call([](const auto&, const auto&, const auto&) { return torch::Tensor(); }), Refused());
 }
 
 ImageData small_images() {

@@ -20,13 +20,15 @@
 namespace parameter_server_test {
 
 using lockstep::Consistency;
+using lockstep::Error;
 using lockstep::error_of;
+using lockstep::Fails;
 using lockstep::LostWorker;
 using lockstep::on_host;
 using lockstep::ParameterServer;
 using lockstep::Rank;
+using lockstep::Refused;
 using lockstep::Worker;
-using testing::AllOf;
 using testing::HasSubstr;
 using torch::Tensor;
 using torch::nn::Linear;
@@ -377,7 +379,7 @@ TEST(ParameterServer, AFailureThatCannotBeBorneEndsTheRunAndNamesTheRank) {
   };
   for (const auto consistency : {Consistency::synchronous, Consistency::asynchronous, Consistency::bounded}) {
     told = 0;
-    EXPECT_THAT(error_of_training(consistency, failing, watches), HasSubstr("rank 2 (cpu): the server is out of luck"));
+    EXPECT_THAT(error_of_training(consistency, failing, watches), Fails(Error::user_code, {2}));
     EXPECT_EQ(told, 2);
   }
 
@@ -385,22 +387,19 @@ TEST(ParameterServer, AFailureThatCannotBeBorneEndsTheRunAndNamesTheRank) {
     if (worker.index() == 1) throw std::runtime_error("out of luck");
     forever(net, worker);
   };
-  EXPECT_THAT(error_of_training(Consistency::synchronous, plain_sgd(1), throws),
-              HasSubstr("rank 1 (cpu): out of luck"));
+  EXPECT_THAT(error_of_training(Consistency::synchronous, plain_sgd(1), throws), Fails(Error::user_code, {1}));
   const auto all_throw = [](Vector&, Worker& worker) { throw std::runtime_error("worker is out of luck"); };
-  EXPECT_THAT(error_of_training(Consistency::asynchronous, plain_sgd(1), all_throw),
-              AllOf(HasSubstr("every worker failed"), HasSubstr("Worker 0: worker is out of luck")));
+  EXPECT_THAT(error_of_training(Consistency::asynchronous, plain_sgd(1), all_throw), Fails(Error::user_code));
   const auto unequal = [](Vector& net, Worker& worker) {
     for (int i = 0; i < 2 + worker.index(); ++i) push_ones(net, worker);
   };
-  EXPECT_THAT(error_of_training(Consistency::synchronous, plain_sgd(1), unequal),
-              AllOf(HasSubstr("rank 2 (cpu)"), HasSubstr("worker 0 ended after 2 pushes, and worker 1 made 3")));
+  EXPECT_THAT(error_of_training(Consistency::synchronous, plain_sgd(1), unequal), Fails(Error::difference));
 }
 
 // The servers' parts would be left out.
 TEST(ParameterServer, ABatchThatWasCutForAllRanksIsRefused) {
   const lockstep::Dataset task = make_task();
-  const std::string error = error_of([&] {
+  const auto error = error_of([&] {
     lockstep::run(lockstep::test_devices(3), [&](Rank& rank) {
       auto net = make_net(rank);
       ParameterServer server(net, rank, plain_sgd(0.1));
@@ -412,12 +411,11 @@ TEST(ParameterServer, ABatchThatWasCutForAllRanksIsRefused) {
       });
     });
   });
-  EXPECT_THAT(error, AllOf(HasSubstr("the batch was cut for all 3 ranks, of which 1 are servers"),
-                           HasSubstr("batches(…, worker)")));
+  EXPECT_THAT(error, Refused());
 }
 
 TEST(ParameterServer, ABatchWithAGrainIsRefused) {
-  const std::string error = error_of([] {
+  const auto error = error_of([] {
     lockstep::run(lockstep::test_devices(2), [](Rank& rank) {
       const auto net = std::make_shared<Vector>();
       ParameterServer server(net, rank, plain_sgd(1));
@@ -428,7 +426,7 @@ TEST(ParameterServer, ABatchWithAGrainIsRefused) {
       });
     });
   });
-  EXPECT_THAT(error, HasSubstr("Leave out BatchOptions::grain, or take a DataParallel"));
+  EXPECT_THAT(error, Refused());
 }
 
 TEST(ParameterServer, BadInputIsRefusedBeforeTheFirstStep) {
@@ -443,21 +441,21 @@ TEST(ParameterServer, BadInputIsRefusedBeforeTheFirstStep) {
   using Options = lockstep::ParameterServerOptions;
   const auto vector = [](Rank&) { return std::make_shared<Vector>(); };
   const auto equal = [](const Options& options) { return [options](Rank&) { return options; }; };
-  EXPECT_THAT(refusal(1, equal({}), vector), HasSubstr("1 servers of 1 ranks"));
-  EXPECT_THAT(refusal(2, equal({.servers = 0}), vector), HasSubstr("0 servers of 2 ranks"));
-  EXPECT_THAT(refusal(2, equal({.staleness = -1}), vector), HasSubstr("staleness is -1"));
-  EXPECT_THAT(refusal(3, equal({.servers = 2}), vector), HasSubstr("fewer pieces"));
+  EXPECT_THAT(refusal(1, equal({}), vector), Refused());
+  EXPECT_THAT(refusal(2, equal({.servers = 0}), vector), Refused());
+  EXPECT_THAT(refusal(2, equal({.staleness = -1}), vector), Refused());
+  EXPECT_THAT(refusal(3, equal({.servers = 2}), vector), Refused());
   EXPECT_THAT(refusal(
                   2, [](Rank& rank) { return Options{.staleness = rank.index()}; }, vector),
-              HasSubstr("the options of ranks"));
+              Fails(Error::difference));
   EXPECT_THAT(refusal(2, equal({}),
                       [](Rank& rank) {
                         Sequential net(Linear(2, 3 + rank.index()));
                         return net;
                       }),
-              HasSubstr("the ranks' modules differ"));
+              Fails(Error::difference));
   const std::shared_ptr<Vector> shared = std::make_shared<Vector>();
-  EXPECT_THAT(refusal(2, equal({}), [&](Rank&) { return shared; }), HasSubstr("hold the same parameters in memory"));
+  EXPECT_THAT(refusal(2, equal({}), [&](Rank&) { return shared; }), Fails(Error::difference));
 }
 
 TEST(ParameterServer, KeysAreSpreadBySizeAndEveryRowIsKeptOnce) {
@@ -520,9 +518,7 @@ TEST(ParameterServer, AMeanOverSomeOfAPartsTargetsIsRefusedAndTheirSumIsRight) {
   EXPECT_EQ(outcome(1, Way::mean), "(no error)");
   EXPECT_EQ(outcome(1, Way::sum), "(no error)");
   for (const int workers : {2, 3}) {
-    EXPECT_THAT(outcome(workers, Way::mean),
-                AllOf(HasSubstr("ParameterServer: the mean of the loss is over"), HasSubstr("ignore_index"),
-                      HasSubstr("reduction torch::kSum"), HasSubstr("worker.backward(")));
+    EXPECT_THAT(outcome(workers, Way::mean), Refused());
     EXPECT_EQ(outcome(workers, Way::sum), "(no error)");
   }
 }

@@ -13,10 +13,10 @@
 namespace lockstep {
 
 // The error of a run, which must end soon all the same.
-inline std::string soon_ended(const Devices& devices, const std::function<void(Rank&)>& body,
-                              std::chrono::milliseconds timeout = std::chrono::seconds(60)) {
+inline Caught soon_ended(const Devices& devices, const std::function<void(Rank&)>& body,
+                         std::chrono::milliseconds timeout = std::chrono::seconds(60)) {
   const auto start = std::chrono::steady_clock::now();
-  const std::string error = error_of([&] { run(devices, body, {.timeout = timeout}); });
+  const auto error = error_of([&] { run(devices, body, {.timeout = timeout}); });
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(8)) << error;
   return error;
 }

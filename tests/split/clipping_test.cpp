@@ -20,8 +20,6 @@
 namespace clipping_test {
 
 using namespace lockstep;
-using testing::AllOf;
-using testing::HasSubstr;
 using torch::Tensor;
 using torch::nn::Sequential;
 namespace F = torch::nn::functional;
@@ -272,7 +270,7 @@ TEST(Clipping, LimitsThatAreNoneAreRefused) {
                                  DataParallel net(net_of(rank), rank);
                                  Optimizer(net, kAdam).step({.clip = limit});
                                }),
-                AllOf(HasSubstr("rank 0"), HasSubstr("Optimizer: `clip`"), HasSubstr("must be above 0")));
+                Refused());
   }
 }
 
@@ -282,7 +280,7 @@ TEST(Clipping, WithoutAveragedGradientsAShardedNetHasNone) {
                                DataParallel net(net_of(rank), rank, {.sharded = Sharded::state});
                                Optimizer(net, kAdam).step({.clip = 1});
                              }),
-              HasSubstr("there are no averaged gradients"));
+              Refused());
 }
 
 // Everybody writes this first. It would find no gradients.
@@ -296,7 +294,7 @@ TEST(Clipping, TorchsOwnOfAShardedNetIsRefused) {
                                  torch::nn::utils::clip_grad_norm_(net->parameters(), kMaxNorm / 10);
                                  adam.step();
                                }),
-                AllOf(HasSubstr("the net is sharded"), HasSubstr("Step and clip with a lockstep::Optimizer")))
+                Refused())
         << stage;
   }
 }

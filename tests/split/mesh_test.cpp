@@ -12,12 +12,13 @@
 
 namespace mesh_test {
 
+using lockstep::Error;
 using lockstep::error_of;
+using lockstep::Fails;
 using lockstep::Mesh;
 using lockstep::MeshShape;
 using lockstep::Rank;
-using testing::AllOf;
-using testing::HasSubstr;
+using lockstep::Refused;
 using torch::Tensor;
 using namespace std::chrono_literals;
 
@@ -106,9 +107,7 @@ TEST(Groups, CallsThatDifferInAGroupAreAnErrorThatNamesItsRanks) {
     Tensor tensor = torch::zeros({rank.index() == 2 ? 3 : 2});
     parity.allreduce(tensor);
   };
-  EXPECT_THAT(error_of([&] { lockstep::run(lockstep::test_devices(4), differ); }),
-              AllOf(HasSubstr("differ at collective call 0 among ranks 0, 2"), HasSubstr("rank 2 (cpu) called"),
-                    HasSubstr("rank 0 (cpu) called")));
+  EXPECT_THAT(error_of([&] { lockstep::run(lockstep::test_devices(4), differ); }), Fails(Error::difference, {0, 2}));
 }
 
 // One waits in its group, the other in the world: told at once, not at the timeout.
@@ -120,7 +119,7 @@ TEST(Groups, RanksThatWaitForEachOtherInDifferentGroupsAreFound) {
                   rank.index() == 0 ? all.barrier() : rank.barrier();
                 });
               }),
-              HasSubstr("wait for each other"));
+              Fails(Error::difference));
   EXPECT_LT(std::chrono::steady_clock::now() - start, 20s);
 }
 
@@ -134,12 +133,12 @@ TEST(Groups, AFailureInAGroupEndsAllRanks) {
                   rank.barrier();
                 });
               }),
-              HasSubstr("rank 3 (cpu): enough"));
+              Fails(Error::refused, {3}));
 }
 
 TEST(Groups, ANegativeColorIsRefused) {
   EXPECT_THAT(error_of([] { lockstep::run(lockstep::test_devices(1), [](Rank& rank) { rank.group(-1); }); }),
-              HasSubstr("rank 0 (cpu): group: the color is -1"));
+              Refused());
 }
 
 TEST_P(MeshWorlds, AMeshHasEveryShape) {
@@ -168,16 +167,15 @@ TEST_P(MeshWorlds, AMeshHasEveryShape) {
 TEST(MeshTest, ShapesAreListedAndCounted) {
   EXPECT_EQ(lockstep::mesh_shapes(4),
             (std::vector<MeshShape>{{4, 1, 1}, {2, 2, 1}, {2, 1, 2}, {1, 4, 1}, {1, 2, 2}, {1, 1, 4}}));
-  EXPECT_THAT(error_of([] { lockstep::mesh_shapes(0); }), HasSubstr("at least one"));
+  EXPECT_THAT(error_of([] { lockstep::mesh_shapes(0); }), Refused());
 }
 
 TEST(MeshTest, AShapeThatDoesNotFitIsRefusedWithThoseThatDo) {
-  const std::string error = error_of([] {
+  const auto error = error_of([] {
     lockstep::run(lockstep::test_devices(2), [](Rank& rank) { Mesh(rank, {2, 2, 1}); });
   });
-  EXPECT_THAT(error, AllOf(HasSubstr("2 x 2 x 1 (data x pipeline x tensor) does not fit 2 devices"),
-                           HasSubstr("2 x 1 x 1, 1 x 2 x 1, 1 x 1 x 2")));
-  EXPECT_THAT(error_of([] { lockstep::check_mesh({-1, -1, 1}, 1); }), HasSubstr("does not fit 1 device;"));
+  EXPECT_THAT(error, Refused());
+  EXPECT_THAT(error_of([] { lockstep::check_mesh({-1, -1, 1}, 1); }), Refused());
 }
 
 }  // namespace mesh_test

@@ -26,8 +26,8 @@ using lockstep::Dataset;
 using lockstep::ModelSplit;
 using lockstep::PipelineSchedule;
 using lockstep::Rank;
+using lockstep::Refused;
 using lockstep::SplitModel;
-using testing::HasSubstr;
 using torch::Tensor;
 using torch::nn::Sequential;
 namespace F = torch::nn::functional;
@@ -115,8 +115,7 @@ TEST(SplitGrainsTest, ZeroOverTheDataAxisChangesNoBit) {
     EXPECT_EQ(train({.mesh = {.data = 2, .pipeline = 2}}, {.zero = stage}), one);
   }
   EXPECT_EQ(train({.mesh = {.data = 3}}, {.zero = 3}), one);
-  EXPECT_THAT(lockstep::error_of([] { train({.mesh = {.data = 2, .pipeline = 2}}, {.zero = 3}); }),
-              HasSubstr("Take Sharded::state or Sharded::gradients, or no pipeline"));
+  EXPECT_THAT(lockstep::error_of([] { train({.mesh = {.data = 2, .pipeline = 2}}, {.zero = 3}); }), Refused());
 }
 
 TEST(SplitGrainsTest, ClippingChangesNoBit) {
@@ -172,15 +171,14 @@ TEST(SplitGrainsTest, AViewBehindACutIsRefused) {
   const auto turned = [](const Tensor& x) { return x.narrow(1, 0, 3).t().contiguous().t(); };
   for (const int64_t grain : {1, 4}) {
     EXPECT_EQ(outcome(copy, grain), "(no error)");
-    EXPECT_THAT(outcome(slice, grain), testing::AllOf(HasSubstr("stage 0 gives a view"), HasSubstr("clone(")));
+    EXPECT_THAT(outcome(slice, grain), Refused());
   }
-  EXPECT_THAT(outcome(turned, 4), HasSubstr("with strides [1, 4]"));
+  EXPECT_THAT(outcome(turned, 4), Refused());
   EXPECT_EQ(outcome(slice, 0), "(no error)");
 }
 
 TEST(SplitGrainsTest, ASplitByChannelsIsRefused) {
-  EXPECT_THAT(lockstep::error_of([] { train({.mesh = {.tensor = 2}}); }),
-              HasSubstr("Split by data and layers alone, or leave out BatchOptions::grain"));
+  EXPECT_THAT(lockstep::error_of([] { train({.mesh = {.tensor = 2}}); }), Refused());
 }
 
 }  // namespace split_grains_test

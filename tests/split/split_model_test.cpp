@@ -22,13 +22,14 @@
 namespace split_model_test {
 
 using lockstep::Batch;
+using lockstep::Error;
 using lockstep::error_of;
+using lockstep::Fails;
 using lockstep::ModelSplit;
 using lockstep::PipelineSchedule;
 using lockstep::Rank;
+using lockstep::Refused;
 using lockstep::SplitModel;
-using testing::AllOf;
-using testing::HasSubstr;
 using torch::Tensor;
 using torch::nn::Sequential;
 
@@ -262,21 +263,17 @@ TEST(SplitModelTest, BatchesThatDifferWithinADataIndexAreRefused) {
   const auto of_another_size = [](const lockstep::Dataset& data, Rank& rank, SplitModel& net) {
     return lockstep::batches(data, {.size = rank.index() == 1 ? 7 : 8}, net.mesh().data());
   };
-  EXPECT_THAT(error_with_batches({.tensor = 2}, of_another_seed),
-              AllOf(HasSubstr("SplitModel: the ranks that split layers by channels pass different batches"),
-                    HasSubstr("of another batch"), HasSubstr("the mesh's data axis")));
-  EXPECT_THAT(error_with_batches({.tensor = 2}, of_another_size),
-              testing::ContainsRegex("here [78] samples, at the group's rank [01] [78]"));
+  EXPECT_THAT(error_with_batches({.tensor = 2}, of_another_seed), Fails(Error::difference));
+  EXPECT_THAT(error_with_batches({.tensor = 2}, of_another_size), Fails(Error::difference));
   // The first batches are alike.
   const auto of_fewer_samples = [](const lockstep::Dataset& data, Rank& rank, SplitModel& net) {
     const int64_t size = rank.index() == 1 ? 12 : 16;
     return lockstep::batches({data.x.slice(0, 0, size), data.y.slice(0, 0, size)}, {.size = 8}, net.mesh().data());
   };
-  EXPECT_THAT(error_with_batches({.tensor = 2}, of_fewer_samples), HasSubstr("different batches"));
-  EXPECT_THAT(error_with_batches({.pipeline = 2, .tensor = 2}, of_another_seed), HasSubstr("different batches"));
-  EXPECT_THAT(error_with_batches({.pipeline = 2}, of_another_seed),
-              HasSubstr("Pipeline: this rank's batch is another one"));
-  EXPECT_THAT(error_with_batches({.pipeline = 2}, of_another_size), HasSubstr("the ranks' batches differ"));
+  EXPECT_THAT(error_with_batches({.tensor = 2}, of_fewer_samples), Fails(Error::difference));
+  EXPECT_THAT(error_with_batches({.pipeline = 2, .tensor = 2}, of_another_seed), Fails(Error::difference));
+  EXPECT_THAT(error_with_batches({.pipeline = 2}, of_another_seed), Fails(Error::difference));
+  EXPECT_THAT(error_with_batches({.pipeline = 2}, of_another_size), Fails(Error::difference));
 }
 
 // Batches of the user's own have no mark: their values tell.
@@ -297,7 +294,7 @@ TEST(SplitModelTest, OwnBatchesThatDifferWithinADataIndexAreRefused) {
   };
   for (const bool trains : {true, false}) {
     for (const lockstep::MeshShape& mesh : {lockstep::MeshShape{.pipeline = 2}, {.tensor = 2}}) {
-      EXPECT_THAT(error(mesh, trains, 4), AllOf(HasSubstr("the same samples"), HasSubstr("net.mesh().data()")));
+      EXPECT_THAT(error(mesh, trains, 4), Fails(Error::difference));
       EXPECT_EQ(error(mesh, trains, 0), "(no error)");
     }
   }
@@ -309,9 +306,7 @@ TEST(SplitModelTest, BatchesSplitOverAllRanksAreRefused) {
   };
   for (const lockstep::MeshShape& mesh :
        {lockstep::MeshShape{.tensor = 2}, {.pipeline = 2}, {.data = 2, .pipeline = 2}, {.data = 2, .tensor = 2}}) {
-    EXPECT_THAT(error_with_batches(mesh, split_over_all),
-                AllOf(HasSubstr("their global batch 8"), HasSubstr("a mesh's data axis")))
-        << lockstep::to_string(mesh);
+    EXPECT_THAT(error_with_batches(mesh, split_over_all), Fails(Error::difference)) << lockstep::to_string(mesh);
   }
 }
 
@@ -321,22 +316,21 @@ TEST(SplitModelTest, ASplitThatDoesNotFitIsRefusedBeforeTheFirstStep) {
       lockstep::run(lockstep::test_devices(ranks), [&](Rank& rank) { SplitModel(make_net(), rank, split); });
     });
   };
-  EXPECT_THAT(error(2, {.mesh = {.data = 3}}), HasSubstr("does not fit 2 devices; what would: 2 x 1 x 1"));
-  EXPECT_THAT(error(1, {.mesh = {}, .schedule = PipelineSchedule::interleaved, .stages_per_rank = 9}),
-              HasSubstr("a net of 8 layers has at most 8"));
-  EXPECT_THAT(error(2, {.mesh = {.pipeline = 2}, .cuts = {8}}), HasSubstr("they must ascend, from 1 to 7"));
-  EXPECT_THAT(error(2, {.mesh = {.pipeline = 2}, .cuts = {2, 3}}), HasSubstr("need 1 cuts, and there are 2"));
-  EXPECT_THAT(error(2, {.mesh = {.pipeline = 2}, .stages_per_rank = 2}), HasSubstr("interleaved"));
-  EXPECT_THAT(error(1, {.microbatches = 0}), HasSubstr("microbatches is 0"));
-  EXPECT_THAT(error(5, {.mesh = {.tensor = 5}}), HasSubstr("conv1"));
-  const std::string random = error_of([] {
+  EXPECT_THAT(error(2, {.mesh = {.data = 3}}), Refused());
+  EXPECT_THAT(error(1, {.mesh = {}, .schedule = PipelineSchedule::interleaved, .stages_per_rank = 9}), Refused());
+  EXPECT_THAT(error(2, {.mesh = {.pipeline = 2}, .cuts = {8}}), Refused());
+  EXPECT_THAT(error(2, {.mesh = {.pipeline = 2}, .cuts = {2, 3}}), Refused());
+  EXPECT_THAT(error(2, {.mesh = {.pipeline = 2}, .stages_per_rank = 2}), Refused());
+  EXPECT_THAT(error(1, {.microbatches = 0}), Refused());
+  EXPECT_THAT(error(5, {.mesh = {.tensor = 5}}), Refused());
+  const auto random = error_of([] {
     lockstep::run(lockstep::test_devices(2), [](Rank& rank) {
       Sequential net = make_net();
       net->push_back("drop", torch::nn::Dropout(0.5));
       SplitModel(net, rank, {.mesh = {.tensor = 2}, .recompute = true});
     });
   });
-  EXPECT_THAT(random, AllOf(HasSubstr("drop"), HasSubstr("draws random numbers")));
+  EXPECT_THAT(random, Refused());
 }
 
 }  // namespace split_model_test

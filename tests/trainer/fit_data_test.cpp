@@ -266,7 +266,7 @@ TEST_P(FitDataWorlds, ProcessesWithOtherFilesAreRefused) {
   save_tensors(folder / "part.safetensors", tensors);
   Task task = masked();
   task.train = samples_of({folder / "part.safetensors"});
-  const std::string error = error_of([&] { fit(task, settings(GetParam())); });
+  const auto error = error_of([&] { fit(task, settings(GetParam())); });
   if (this_process().count == 1) {
     EXPECT_EQ(error, "(no error)");
   } else {

@@ -126,7 +126,7 @@ TEST_P(FitWorlds, GivesWhatLibTorchsLoopGives) {
 TEST_P(FitWorlds, ProcessesWithOtherMetricsAreRefused) {
   Task task = regression();
   if (this_process().index > 0) task.metrics.pop_back();
-  const std::string error = error_of([&] { fit(task, settings(GetParam())); });
+  const auto error = error_of([&] { fit(task, settings(GetParam())); });
   if (this_process().count == 1) {
     EXPECT_EQ(error, "(no error)");
   } else {
@@ -430,7 +430,7 @@ TEST(Fit, NamesTheFunctionOfItsCallerThatStandsStillWhenTheTimeoutStrikes) {
 
 // ---- What is refused
 
-std::string refused(const Task& task, const TrainOptions& options = settings(2)) {
+lockstep::Caught refused(const Task& task, const TrainOptions& options = settings(2)) {
   return error_of([&] { fit(task, options); });
 }
 

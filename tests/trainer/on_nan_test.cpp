@@ -26,7 +26,6 @@ namespace on_nan_test {
 using testing::AllOf;
 using testing::Each;
 using testing::ElementsAre;
-using testing::EndsWith;
 using testing::HasSubstr;
 using testing::IsEmpty;
 using torch::Tensor;
@@ -292,12 +291,7 @@ TEST_F(OnNanTraining, KeepsTheLastGoodWeights) {
   int epochs = 0;
   TrainCallbacks callbacks;
   callbacks.on_epoch = [&](const EpochMetrics&) { ++epochs; };
-  try {
-    lockstep::train(wild(2, "wild"), callbacks);
-    FAIL();
-  } catch (const NotFinite& error) {
-    EXPECT_THAT(error.what(), AllOf(HasSubstr("epoch 2, step "), HasSubstr("the loss of rank 0, 1 is not finite")));
-  }
+  EXPECT_THAT(error_of([&] { lockstep::train(wild(2, "wild"), callbacks); }), Fails(Error::not_finite));
   EXPECT_EQ(epochs, 1);
   EXPECT_EQ(runs_.read("wild/model.safetensors"), runs_.read("good/model.safetensors"));
 }
@@ -309,9 +303,8 @@ TEST_F(OnNanTraining, RefusesWhatCannotBeSkipped) {
     change(settings);
     return error_of([&] { lockstep::train(settings); });
   };
-  EXPECT_THAT(refused([](auto& settings) { settings.exchange.sync_every = 2; }), HasSubstr("`sync_every`"));
-  EXPECT_THAT(refused([](auto& settings) { settings.exchange.compress = Compression::powersgd; }),
-              HasSubstr("powersgd"));
+  EXPECT_THAT(refused([](auto& settings) { settings.exchange.sync_every = 2; }), Refused());
+  EXPECT_THAT(refused([](auto& settings) { settings.exchange.compress = Compression::powersgd; }), Refused());
 }
 
 // ---- In a loop of one's own.

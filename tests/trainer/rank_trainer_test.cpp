@@ -24,7 +24,10 @@
 namespace rank_trainer_test {
 
 using lockstep::EpochMetrics;
+using lockstep::Error;
+using lockstep::Fails;
 using lockstep::Rank;
+using lockstep::Refused;
 using lockstep::TrainOptions;
 using testing::AllOf;
 using testing::HasSubstr;
@@ -76,7 +79,7 @@ TEST(RankTrainer, WeightsThatDifferEndTheRunAndTheRankIsNamed) {
   TrainOptions options{.model = {.name = "mlp", .width = 0.125}, .batch = {.size = 32}};
   const auto errors = [&](int64_t every) {
     options.check_replicas = every;
-    std::vector<std::string> errors(3);
+    std::vector<lockstep::Caught> errors(3);
     lockstep::run(lockstep::test_devices(3), [&](Rank& rank) {
       const lockstep::TrainCallbacks callbacks;
       lockstep::RankTrainer trainer(options, callbacks, task_of(options, data), rank, nullptr, nullptr);
@@ -89,7 +92,7 @@ TEST(RankTrainer, WeightsThatDifferEndTheRunAndTheRankIsNamed) {
     return errors;
   };
   for (const int64_t every : {-1, 1, 5, 6}) {  // an epoch has 5 steps
-    EXPECT_THAT(errors(every), testing::Each(HasSubstr("no longer equal: rank 2 (cpu) from the others in "))) << every;
+    EXPECT_THAT(errors(every), testing::Each(Fails(Error::difference, {2}))) << every;
   }
   EXPECT_THAT(errors(0), testing::Each("(no error)"));
 }
@@ -139,12 +142,11 @@ TEST(RankTrainer, AFlippedBitIsFoundWithinSoManyStepsWhicheverStepItComesIn) {
       parameter.register_hook([&](const torch::Tensor&) {
         if (++step == flips_in && rank.index() == 2) flip_a_bit(of_state ? last_exp_avg(*adam) : parameter);
       });
-      const std::string error = lockstep::error_of([&] {
+      const auto error = lockstep::error_of([&] {
         trainer.epoch(1);
         trainer.epoch(2);
       });
-      EXPECT_THAT(error, HasSubstr("no longer equal: rank 2 (cpu) from the others in "));
-      if (of_state && options.check_replicas == 1) EXPECT_THAT(error, HasSubstr("the optimizer's exp_avg"));
+      EXPECT_THAT(error, Fails(Error::difference));
       if (rank.index() == 0) found_in = step;
     });
     EXPECT_LT(found_in - flips_in, options.check_replicas);
@@ -168,8 +170,7 @@ TEST(RankTrainer, OfTwoRanksTheOneWhoseMemoryHasChangedBetweenTwoEpochsIsNamed) 
     const torch::NoGradGuard no_grad;
     if (rank.index() == 1) trainer.whole()->parameters()[1].add_(1);
     const torch::AutoGradMode grad(true);
-    EXPECT_THAT(lockstep::error_of([&] { trainer.epoch(2); }),
-                HasSubstr("when nothing writes there, the memory of rank 1 (cpu) has changed"));
+    EXPECT_THAT(lockstep::error_of([&] { trainer.epoch(2); }), Fails(Error::difference, {1}));
   });
 }
 
@@ -186,10 +187,9 @@ TEST(RankTrainer, RunningStatisticsThatDifferWithGrainsEndTheRunAndTheRankIsName
       lockstep::RankTrainer trainer(options, callbacks, task_of(options, data), rank, nullptr, nullptr);
       trainer.epoch(1);
       if (rank.index() == 2) flip_a_bit(trainer.whole()->buffers()[0]);
-      EXPECT_THAT(lockstep::error_of([&] { trainer.epoch(2); }),
-                  options.batch.grain == 0 ? testing::Matcher<std::string>("(no error)")
-                                           : AllOf(HasSubstr("no longer equal: rank 2 (cpu) from the others in "),
-                                                   HasSubstr("running_mean. ")));
+      const auto error = lockstep::error_of([&] { trainer.epoch(2); });
+      if (options.batch.grain == 0) EXPECT_EQ(error, "(no error)");
+      if (options.batch.grain != 0) EXPECT_THAT(error, Fails(Error::difference, {2}));
     });
   }
 }
@@ -197,11 +197,11 @@ TEST(RankTrainer, RunningStatisticsThatDifferWithGrainsEndTheRunAndTheRankIsName
 // What the ranks' trainers throw, with Adam, if rank `odd` calls flip(its optimizer) behind the second step; odd -1:
 // none does.
 using Flip = std::function<void(torch::optim::Optimizer&)>;
-std::vector<std::string> errors_after_flip(int ranks, int odd, TrainOptions options, const Flip& flip) {
+std::vector<lockstep::Caught> errors_after_flip(int ranks, int odd, TrainOptions options, const Flip& flip) {
   const auto data = lockstep::synthetic_images(150, 40);
   options.batch.size = 32;  // 5 steps in an epoch
   options.keep.every = 1;
-  std::vector<std::string> errors(static_cast<size_t>(ranks));
+  std::vector<lockstep::Caught> errors(static_cast<size_t>(ranks));
   lockstep::run(lockstep::test_devices(ranks), [&](Rank& rank) {
     const lockstep::TrainCallbacks callbacks;
     torch::optim::Optimizer* made = nullptr;
@@ -272,9 +272,7 @@ TEST(RankTrainer, AFlippedBitOfAPartWithReplicasEndsTheRunOnAllRanks) {
     options.split = {.mesh = mesh};
     EXPECT_THAT(errors_after_flip(4, -1, options, of_weights), testing::Each("(no error)"));
     for (const int odd : {0, 3}) {
-      EXPECT_THAT(errors_after_flip(4, odd, options, of_weights),
-                  testing::Each(AllOf(HasSubstr("check_replicas: the ranks' networks are no longer equal: "),
-                                      HasSubstr("the memory of rank " + std::to_string(odd) + " ("))));
+      EXPECT_THAT(errors_after_flip(4, odd, options, of_weights), testing::Each(Fails(Error::difference)));
     }
   }
 }
@@ -378,9 +376,8 @@ TEST(RankTrainer, ARecordedExchangeNeedsTheFirstDevicesGradients) {
       });
     });
   };
-  EXPECT_THAT(train_with("0,1", true), AllOf(HasSubstr("(cpu): `cuda_graph`"), HasSubstr("with `balance` 0,1"),
-                                             HasSubstr("give it a share, put it last, or leave `cuda_graph` out")));
-  EXPECT_THAT(train_with("0.01,1", true), HasSubstr("`cuda_graph`"));  // no sample of 32
+  EXPECT_THAT(train_with("0,1", true), Refused());
+  EXPECT_THAT(train_with("0.01,1", true), Refused());  // no sample of 32
   EXPECT_EQ(train_with("1,0", true), "(no error)");
   EXPECT_EQ(train_with("0,1", false), "(no error)");
 }

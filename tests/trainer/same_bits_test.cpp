@@ -196,7 +196,7 @@ TEST_F(SameBits, AfterARunWasStoppedAndWentOnOnOtherRanks) {
     const auto third = checkpoint(model + "3-7-2-", "epoch-0000-step-000004");
     TrainOptions other = in("other", {"", 2});
     other.memory_format = MemoryFormat::channels_last;
-    EXPECT_THAT(error_of([&] { go_on(other, third); }), testing::HasSubstr("a run goes on as it began"));
+    EXPECT_THAT(error_of([&] { go_on(other, third); }), Refused());
     size_t number = 0;
     for (const auto& layouts : {zero_layouts(), pipeline_layouts()}) {
       for (const auto& layout : layouts) {

@@ -15,7 +15,9 @@
 
 namespace trace_test {
 
+using lockstep::Error;
 using lockstep::error_of;
+using lockstep::Fails;
 using lockstep::ScratchFolder;
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -66,7 +68,7 @@ TEST_F(Trace, WarnsOfARunThatEndsBeforeItBegins) {
 }
 
 TEST_F(Trace, AFileThatCannotBeWrittenIsAnError) {
-  EXPECT_THAT(error_of([&] { train(2, 32, traces_ / "no folder" / "trace.json"); }), HasSubstr("trace.json"));
+  EXPECT_THAT(error_of([&] { train(2, 32, traces_ / "no folder" / "trace.json"); }), Fails(Error::file));
 }
 
 }  // namespace trace_test

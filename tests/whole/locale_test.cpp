@@ -23,7 +23,6 @@
 namespace locale_test {
 
 using namespace lockstep;
-using testing::HasSubstr;
 namespace nn = torch::nn;
 
 // While it lives, the global locale writes 1234.5 as "1 234,5", and reads "1 234,5" as one number.
@@ -73,8 +72,7 @@ TEST(Locale, ChangesNoText) {
   const Grouping locale;
   EXPECT_EQ(bytes_text(1234.5e6), "1.23 GB");
   EXPECT_EQ(comm::seconds(std::chrono::milliseconds(1234500)), "1234.5 s");
-  EXPECT_THAT(error_of([&] { load_weights(folder / "file", *nn::Linear(4097, 10)); }),
-              testing::AllOf(HasSubstr("[10, 4096]"), HasSubstr("[10, 4097]")));
+  EXPECT_THAT(error_of([&] { load_weights(folder / "file", *nn::Linear(4097, 10)); }), Fails(Error::file));
 }
 
 // The last rank's texts are made when the first has made its own.

@@ -185,7 +185,8 @@ void time_openmpi(const Devices& devices, Sizes& sizes) {
   for (auto& size : sizes) {
     int64_t bytes = 0;
     double seconds = 0;
-    if (!(lines >> bytes >> seconds) || bytes != size.bytes) throw Error("its output is not understood");
+    if (!(lines >> bytes >> seconds) || bytes != size.bytes)
+      throw Error("its output is not understood", {Error::machine});
     size.best.add("openmpi", seconds);
   }
 }

@@ -81,11 +81,12 @@ class BitsFolder {
   explicit BitsFolder(const std::string& asked) : path_(asked), keeps_(!asked.empty()) {
     if (keeps_) {
       if (const auto error = io::make_folders(path_))
-        throw Error("--runs-dir " + asked + ": cannot be made: " + error.message());
+        throw Error("--runs-dir " + asked + ": cannot be made: " + error.message(), {Error::file});
       return;
     }
     std::string name = (fs::temp_directory_path() / "lockstep-bits-XXXXXX").string();
-    if (mkdtemp(name.data()) == nullptr) throw Error("cannot make the folder " + name + ": " + io::reason(errno));
+    if (mkdtemp(name.data()) == nullptr)
+      throw Error("cannot make the folder " + name + ": " + io::reason(errno), {Error::file});
     path_ = name;
   }
   ~BitsFolder() {
@@ -213,7 +214,7 @@ class Layouts {
     options.split = split;
     const auto file = folder_ / (folder_of(name) + ".json");
     std::ofstream out(file);
-    if (!(out << to_json(options)).flush()) throw Error("cannot write '" + file.string() + "'");
+    if (!(out << to_json(options)).flush()) throw Error("cannot write '" + file.string() + "'", {Error::file});
     return file;
   }
 
@@ -295,8 +296,9 @@ int bits_command(const BenchBitsFlags& flags, Output& output) {
     try {
       results.push_back(result_of(run, folder.path()));
     } catch (const Error& error) {
-      throw Error(run.name + ": " + command_of(run) + ": " + error.what() + "\nthe runs are in " +
-                  folder.path().string());
+      throw Error(
+          run.name + ": " + command_of(run) + ": " + error.what() + "\nthe runs are in " + folder.path().string(),
+          error.data());
     }
     const bool same = same_bits(results.back(), results.front());
     all_same = all_same && same;

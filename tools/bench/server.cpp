@@ -147,7 +147,8 @@ Curve with_servers(const std::string& name, Consistency consistency, const Devic
               worker.step();
             }
           });
-          if (!lost.empty()) throw Error("worker " + std::to_string(lost[0].worker) + " failed: " + lost[0].reason);
+          if (!lost.empty())
+            throw Error("worker " + std::to_string(lost[0].worker) + " failed: " + lost[0].reason, {Error::user_code});
         });
         if (rank.index() == 0) curve.points = points;
       },

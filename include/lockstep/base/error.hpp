@@ -1,9 +1,10 @@
 // lockstep::Error: the one exception type of the library. It carries its cause, and the ranks and options that it is
-// about, so that nobody has to search its text.
+// about, so that nobody has to search its text: catch it and compare cause(). They are the same on every rank and in
+// every process of a run. Any thread may read an Error.
 //
 // Its text names, as far as they are known, the rank, the device, the operation and what to do.
 // When a rank fails for another reason (a c10::Error of LibTorch, a std::bad_alloc), run() rethrows
-// an Error with the original exception nested in it (std::rethrow_if_nested).
+// an Error with the original exception nested in it (std::rethrow_if_nested): of user_code, or of machine.
 #pragma once
 
 #include <memory>
@@ -27,6 +28,7 @@ class Error : public std::runtime_error {
     late,        // a rank waited for another one longer than the timeout
     stopped,     // its user asked for it
   };
+  using enum Cause;  // Error::file
   struct Data {
     Cause cause = Cause::refused;
     std::vector<int> ranks = {};            // the ranks at fault, ascending; empty: not known, or all
@@ -37,6 +39,7 @@ class Error : public std::runtime_error {
   Error(const std::string& text, Data data)
       : std::runtime_error(text), data_(std::make_shared<const Data>(std::move(data))) {}
 
+  const Data& data() const { return *data_; }
   Cause cause() const { return data_->cause; }
   const std::vector<int>& ranks() const { return data_->ranks; }
   const std::vector<std::string>& options() const { return data_->options; }

@@ -55,20 +55,6 @@ struct TrainResult {
   double data_wait() const;          // EpochMetrics::data_wait of all finished epochs together; 0 if there are none
 };
 
-// Thrown if run_dir holds another run, or a file that a run would overwrite. If two runs want one folder at the same
-// time, one gets it and the other this error.
-class RunExists : public Error {
- public:
-  using Error::Error;
-};
-
-// Ends a run with TrainOptions::on_nan "stop"; the text names the step and the rank. With "skip" it ends a run that
-// skipped every step of an epoch.
-class NotFinite : public Error {
- public:
-  using Error::Error;
-};
-
 // Trains one of lockstep's models on one of its data sets, or gpt on a text, and after every epoch evaluates and writes
 // into run_dir: config.json (first), metrics.jsonl, model.safetensors, curve.svg, and in checkpoints/ what it can be
 // resumed from; curve.png at the end. The empty file .lock keeps a second writer out. On synthetic data metrics.jsonl
@@ -104,7 +90,8 @@ class NotFinite : public Error {
 //   device no samples; "auto" where devices wait for each other while their speed is measured (sync_batchnorm,
 //   zero_stage 2 or 3, no split by data alone), where they do not wait at all (sync_every), or where steps have one
 //   size (cuda_graph);
-// - of what is kept: a run_dir that cannot be written, or in which another process trains; RunExists;
+// - of what is kept: a run_dir that cannot be written, or in which another process trains or another run lies (then
+//   options() is run_dir alone);
 //   checkpoint_every with keep_last 0;
 // - resume: a checkpoint that is damaged or foreign (the text names the newest whole one before it), or of a run
 //   whose steps were others: other data (known by their SHA-256), another model, batch size, … These alone may
@@ -112,11 +99,11 @@ class NotFinite : public Error {
 //   check_replicas, check_arithmetic, epochs, where files lie, and what is kept. With a grain memory_format may not
 //   differ. A checkpoint that lies in the folder of a run whose steps were others is refused too.
 //
-// Throws Error after it: NotFinite; weights or optimizer states that differ between devices (see
-// TrainOptions::check_replicas); a device that computes wrongly (see TrainOptions::check_arithmetic); a rank that fails
-// (memory, a GPU); a file that cannot be written (a full disk); an exception from a callback. The Error names the
-// rank or the file, and finished epochs stay readable. A run that ends before its first epoch is kept leaves nothing
-// behind: neither its files nor the folders that it made.
+// Throws Error after it: a loss or gradient that is not finite (Error::not_finite; the text names step and rank);
+// weights or optimizer states that differ between devices (see TrainOptions::check_replicas); a device that computes
+// wrongly (see TrainOptions::check_arithmetic); a rank that fails (memory, a GPU); a file that cannot be written (a
+// full disk); an exception from a callback. The Error names the rank or the file, and finished epochs stay readable. A
+// run that ends before its first epoch is kept leaves nothing behind: neither its files nor the folders that it made.
 //
 // A resumed run gives the bits of one that never stopped if ranks and options are the same (but for balance "auto",
 // which follows the clock, and on GPUs, where cuDNN takes the convolution that was fastest), and on other ranks what

@@ -74,9 +74,10 @@ void wait_for_all(c10d::Store& store, const LaunchEnvironment& launch, const Wai
       const auto missing = absent(store, launch.world_size);
       if (missing.empty()) return;
       throw Error(process_name(launch.rank, launch) + " waited " + seconds(limit.timeout) + " for " +
-                  (missing.size() == 1 ? "process " : "processes ") + numbers(missing) +
-                  ", which did not come to run(). " +
-                  "If starting only takes long, raise LOCKSTEP_RENDEZVOUS_TIMEOUT (seconds)");
+                      (missing.size() == 1 ? "process " : "processes ") + numbers(missing) +
+                      ", which did not come to run(). " +
+                      "If starting only takes long, raise LOCKSTEP_RENDEZVOUS_TIMEOUT (seconds)",
+                  {Error::late});
     }
     std::this_thread::sleep_for(pause_after(Clock::now() - begin, kBetweenLooks));
   }
@@ -234,13 +235,13 @@ Roster meet(c10d::Store& store, const LaunchEnvironment& launch, const Devices& 
     const std::string differs = without_common_ends(theirs, first);
     const std::string of_first = without_common_ends(first, theirs);
     const bool is_build = is_of_build(differs) || is_of_build(of_first);
-    throw Error(
-        "process " + std::to_string(process) + " runs another program or configuration than process 0: " + differs +
-        "; process 0: " + of_first + ". All processes must run the same, on the same data" +
-        (is_build
-             ? ". Build in the same folder everywhere, or copy the program. If builds may differ, as for several kinds "
-               "of CPU, set LOCKSTEP_MIXED_BUILDS=1 for all"
-             : ""));
+    throw Error("process " + std::to_string(process) + " runs another program or configuration than process 0: " +
+                    differs + "; process 0: " + of_first + ". All processes must run the same, on the same data" +
+                    (is_build ? ". Build in the same folder everywhere, or copy the program. If builds may differ, as "
+                                "for several kinds "
+                                "of CPU, set LOCKSTEP_MIXED_BUILDS=1 for all"
+                              : ""),
+                {Error::difference});
   }
   check_that_something_connects(all);
   check_that_gpus_differ(all);
@@ -259,17 +260,18 @@ void call_off(c10d::Store& store, const Failure& failure) {
 
 namespace {
 
-Failure::Kind kind_of(const ProcessEnd& process) {
-  return process.stopped ? Failure::Kind::stop : Failure::Kind::error;
+Error::Data data_of(const ProcessEnd& process) {
+  return {process.stopped ? Error::stopped : Error::death};
 }
 
 // Names the process by its ranks if the processes have met.
 Failure end_in(c10d::Store& run, const LaunchEnvironment& launch, const ProcessEnd& process) {
-  const Failure before_they_met{process_name(launch.rank, launch) + " is gone: " + process.how, kind_of(process)};
+  const Failure before_they_met{process_name(launch.rank, launch) + " is gone: " + process.how, data_of(process)};
   if (!absent(run, launch.world_size).empty()) return before_they_met;
   try {
-    const auto name = roster_of(read_all(run, launch.world_size)).name_process(launch.rank);
-    return {"the process of " + name + " is gone: " + process.how, Failure::Kind::death};
+    const Roster roster = roster_of(read_all(run, launch.world_size));
+    return {"the process of " + roster.name_process(launch.rank) + " is gone: " + process.how,
+            {Error::death, roster.list_of(launch.rank)}};
   } catch (const ForeignValue&) {  // the processes report that themselves
     return before_they_met;
   }
@@ -284,11 +286,11 @@ std::string announce_end(const StorePtr& store, const LaunchEnvironment& launch,
     call_off(*last, end_in(*last, launch, process));
   }
   const std::string absence = process_name(launch.rank, launch) + " did not come to run(): " + process.how;
-  call_off(*store_of_run(store, launch, run + 1), {absence, kind_of(process)});
+  call_off(*store_of_run(store, launch, run + 1), {absence, data_of(process)});
   return absence;
 }
 
-std::string farewell(c10d::Store& store, const Rendezvous& rendezvous, std::chrono::milliseconds limit, int dead) {
+Failure farewell(c10d::Store& store, const Rendezvous& rendezvous, std::chrono::milliseconds limit, int dead) {
   try {
     const auto deadline = Clock::now() + limit;
     int64_t gone = add_to_count(store, "farewells", 1);
@@ -297,10 +299,10 @@ std::string farewell(c10d::Store& store, const Rendezvous& rendezvous, std::chro
       gone = stored_count(store, "farewells");
     }
   } catch (const ForeignValue& error) {
-    return error.what();
+    return error;
   } catch (const std::exception&) {  // the store is gone, so nobody listens
   }
-  return "";
+  return {};
 }
 
 }  // namespace lockstep::comm

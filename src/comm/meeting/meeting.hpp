@@ -46,7 +46,7 @@ struct ProcessEnd {
 std::string announce_end(const StorePtr& store, const LaunchEnvironment& launch, const ProcessEnd& process);
 
 // Says this process's last word in a run. The process that keeps the store waits for the others' last words, for at
-// most `limit`; `dead` processes have none. Gives what is wrong with the store's values, or "".
-std::string farewell(c10d::Store& store, const Rendezvous& rendezvous, std::chrono::milliseconds limit, int dead = 0);
+// most `limit`; `dead` processes have none. Gives what is wrong with the store's values, if anything is.
+Failure farewell(c10d::Store& store, const Rendezvous& rendezvous, std::chrono::milliseconds limit, int dead = 0);
 
 }  // namespace lockstep::comm

@@ -50,7 +50,8 @@ std::string loopback_address() {
   }
   throw Error(
       "this machine does not reach itself, neither at 127.0.0.1 nor at ::1, and there its processes meet. Bring its "
-      "loopback interface up: ip link set lo up");
+      "loopback interface up: ip link set lo up",
+      {Error::machine});
 }
 
 Rendezvous::Rendezvous(LaunchEnvironment launch, const WaitLimit& limit)
@@ -102,11 +103,13 @@ void Rendezvous::learn_local_address(Clock::time_point deadline, const WaitLimit
   while (!store->check({"address"})) {
     limit.check(process_name());
     if (Clock::now() >= deadline) {
-      throw Error(process_name() + " on " + host_name() + " waited " + seconds(limit.timeout) +
-                  " for the first process of another machine, and none came. Was one started there? Here " +
-                  given_address() + " means this machine itself (" + address_ +
-                  "): if it means another one there, set it to an address of " + host_name() +
-                  " that the others reach. If starting only takes long, raise LOCKSTEP_RENDEZVOUS_TIMEOUT (seconds)");
+      throw Error(
+          process_name() + " on " + host_name() + " waited " + seconds(limit.timeout) +
+              " for the first process of another machine, and none came. Was one started there? Here " +
+              given_address() + " means this machine itself (" + address_ +
+              "): if it means another one there, set it to an address of " + host_name() +
+              " that the others reach. If starting only takes long, raise LOCKSTEP_RENDEZVOUS_TIMEOUT (seconds)",
+          {Error::late});
     }
     std::this_thread::sleep_for(kPause);
   }
@@ -128,8 +131,9 @@ void Rendezvous::find_host(Clock::time_point deadline, const WaitLimit& limit) {
   const std::string where = note_ ? "the port that should be in " + note_->place()
                                   : place_text(address_, port_) + " (MASTER_ADDR and MASTER_PORT" + itself + ")";
   throw Error(process_name() + " waited " + seconds(limit.timeout) + " for the store that " + whose + " at " + where +
-              ", but nothing answers. Was rank 0 started, and does it call run()? If it only takes long, raise "
-              "LOCKSTEP_RENDEZVOUS_TIMEOUT (seconds)");
+                  ", but nothing answers. Was rank 0 started, and does it call run()? If it only takes long, raise "
+                  "LOCKSTEP_RENDEZVOUS_TIMEOUT (seconds)",
+              {Error::late});
 }
 
 // The process that keeps the store has the port, so the processes of another job are wrong here. They must leave
@@ -187,12 +191,14 @@ StorePtr Rendezvous::idle_client() {
   try {
     clients_.push_back(new_client());
   } catch (const c10::Error& error) {
-    throw Error(process_name() + " cannot use the store at " + place_text(address_, port_) + ", which " +
-                (launch_.agent_store ? "the launcher" : "the process of rank 0") +
-                " keeps: " + error.what_without_backtrace() +
-                (launch_.agent_store ? ""
-                                     : ". Have all machines the same LOCKSTEP_JOB_KEY_FILE, or none? If another job is "
-                                       "at this port, give each a port of its own"));
+    throw Error(
+        process_name() + " cannot use the store at " + place_text(address_, port_) + ", which " +
+            (launch_.agent_store ? "the launcher" : "the process of rank 0") +
+            " keeps: " + error.what_without_backtrace() +
+            (launch_.agent_store ? ""
+                                 : ". Have all machines the same LOCKSTEP_JOB_KEY_FILE, or none? If another job is "
+                                   "at this port, give each a port of its own"),
+        {Error::machine});
   }
   return clients_.back();
 }

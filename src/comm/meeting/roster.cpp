@@ -3,6 +3,7 @@
 #include "comm/texts.hpp"
 
 #include <algorithm>
+#include <numeric>
 
 namespace lockstep::comm {
 
@@ -10,6 +11,13 @@ Range Roster::ranks_of(int process) const {
   int64_t begin = 0;
   for (int before = 0; before < process; ++before) begin += static_cast<int64_t>(by_process[before].size());
   return {begin, begin + static_cast<int64_t>(by_process[process].size())};
+}
+
+std::vector<int> Roster::list_of(int process) const {
+  const Range ranks = ranks_of(process);
+  std::vector<int> list(static_cast<size_t>(ranks.size()));
+  std::iota(list.begin(), list.end(), static_cast<int>(ranks.begin));
+  return list;
 }
 
 int Roster::process_of(int rank) const {

@@ -16,6 +16,7 @@ struct Roster {
 
   int processes() const { return static_cast<int>(by_process.size()); }
   Range ranks_of(int process) const;
+  std::vector<int> list_of(int process) const;  // the same as indices
   int process_of(int rank) const;
   Devices devices() const;  // the devices of all ranks
   bool one_rank_per_process() const;

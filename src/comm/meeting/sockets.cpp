@@ -49,7 +49,7 @@ AddressList look_up(const std::string& host, int flags) {
   hints.ai_flags = flags;
   addrinfo* list = nullptr;
   const int error = getaddrinfo(host.c_str(), nullptr, &hints, &list);
-  if (error != 0) throw Error("the address " + host + " cannot be found: " + gai_strerror(error));
+  if (error != 0) throw Error("the address " + host + " cannot be found: " + gai_strerror(error), {Error::machine});
   return {list, freeaddrinfo};
 }
 
@@ -81,7 +81,7 @@ std::string Address::place() const {
 class Socket {
  public:
   Socket(int family, int type) : fd_(socket(family, type | SOCK_CLOEXEC, 0)) {
-    if (fd_ < 0) throw Error("socket() failed: " + reason(errno));
+    if (fd_ < 0) throw Error("socket() failed: " + reason(errno), {Error::machine});
   }
   ~Socket() {
     if (fd_ >= 0) close(fd_);
@@ -125,8 +125,9 @@ Listener listen_at(const std::string& address, int port, bool both_kinds) {
   if (bind(socket.fd(), where.get(), where.size) != 0 || !begins_to_listen(socket.fd())) {
     const int error = errno;
     throw Error("cannot listen at " + address + ", port " + std::to_string(port) + ": " + reason(error) +
-                (error == EADDRNOTAVAIL ? ". MASTER_ADDR must be an address of the machine on which rank 0 runs"
-                                        : ". Another MASTER_PORT may be free"));
+                    (error == EADDRNOTAVAIL ? ". MASTER_ADDR must be an address of the machine on which rank 0 runs"
+                                            : ". Another MASTER_PORT may be free"),
+                {Error::machine});
   }
   getsockname(socket.fd(), where.get(), &where.size);
   return {socket.release(), where.port()};
@@ -255,7 +256,7 @@ std::string local_address_towards(const std::string& address, int port) {
   const Address where = to_address(address, port);
   const Address here = local_address(where.get(), where.size);
   if (here.size == 0) {
-    throw Error("no network interface of this machine reaches " + address + ": " + reason(errno));
+    throw Error("no network interface of this machine reaches " + address + ": " + reason(errno), {Error::machine});
   }
   return to_text(here.get(), here.size);
 }

@@ -141,7 +141,7 @@ Fields StoreClient::ask(const Fields& question) {
     throw;
   }
   if (answer.empty() || answer[0] != "ok")
-    throw Error(answer.size() == 2 ? answer[1] : "the store's answer makes no sense");
+    throw Error(answer.size() == 2 ? answer[1] : "the store's answer makes no sense", {Error::machine});
   answer.erase(answer.begin());
   return answer;
 }

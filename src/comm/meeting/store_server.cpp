@@ -240,7 +240,7 @@ StoreServer::StoreServer(const Listener& listener, StoreGuard guard) {
   stop_ = eventfd(0, EFD_CLOEXEC);
   if (stop_ < 0 || socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0 ||
       fcntl(listener.fd, F_SETFL, O_NONBLOCK) != 0) {
-    throw Error("cannot keep a store: " + io::reason(errno));
+    throw Error("cannot keep a store: " + io::reason(errno), {Error::machine});
   }
   own_end_ = ends[0];
   auto service = std::make_unique<Service>(listener.fd, stop_, ends[1], std::move(guard));

@@ -17,9 +17,11 @@ namespace lockstep::comm {
 class ForeignValue : public Error {
  public:
   ForeignValue(const std::string& key, const std::string& value)
-      : Error("the store holds " + shown(value) + " under " + key +
-              ", which no process of this run can have written. Another program uses the job's store: start the job "
-              "anew, with a MASTER_PORT of its own") {}
+      : Error(
+            "the store holds " + shown(value) + " under " + key +
+                ", which no process of this run can have written. Another program uses the job's store: start the job "
+                "anew, with a MASTER_PORT of its own",
+            {Error::machine}) {}
 
  private:
   static std::string shown(const std::string& value) {

@@ -2,27 +2,33 @@
 
 #include "comm/texts.hpp"
 
+#include <algorithm>
+
 namespace lockstep::comm {
 
 using Kind = RankState::Kind;
 
 namespace {
 
-std::string contradiction_of_collective(const OpenCall& call, const std::vector<RankState>& states,
-                                        const Roster& roster) {
+Error::Data differ(int rank, int other) {
+  return {Error::difference, {std::min(rank, other), std::max(rank, other)}};
+}
+
+Failure contradiction_of_collective(const OpenCall& call, const std::vector<RankState>& states, const Roster& roster) {
   for (int other = 0; other < static_cast<int>(states.size()); ++other) {
     if (!call.concerns(other)) continue;
     const RankState& state = states[other];
     const CollectiveCalls& calls = state.calls.of(call.among.name);
     if (state.kind == Kind::returned && calls.count <= call.number) {
-      return text_of_return(roster.name(other), roster.name(call.rank), call.where());
+      return {text_of_return(roster.name(other), roster.name(call.rank), call.where()), {Error::difference, {other}}};
     }
     const std::string theirs = calls.text_of(call.number);
     if (!theirs.empty() && theirs != call.text) {
-      return text_of_different_calls(call.place(), {roster.name(call.rank), call.text}, {roster.name(other), theirs});
+      return {text_of_different_calls(call.place(), {roster.name(call.rank), call.text}, {roster.name(other), theirs}),
+              differ(call.rank, other)};
     }
   }
-  return "";
+  return {};
 }
 
 std::string text_of_missing_answer(const std::string& other, const std::string& rank, bool to_send,
@@ -31,18 +37,19 @@ std::string text_of_missing_answer(const std::string& other, const std::string& 
          ". Each send needs a recv";
 }
 
-std::string contradiction_of_message(const OpenCall& call, const RankState& peer, const Roster& roster) {
+Failure contradiction_of_message(const OpenCall& call, const RankState& peer, const Roster& roster) {
   const std::string name = roster.name(call.rank), other = roster.name(call.peer);
   if (peer.kind == Kind::returned) {
     const int64_t answers = (call.sends ? peer.calls.received : peer.calls.sent)[call.rank];
-    if (answers >= call.messages) return "";
-    return text_of_missing_answer(other, name, call.sends, call.where());
+    if (answers >= call.messages) return {};
+    return {text_of_missing_answer(other, name, call.sends, call.where()), {Error::difference, {call.peer}}};
   }
   if (peer.kind == Kind::waits && peer.call.message == call.message && peer.call.content != call.content) {
-    return "the two sides of " + call.message + " differ: " + name + " called " + call.text + ", " + other +
-           " called " + peer.call.text;
+    return {"the two sides of " + call.message + " differ: " + name + " called " + call.text + ", " + other +
+                " called " + peer.call.text,
+            differ(call.rank, call.peer)};
   }
-  return "";
+  return {};
 }
 
 std::string text_of_last_step(int64_t steps) {
@@ -61,15 +68,16 @@ bool lacks(const std::vector<RankState>& states, int rank, int other) {
 
 }  // namespace
 
-std::string contradiction(const OpenCall& call, const std::vector<RankState>& states, const Roster& roster) {
+Failure contradiction(const OpenCall& call, const std::vector<RankState>& states, const Roster& roster) {
   if (call.is_message()) return contradiction_of_message(call, states[call.peer], roster);
-  return call.number < 0 ? "" : contradiction_of_collective(call, states, roster);
+  return call.number < 0 ? Failure() : contradiction_of_collective(call, states, roster);
 }
 
-std::string early_return(int rank, const Calls& calls, const std::vector<RankState>& states, const Roster& roster) {
+Failure early_return(int rank, const Calls& calls, const std::vector<RankState>& states, const Roster& roster) {
   const std::string name = roster.name(rank);
   for (int other = 0; other < static_cast<int>(states.size()); ++other) {
     if (other == rank || states[other].kind != Kind::returned) continue;
+    const Error::Data at_fault{Error::difference, {other}};
     const Calls& theirs = states[other].calls;
     for (const auto& [group, mine] : calls.collective) {
       const auto found = theirs.collective.find(group);
@@ -77,7 +85,7 @@ std::string early_return(int rank, const Calls& calls, const std::vector<RankSta
       const int64_t number = found->second.count;
       const std::string text = mine.text_of(number);
       const std::string place = "(collective call " + std::to_string(number) + (group.empty() ? ")" : " of a group)");
-      return text_of_return(roster.name(other), name, (text.empty() ? "" : text + " ") + place);
+      return {text_of_return(roster.name(other), name, (text.empty() ? "" : text + " ") + place), at_fault};
     }
     const auto lacks_answer = [&](bool to_send, int64_t calls_of_rank, int64_t answers) {
       return answers >= calls_of_rank
@@ -86,10 +94,12 @@ std::string early_return(int rank, const Calls& calls, const std::vector<RankSta
                                           std::string(to_send ? "send" : "recv") + " " + std::to_string(answers + 1) +
                                               (to_send ? " to it" : " from it"));
     };
-    if (auto text = lacks_answer(true, calls.sent[other], theirs.received[rank]); !text.empty()) return text;
-    if (auto text = lacks_answer(false, calls.received[other], theirs.sent[rank]); !text.empty()) return text;
+    if (auto text = lacks_answer(true, calls.sent[other], theirs.received[rank]); !text.empty())
+      return {text, at_fault};
+    if (auto text = lacks_answer(false, calls.received[other], theirs.sent[rank]); !text.empty())
+      return {text, at_fault};
   }
-  return "";
+  return {};
 }
 
 std::string standstill(const std::vector<RankState>& states, const Roster& roster) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "calls.hpp"
+#include "comm/failure.hpp"
 #include "comm/meeting/roster.hpp"
 #include "rank_state.hpp"
 
@@ -13,13 +14,13 @@
 
 namespace lockstep::comm {
 
-// Says why `call` will never come about, from what its rank and the others (by rank) say; "" if nothing speaks against
-// it.
-std::string contradiction(const OpenCall& call, const std::vector<RankState>& states, const Roster& roster);
+// Says why `call` will never come about, from what its rank and the others (by rank) say; none if nothing speaks
+// against it.
+Failure contradiction(const OpenCall& call, const std::vector<RankState>& states, const Roster& roster);
 
-// Names a rank that has returned without a call that `rank` has made, so that the call will never come about; "" if
-// there is none. It is for ranks whose waits nobody knows.
-std::string early_return(int rank, const Calls& calls, const std::vector<RankState>& states, const Roster& roster);
+// Names a rank that has returned without a call that `rank` has made, so that the call will never come about; none
+// if there is none. It is for ranks whose waits nobody knows.
+Failure early_return(int rank, const Calls& calls, const std::vector<RankState>& states, const Roster& roster);
 
 // Names ranks that wait for each other, so that none will go on; "" if there are none. Old states do no harm: if ranks
 // seem to wait for each other, none can have been the first to go on.

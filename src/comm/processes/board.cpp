@@ -157,7 +157,7 @@ std::string Board::agreed_where(const std::string& text) {
 
 Failure Board::lose_store() {
   store_is_lost_ = true;
-  return {host_ + " is gone: the store that it keeps does not answer", Failure::Kind::death};
+  return {host_ + " is gone: the store that it keeps does not answer", {Error::death}};
 }
 
 }  // namespace lockstep::comm

@@ -89,10 +89,12 @@ c10::intrusive_ptr<c10d::Work> Hierarchy::post(int rank, RankCall call) {
       const int their_rank = static_cast<int>(ranks_.begin) + static_cast<int>(other);
       if (theirs.text != call.text) {
         throw Error(
-            text_of_different_calls("", {roster_.name(their_rank), theirs.text}, {roster_.name(rank), call.text}));
+            text_of_different_calls("", {roster_.name(their_rank), theirs.text}, {roster_.name(rank), call.text}),
+            {Error::difference, {std::min(rank, their_rank), std::max(rank, their_rank)}});
       }
       if (call.kind != Kind::barrier && share_memory(call.flat, theirs.flat)) {
-        throw Error(text_of_same_memory(std::min(rank, their_rank), std::max(rank, their_rank), call.text));
+        throw Error(text_of_same_memory(std::min(rank, their_rank), std::max(rank, their_rank), call.text),
+                    {Error::difference, {std::min(rank, their_rank), std::max(rank, their_rank)}});
       }
     }
     joint.calls[place] = std::move(call);

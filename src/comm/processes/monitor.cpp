@@ -35,7 +35,7 @@ void Monitor::start(std::function<void()> on_failure, std::function<Failure()> l
   try {
     watchdog_.start(std::move(on_failure), std::move(look));
   } catch (const Error& error) {  // the others have met this process, and wait for it
-    const Failure failure(roster_.name_process(process_) + ": " + error.what());
+    const Failure failure(roster_.name_process(process_) + ": " + error.what(), error.data());
     report(failure);
     failure.raise();
   }
@@ -67,13 +67,14 @@ void Monitor::explain(const Waiting& waiting, const OpenCall& call, const std::e
     }
   }
   if (failure().empty()) report_own(call, cause);
-  const auto [first, kind] = failure();
+  const auto [first, data] = failure();
   note_where(whereabouts(call, log_.of(call.rank), steps_, roster_));
-  Failure(first.starts_with(name) ? first : name + ": " + call.where() + " was ended: " + first, kind).raise();
+  Failure(first.starts_with(name) ? first : name + ": " + call.where() + " was ended: " + first, data).raise();
 }
 
 void Monitor::report_own(const OpenCall& call, const std::exception_ptr& cause) {
-  report(roster_.name(call.rank) + ": " + call.where() + " failed: " + exception_text(cause));
+  report({roster_.name(call.rank) + ": " + call.where() + " failed: " + exception_text(cause),
+          {Error::machine, {call.rank}}});
 }
 
 void Monitor::look_for_failure() {
@@ -88,19 +89,19 @@ void Monitor::look_for_failure() {
 void Monitor::report_lateness(const OpenCall& call, std::chrono::milliseconds timeout) {
   try {
     std::this_thread::sleep_for(Watchdog::kUntilSaid);
-    report({text_of_lateness(call, timeout, board_.states(), roster_), Failure::Kind::late});
+    report({text_of_lateness(call, timeout, board_.states(), roster_), {Error::late}});
   } catch (const ForeignValue& error) {
-    report({error.what()});
+    report(error);
   } catch (const std::exception&) {
     waits_.fail(board_.lose_store());
   }
 }
 
 void Monitor::raise(int rank) {
-  const auto [first, kind] = failure();
+  const auto [first, data] = failure();
   note_where(last_call(rank, log_.of(rank), steps_, roster_));
   const auto name = roster_.name(rank);
-  Failure(first.starts_with(name) ? first : name + ": " + first, kind).raise();
+  Failure(first.starts_with(name) ? first : name + ": " + first, data).raise();
 }
 
 void Monitor::note_where(const std::string& text) {
@@ -110,7 +111,8 @@ void Monitor::note_where(const std::string& text) {
 
 // All processes find the same here.
 void Monitor::check_calls() {
-  if (const auto complaint = unanswered(board_.calls(), roster_); !complaint.empty()) report(complaint);
+  if (const auto complaint = unanswered(board_.calls(), roster_); !complaint.empty())
+    report({complaint, {Error::difference}});
 }
 
 Failure Monitor::finish(const std::function<void()>& complete) {
@@ -124,7 +126,7 @@ Failure Monitor::finish(const std::function<void()>& complete) {
     if (failure().empty()) complete();
     if (roster_.devices()[0].is_cpu()) agree_on_end();
   } catch (const ForeignValue& error) {
-    report({error.what()});
+    report(error);
   } catch (const std::exception&) {
     waits_.fail(board_.lose_store());
   }
@@ -137,7 +139,7 @@ Failure Monitor::finish_taking_down() {
     wait_for_all("closed");
     agree_on_end();
   } catch (const ForeignValue& error) {
-    report({error.what()});
+    report(error);
   } catch (const std::exception&) {
     waits_.fail(board_.lose_store());
   }
@@ -158,12 +160,12 @@ void Monitor::wait_for_all(const std::string& place) {
 // After a death all processes also name one place where a survivor's rank was.
 Failure Monitor::last_words() {
   const Failure first = failure();
-  if (first.kind != Failure::Kind::death) return first;
+  if (!first.is(Error::death)) return first;
   const std::string where = [&] {
     const std::lock_guard lock(mutex_);
     return where_.empty() ? "the process of " + roster_.name_process(process_) + " was in no call" : where_;
   }();
-  return {first.text + ". " + board_.agreed_where(where), first.kind};
+  return {first.text + ". " + board_.agreed_where(where), first.data};
 }
 
 }  // namespace lockstep::comm

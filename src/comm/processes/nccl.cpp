@@ -151,11 +151,12 @@ void abort_quietly(ProcessGroupNCCL& backend) noexcept {
   }
 }
 
-// The text of what c10d's own watchdog saw before it aborted the communicator.
-std::string text_of_nccl_error(c10d::ErrorType error, std::chrono::milliseconds timeout) {
-  if (error == c10d::ErrorType::SUCCESS) return "";
-  if (error != c10d::ErrorType::TIMEOUT) return "NCCL failed; NCCL_DEBUG=WARN in the environment says more";
-  return "waited " + seconds(timeout) + " in a call of NCCL" + kSameCallsInOrder;
+// What c10d's own watchdog saw before it aborted the communicator.
+Failure nccl_failure(c10d::ErrorType error, std::chrono::milliseconds timeout) {
+  if (error == c10d::ErrorType::SUCCESS) return {};
+  if (error != c10d::ErrorType::TIMEOUT)
+    return {"NCCL failed; NCCL_DEBUG=WARN in the environment says more", {Error::machine}};
+  return {"waited " + seconds(timeout) + " in a call of NCCL" + kSameCallsInOrder, {Error::late}};
 }
 
 // c10d takes a communicator down under a lock that its abort needs, so nothing may wait there any more. Therefore a
@@ -186,7 +187,7 @@ GroupMember make_nccl_group(const GroupPlace& place, const c10::Device& device, 
   backend->eagerConnectSingleDevice(device);
   return {.backend = backend,
           .close = [backend] { abort_quietly(*backend); },
-          .error = [backend, timeout = place.timeout] { return text_of_nccl_error(backend->getError(), timeout); },
+          .error = [backend, timeout = place.timeout] { return nccl_failure(backend->getError(), timeout); },
           .take_down = [backend, device](const std::stop_token& stop) { take_down(*backend, device, stop); }};
 }
 

@@ -19,7 +19,8 @@ Texts describe_all(const std::vector<at::Tensor>& tensors) {
 
 void check(int from, const std::string& sends, int to, const std::string& expects) {
   if (sends == expects) return;
-  throw Error(classic_text("alltoall: rank ", from, " sends ", sends, " to rank ", to, ", which expects ", expects));
+  throw Error(classic_text("alltoall: rank ", from, " sends ", sends, " to rank ", to, ", which expects ", expects),
+              {Error::difference});
 }
 
 }  // namespace

@@ -136,10 +136,10 @@ class ProcessesWorld : public WatchedWorld {
 
   Failure finish() override {
     Failure failure = WatchedWorld::finish();
-    const int silent = failure.kind == Failure::Kind::death ? 1 : 0;  // a dead process says no farewell
+    const int silent = failure.is(Error::death) ? 1 : 0;  // a dead process says no farewell
     if (!monitor().store_is_lost()) {
       const auto limit = failure.empty() ? place_.rendezvous_timeout : kFarewell;
-      const std::string foreign = farewell(*place_.store, place_.rendezvous, limit, silent);
+      const Failure foreign = farewell(*place_.store, place_.rendezvous, limit, silent);
       if (failure.empty()) failure = foreign;
     }
     if (!failure.empty()) place_.rendezvous.drop_connections();
@@ -164,8 +164,9 @@ std::unique_ptr<World> make_processes_world(const Devices& devices, const JobOpt
     return std::make_unique<ProcessesWorld>(std::move(turn), std::move(place), options);
   } catch (const c10::DistError&) {  // the store's error does not say whose the store was
     throw Error("process " + std::to_string(launch->rank) + " of " + std::to_string(launch->world_size) + ": " +
-                (launch->agent_store ? "the launcher" : "the process of rank 0") +
-                " is gone: the store that it keeps does not answer");
+                    (launch->agent_store ? "the launcher" : "the process of rank 0") +
+                    " is gone: the store that it keeps does not answer",
+                {Error::machine});
   }
 }
 

@@ -144,7 +144,8 @@ class Try {
     try {
       group = wait_for_all(*attempt, stop);
     } catch (const Error& error) {
-      throw Error(place_.members.at(place_.group.rank) + ": connecting to the other ranks failed: " + error.what());
+      throw Error(place_.members.at(place_.group.rank) + ": connecting to the other ranks failed: " + error.what(),
+                  {Error::machine});
     } catch (const c10::DistError&) {  // the store threw it
       attempt->call_off();
       throw;
@@ -211,7 +212,8 @@ class Try {
     if (probe >= 0) close(probe);
     if (probe >= 0 && why.find(too_many) == std::string::npos) return;
     throw Error(place_.members.at(place_.group.rank) + ": connecting to the other ranks failed: " + too_many +
-                ". Raise the limit of this process (ulimit -n)");
+                    ". Raise the limit of this process (ulimit -n)",
+                {Error::machine});
   }
 
   void say_that_it_is_void(const std::string& why) const { store().compareSet(kVoid, std::string(), why); }
@@ -234,8 +236,9 @@ GroupMember make_proven_group(const ProvenPlace& place, const std::stop_token& s
     turned_away.push_back(one.why_void());
   }
   throw Error(place.members.at(place.group.rank) + ": the members of " + place.name + " could not connect in " +
-              std::to_string(kTries) + " tries. At the last one: " + turned_away.back() +
-              ". If that is not a member's own fault, keep strangers off the ports of these machines");
+                  std::to_string(kTries) + " tries. At the last one: " + turned_away.back() +
+                  ". If that is not a member's own fault, keep strangers off the ports of these machines",
+              {Error::machine});
 }
 
 }  // namespace lockstep::comm

@@ -69,12 +69,13 @@ void Watchdog::run() {
     try {
       if (!board_.store_is_lost()) beat();
     } catch (const ForeignValue& error) {
-      report({error.what()});
+      report(error);
     } catch (const c10::DistError&) {
       waits_.fail(board_.lose_store());
     } catch (const std::exception&) {
       report({"watching over the other processes failed in that of " + roster_.name_process(process_) + ": " +
-              exception_text(std::current_exception())});
+                  exception_text(std::current_exception()),
+              data_of(std::current_exception())});
     }
     if (!waits_.failure().empty() && !std::exchange(told, true)) on_failure_();
   }
@@ -135,10 +136,11 @@ void Watchdog::look_around() {
     const auto complaint = contradiction(wait.call, states, roster_);
     if (!complaint.empty()) return report(complaint);
   }
-  if (const auto complaint = standstill(states, roster_); !complaint.empty()) return report(complaint);
+  if (const auto complaint = standstill(states, roster_); !complaint.empty())
+    return report({complaint, {Error::difference}});
   for (const auto& wait : waits) {
     if (!wait.call.polled && wait.waited >= wait.timeout + kUntilSaid) {
-      return report({text_of_lateness(wait.call, wait.timeout, states, roster_), Failure::Kind::late});
+      return report({text_of_lateness(wait.call, wait.timeout, states, roster_), {Error::late}});
     }
   }
   watch_hearts();
@@ -193,7 +195,7 @@ void Watchdog::watch_hearts() {
     if (beat.activity != before.activity || before.count == 0) active_ = Clock::now();
     const auto silence = Clock::now() - seen_[process];
     if (process == process_ || silence < (beat.count == 0 ? options_.silence.most : limit)) continue;
-    return report({text_of_silence(process, roster_), Failure::Kind::death});
+    return report({text_of_silence(process, roster_), {Error::death, roster_.list_of(process)}});
   }
 }
 
@@ -207,9 +209,9 @@ void Watchdog::end_waits_of_a_stop(const std::vector<RankState>& states) {
   const auto present = waits_.snapshot();
   for (const auto& wait : present.open) {
     if (wait.call.polled || wait.waited < kStop) continue;
-    return report({text_of_stop(wait.call, states, roster_), Failure::Kind::stop});
+    return report({text_of_stop(wait.call, states, roster_), {Error::stopped}});
   }
-  if (present.finishing) report({text_of_stop_at_the_end(process_, roster_), Failure::Kind::stop});
+  if (present.finishing) report({text_of_stop_at_the_end(process_, roster_), {Error::stopped}});
 }
 
 void Watchdog::report(const Failure& failure) {

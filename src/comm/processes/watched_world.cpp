@@ -153,7 +153,8 @@ Failure WatchedWorld::look() {
   const std::lock_guard lock(mutex_);
   for (const auto& [rank, member] : groups_) {
     if (!member.error) continue;
-    if (const std::string error = member.error(); !error.empty()) return name_of(rank, devices()) + ": " + error;
+    if (const Failure error = member.error(); !error.empty())
+      return {name_of(rank, devices()) + ": " + error.text, {error.data.cause, {rank}}};
   }
   return {};
 }

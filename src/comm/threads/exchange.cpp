@@ -61,8 +61,10 @@ std::shared_ptr<Operation> Exchange::post(Group& group, int rank, Call call) {
     const auto& other = *std::find_if(slot->members_.begin(), slot->members_.end(), [](auto& m) { return m.posted; });
     if (other.call.signature != call.signature) {
       const int here = slot->in_world(rank);
-      fail(here, text_of_different_calls(slot->title(), {name(slot->in_world(other.rank)), other.call.signature.text()},
-                                         {name(here), call.signature.text()}));
+      const int there = slot->in_world(other.rank);
+      fail(here, {text_of_different_calls(slot->title(), {name(there), other.call.signature.text()},
+                                          {name(here), call.signature.text()}),
+                  {Error::difference, {std::min(here, there), std::max(here, there)}}});
     }
   }
   const auto operation = slot;
@@ -150,7 +152,8 @@ void Exchange::join(const std::shared_ptr<Operation>& joined, int rank, Call cal
   member.posted = true;
   if (++operation.posts_ < operation.members_.size()) return;
   if (const auto& check = operation.members_[0].call.check) {
-    if (const auto complaint = check(operation); !complaint.empty()) fail(here, operation.title() + ": " + complaint);
+    if (const auto complaint = check(operation); !complaint.empty())
+      fail(here, {operation.title() + ": " + complaint, {Error::difference}});
   }
   operation.posted_ = true;
   changed_.notify_all();
@@ -257,7 +260,8 @@ void Exchange::sleep(Operation& operation, const Operations& earlier, int rank, 
     const auto wake = was_stalled ? std::min(deadline, Clock::now() + kStallGrace) : deadline;
     if (changed_.wait_until(lock, wake) == std::cv_status::no_timeout || operation.complete_) continue;
     if (was_stalled && stalled()) {
-      fail(here, text_of_standstill(name(here) + " waits in " + operation.where(rank) + " for " + missing(operation)));
+      fail(here, {text_of_standstill(name(here) + " waits in " + operation.where(rank) + " for " + missing(operation)),
+                  {Error::difference}});
     }
     if (Clock::now() >= deadline) fail_late(rank, operation, timeout);
   }
@@ -281,7 +285,7 @@ void Exchange::work(Operation& operation) {
       const c10::InferenceMode mode;  // another rank's tensors may be of that mode
       run_share(operation, share);
     } catch (const std::exception& error) {
-      end(operation.where(operation.members_[0].rank) + " failed: " + error.what());
+      end({operation.where(operation.members_[0].rank) + " failed: " + error.what(), {Error::machine}});
       return;
     }
     if (++operation.finished_shares_ == operation.shares()) finish(operation);
@@ -307,7 +311,7 @@ void Exchange::finish(Operation& operation) {
     });
     operation.done_ = streams_.done();
   } catch (const std::exception& error) {
-    return end(operation.title() + " failed: " + error.what());
+    return end({operation.title() + " failed: " + error.what(), {Error::machine}});
   }
   operation.complete_ = true;
   // It is taken after complete_ is set: a rank that saw complete_ unset then sleeps already, and is woken.
@@ -315,7 +319,7 @@ void Exchange::finish(Operation& operation) {
   changed_.notify_all();
 }
 
-void Exchange::abort(int rank, const std::string& reason) {
+void Exchange::abort(int rank, const Failure& reason) {
   end(reason);
   leave(rank);
 }
@@ -345,40 +349,41 @@ void Exchange::throw_if_unanswered(int rank) {
   }
   if (!open) return;
   const auto& asked = *std::find_if(open->members_.begin(), open->members_.end(), [](auto& m) { return m.posted; });
-  fail(rank, text_of_unanswered_call(name(open->in_world(asked.rank)), open->where(asked.rank), missing(*open)));
+  fail(rank, {text_of_unanswered_call(name(open->in_world(asked.rank)), open->where(asked.rank), missing(*open)),
+              {Error::difference, awaited(*open)}});
 }
 
-void Exchange::end(const std::string& failure) {
+void Exchange::end(const Failure& failure) {
   const Lock lock(mutex_);
   set_failure(failure);
 }
 
-void Exchange::set_failure(const std::string& failure) {
+void Exchange::set_failure(const Failure& failure) {
   if (failure_.empty()) failure_ = failure;
   failed_ = true;
   changed_.notify_all();
 }
 
-void Exchange::fail(int rank, const std::string& reason) {
+void Exchange::fail(int rank, const Failure& reason) {
   set_failure(reason);
-  throw Error(name(rank) + ": " + reason);
+  throw Error(name(rank) + ": " + reason.text, reason.data);
 }
 
 void Exchange::throw_if_ended(int rank) const {
-  if (!failure_.empty()) throw Error(name(rank) + ": " + failure_);
+  if (!failure_.empty()) throw Error(name(rank) + ": " + failure_.text, failure_.data);
   if (left_[rank]) throw Error(text_of_ended_run(name(rank)));
 }
 
 void Exchange::throw_if_failed(int rank, const Operation& operation) const {
   if (failure_.empty()) return;
-  throw Error(name(operation.in_world(rank)) + ": " + operation.where(rank) + " was ended: " + failure_);
+  throw Error(name(operation.in_world(rank)) + ": " + operation.where(rank) + " was ended: " + failure_.text,
+              failure_.data);
 }
 
 void Exchange::fail_late(int rank, const Operation& operation, std::chrono::milliseconds timeout) {
   const int here = operation.in_world(rank);
-  const std::string reason = text_of_timeout(name(here), timeout, operation.where(rank), missing(operation));
-  set_failure(reason);
-  throw TimedOut(name(here) + ": " + reason);
+  fail(here, {text_of_timeout(name(here), timeout, operation.where(rank), missing(operation)),
+              {Error::late, awaited(operation)}});
 }
 
 void Exchange::throw_if_left(int rank, const Operation& operation) {
@@ -388,7 +393,7 @@ void Exchange::throw_if_left(int rank, const Operation& operation) {
     if (member.rank == kAnySource) return throw_if_all_left(rank, operation);
     const int there = operation.in_world(member.rank);
     if (!left_[there]) continue;
-    fail(here, text_of_return(name(there), name(here), operation.where(rank)));
+    fail(here, {text_of_return(name(there), name(here), operation.where(rank)), {Error::difference, {there}}});
   }
 }
 
@@ -397,8 +402,9 @@ void Exchange::throw_if_all_left(int rank, const Operation& operation) {
     if (!left_[there]) return;
   }
   const int here = operation.in_world(rank);
-  fail(here, "all other ranks returned without the message that " + name(here) +
-                 " waits for: " + operation.where(rank) + ". Each recv needs a send");
+  fail(here, {"all other ranks returned without the message that " + name(here) +
+                  " waits for: " + operation.where(rank) + ". Each recv needs a send",
+              {Error::difference, awaited(operation)}});
 }
 
 std::vector<int> Exchange::awaited(const Operation& operation) const {

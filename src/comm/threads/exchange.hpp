@@ -18,6 +18,7 @@
 #include <c10/util/SmallVector.h>
 #include <lockstep/devices/devices.hpp>
 
+#include "comm/failure.hpp"
 #include "operation.hpp"
 #include "streams.hpp"
 
@@ -74,7 +75,7 @@ class Exchange {
 
   // Below, `rank` is the rank's number in the world.
 
-  void abort(int rank, const std::string& reason);
+  void abort(int rank, const Failure& reason);
 
   // Does what is left of the rank's calls. Throws Error if that fails, or if `rank` is the last to leave and some rank
   // made a call that others did not.
@@ -105,17 +106,17 @@ class Exchange {
   void work(Operation& operation);                             // takes shares until none is left
   void complete(const Operations& earlier, int rank, std::chrono::milliseconds timeout);  // rank in the world
   void run_share(Operation& operation, int share);
-  void finish(Operation& operation);     // after the last share
-  void end(const std::string& failure);  // ends the world, unless it has ended already
+  void finish(Operation& operation);  // after the last share
+  void end(const Failure& failure);   // ends the world, unless it has ended already
   // Spins until the operation is complete, the world has ended, or kSpin is over.
   void spin(Operation& operation, const Operations& earlier);
   // Sleeps until the operation is complete. Throws Error, see 6.
   void sleep(Operation& operation, const Operations& earlier, int rank, std::chrono::milliseconds timeout);
 
   // With the lock:
-  void set_failure(const std::string& failure);
-  [[noreturn]] void fail(int rank, const std::string& reason);  // ends the world and throws; rank in the world
-  void throw_if_ended(int rank) const;                          // rank in the world
+  void set_failure(const Failure& failure);
+  [[noreturn]] void fail(int rank, const Failure& reason);  // ends the world and throws; rank in the world
+  void throw_if_ended(int rank) const;                      // rank in the world
   void throw_if_failed(int rank, const Operation& operation) const;
   void throw_if_left(int rank, const Operation& operation);
   void throw_if_all_left(int rank, const Operation& operation);  // for a receive from any rank
@@ -135,7 +136,7 @@ class Exchange {
 
   std::mutex mutex_;  // guards all below
   std::condition_variable changed_;
-  std::string failure_;                                 // why the world ended; empty while all is well
+  Failure failure_;                                     // why the world ended; empty while all is well
   std::vector<bool> left_;                              // by rank in the world
   std::map<std::string, Group> groups_;                 // by name
   std::vector<std::vector<const Operation*>> waiting_;  // by rank: what its threads wait for

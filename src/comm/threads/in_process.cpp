@@ -379,7 +379,7 @@ class InProcessWorld : public World {
   c10::intrusive_ptr<c10d::Backend> backend(int rank, const Members& members) override {
     return c10::make_intrusive<InProcessBackend>(rank, members, exchange_);
   }
-  void abort(int rank, const Failure& reason) override { exchange_->abort(rank, reason.text); }
+  void abort(int rank, const Failure& reason) override { exchange_->abort(rank, reason); }
   void leave(int rank) override { exchange_->leave(rank); }
 
  private:

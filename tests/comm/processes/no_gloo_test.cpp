@@ -13,8 +13,6 @@
 namespace no_gloo_test {
 
 using namespace lockstep;
-using testing::AllOf;
-using testing::HasSubstr;
 
 TEST(NoGloo, ProcessesAreToldWhatToInstall) {
   const auto variables = [port = free_port()](int rank) {
@@ -31,7 +29,7 @@ TEST(NoGloo, ProcessesAreToldWhatToInstall) {
   if (other == 0) _exit(0);
   waitpid(other, nullptr, 0);
   for (const char* name : {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"}) unsetenv(name);
-  EXPECT_THAT(text, AllOf(HasSubstr("no Gloo"), HasSubstr("libgloo-dev")));
+  EXPECT_THAT(text, Refused());
 }
 
 TEST(NoGloo, RanksAsThreadsNeedNone) {

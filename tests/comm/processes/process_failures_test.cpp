@@ -19,7 +19,6 @@ namespace process_failures_test {
 
 using namespace lockstep;
 using namespace std::chrono_literals;
-using testing::AllOf;
 using testing::AnyOf;
 using testing::ContainsRegex;
 using testing::HasSubstr;
@@ -33,10 +32,7 @@ TEST(ProcessFailures, ARankThatThrowsIsNamedByAllSoon) {
     const auto jobs = timed_side_by_side(processes, {{"throws", devices, "allreduce"}, {"throws", devices, "recv"}});
     for (const auto& [job, took] : jobs) {
       EXPECT_EQ(job.code, 3) << job.err;
-      for (int process = 0; process < processes; ++process) {
-        EXPECT_THAT(job.err, HasSubstr("process " + std::to_string(process) + ": rank 1 (cpu): out of luck\n"))
-            << devices;
-      }
+      EXPECT_THAT(job.err, AllFail(processes, Error::user_code, {1})) << devices;
       EXPECT_LT(took, kBeforeTimeouts);
       EXPECT_THAT(job.err, Not(HasSubstr("ending the others")));
     }
@@ -95,7 +91,7 @@ TEST(ProcessFailures, AProcessWhoseRankCallsExitIsNamedByTheOthers) {
     const auto [job, took] = timed(2, {"dies", devices, "exit"});
     // The launcher's code is the first one's that ended: std::exit says why at once, and then takes its time.
     EXPECT_THAT(job.code, AnyOf(7, 3)) << job.err;
-    EXPECT_THAT(job.err, HasSubstr("process " + survivor + ": rank 1 (cpu) called std::exit\n"));
+    EXPECT_THAT(job.err, HasSubstr("process " + survivor + ": cause user_code rank 1\n"));
     EXPECT_LT(took, kBeforeTimeouts);
   });
 }
@@ -116,9 +112,7 @@ TEST(ProcessFailures, ARankThatRunsOutOfMemoryIsNamedByAll) {
   at_once<const char*>({"tensor", "limit", "vector"}, [](const char* const what) {
     const auto [job, took] = timed(2, {"runs_out_of_memory", "cpu", what});
     EXPECT_EQ(job.code, 3) << job.err;
-    for (const char* process : {"process 0", "process 1"}) {
-      EXPECT_THAT(job.err, HasSubstr(std::string(process) + ": rank 1 (cpu): out of memory")) << what;
-    }
+    EXPECT_THAT(job.err, AllFail(2, Error::machine, {1})) << what;
     EXPECT_THAT(job.err, HasSubstr("Less is needed with a smaller batch"));
     if (what != std::string("vector")) EXPECT_THAT(job.err, ContainsRegex("tried to allocate [0-9]+ bytes"));
     EXPECT_LT(took, kBeforeTimeouts);
@@ -131,8 +125,7 @@ TEST(ProcessFailures, AKilledServerOrWorkerOfAParameterServerIsNamedByTheOthers)
     EXPECT_EQ(job.code, 128 + SIGKILL) << job.err;
     for (const int survivor : {0, 1, 2}) {
       if (survivor == victim) continue;
-      EXPECT_THAT(job.err, HasSubstr("process " + std::to_string(survivor) + ": the process of rank " +
-                                     std::to_string(victim) + " (cpu) is gone"));
+      EXPECT_THAT(job.err, FailsIn(survivor, Error::death, {victim}));
     }
     EXPECT_LT(took, kBeforeTimeouts);
   });
@@ -141,12 +134,7 @@ TEST(ProcessFailures, AKilledServerOrWorkerOfAParameterServerIsNamedByTheOthers)
 TEST(ProcessFailures, ATimeoutSaysWhoWasMissingAndWhere) {
   const auto [job, took] = timed(2, {"reads_on"});
   EXPECT_EQ(job.code, 3);
-  for (const char* process : {"process 0", "process 1"}) {
-    EXPECT_THAT(job.err,
-                HasSubstr(std::string(process) +
-                          ": rank 0 (cpu) waited 1 s in allreduce(sum) of float [2, 3] (collective call 1) for "
-                          "rank 1 (cpu), which has not made this call"));
-  }
+  EXPECT_THAT(job.err, AllFail(2, Error::late));
   EXPECT_THAT(job.err, HasSubstr("rank 1 (cpu) has been in Samples::read (batch 0) for "));
 }
 
@@ -154,9 +142,7 @@ TEST(ProcessFailures, ARankThatReturnsWithoutTheOthersCallIsNamed) {
   at_once<const char*>({"cpu", "4xcpu"}, [](const char* const devices) {
     const auto [job, took] = timed(2, {"returns_early", devices});
     EXPECT_EQ(job.code, 3);
-    EXPECT_THAT(job.err, AllOf(HasSubstr("process 0: rank 1 (cpu) returned without the call"),
-                               HasSubstr("process 1: rank 1 (cpu) returned without the call"),
-                               HasSubstr("allreduce(sum) of float [2, 3]")));
+    EXPECT_THAT(job.err, AllFail(2, Error::difference, {1}));
     EXPECT_LT(took, kBeforeTimeouts);
   });
 }
@@ -165,9 +151,7 @@ TEST(ProcessFailures, PollingEndsAsWaitingDoes) {
   at_once<const char*>({"cpu", "4xcpu"}, [](const char* const devices) {
     const auto [job, took] = timed(2, {"returns_early", devices, "poll"});
     EXPECT_EQ(job.code, 3);
-    for (const char* process : {"process 0", "process 1"}) {
-      EXPECT_THAT(job.err, HasSubstr(std::string(process) + ": rank 1 (cpu) returned without the call"));
-    }
+    EXPECT_THAT(job.err, AllFail(2, Error::difference, {1}));
     EXPECT_LT(took, kBeforeTimeouts);
   });
 }
@@ -178,13 +162,8 @@ TEST(ProcessFailures, ACallThatNobodyAnswersIsAnErrorOfAll) {
     const auto jobs = timed_side_by_side(processes, {{"asks_in_vain", devices}, {"asks_in_vain", devices, "send"}});
     const auto& [job, took] = jobs[0];
     const auto& [message, took_too] = jobs[1];
-    for (int process = 0; process < processes; ++process) {
-      const std::string name = "process " + std::to_string(process);
-      EXPECT_THAT(job.err, HasSubstr(name + ": rank 1 (cpu) called allreduce(sum) of float [2] (collective call 1) and "
-                                            "did not wait for it; it never came about, for want of rank 0 (cpu)"));
-      EXPECT_THAT(message.err, HasSubstr(name + ": rank 1 (cpu) called send to rank 0 (cpu) once, which called recv "
-                                                "from rank 1 (cpu) 0 times"));
-    }
+    EXPECT_THAT(job.err, AllFail(processes, Error::difference));
+    EXPECT_THAT(message.err, AllFail(processes, Error::difference));
     EXPECT_LT(std::max(took, took_too), kBeforeTimeouts);
   });
 }
@@ -197,7 +176,7 @@ TEST(ProcessFailures, WhatAStrangerWritesIntoTheStoreIsShown) {
   for (size_t i = 0; i < keys.size(); ++i) {
     const Finished& job = results[i].job;
     EXPECT_EQ(job.code, 3) << job.err;
-    EXPECT_THAT(job.err, HasSubstr("process 0: the store holds \"abc\" under " + keys[i]));
+    EXPECT_THAT(job.err, FailsIn(0, Error::machine));
   }
 }
 
@@ -215,7 +194,7 @@ std::chrono::steady_clock::duration outlives_a_death() {
   Program victim = start_rank(1, port, {"dies"});
   EXPECT_EQ(victim.finish().signal, SIGKILL);
   const auto death = std::chrono::steady_clock::now();
-  EXPECT_THAT(survivor.finish().err, HasSubstr("process 0: the process of rank 1 (cpu) is gone"));
+  EXPECT_THAT(survivor.finish().err, FailsIn(0, Error::death, {1}));
   return std::chrono::steady_clock::now() - death;
 }
 
@@ -358,9 +337,7 @@ TEST_F(ProcessFailuresInTime, AStopEndsAWaitInWhichNothingHappens) {
   for (auto* const job : {&jobs_->stopped_asleep, &jobs_->stopped_frozen}) {
     const auto stopped = job->get();
     EXPECT_EQ(stopped.waiting.code, 3);
-    EXPECT_THAT(stopped.waiting.err, HasSubstr("process 0: rank 0 (cpu) waited in allreduce(sum) of float [2, 3] "
-                                               "(collective call 1) for rank 1 (cpu), which has not made this call: "
-                                               "stopped by request\n"));
+    EXPECT_THAT(stopped.waiting.err, FailsIn(0, Error::stopped));
     EXPECT_THAT(stopped.waiting.out, HasSubstr("stopped\n"));
     EXPECT_LT(stopped.took, kSlowdown * 6s);  // one and a half seconds, and what a loaded machine needs
     if (stopped.other.code == 3)
@@ -380,8 +357,8 @@ TEST_F(ProcessFailuresInTime, AJobThatStoodStillGoesOn) {
 
 TEST_F(ProcessFailuresInTime, AFrozenProcessIsNamedByTheOthers) {
   const auto [job, took] = jobs_->frozen.get();
-  for (const char* process : {"process 1", "process 2"}) {
-    EXPECT_THAT(job.err, HasSubstr(std::string(process) + ": the process of rank 0 (cpu) is gone"));
+  for (const int process : {1, 2}) {
+    EXPECT_THAT(job.err, FailsIn(process, Error::death, {0}));
   }
   EXPECT_LT(took, kSlowdown * 60s);
 }
@@ -389,9 +366,9 @@ TEST_F(ProcessFailuresInTime, AFrozenProcessIsNamedByTheOthers) {
 TEST_F(ProcessFailuresInTime, OneThatWakesWhenTheOthersHaveEndedSaysSo) {
   const auto ended = jobs_->woken.get();
   EXPECT_EQ(ended.waiting.code, 3);
-  EXPECT_THAT(ended.waiting.err, HasSubstr("process 0: the process of rank 1 (cpu) is gone"));
+  EXPECT_THAT(ended.waiting.err, FailsIn(0, Error::death, {1}));
   EXPECT_EQ(ended.other.code, 3);
-  EXPECT_THAT(ended.other.err, HasSubstr("process 1: the process of rank 0 (cpu) is gone"));
+  EXPECT_THAT(ended.other.err, FailsIn(1, Error::death, {0}));
 }
 
 TEST_F(ProcessFailuresInTime, AStoreThatFreezesEndsTheRun) {

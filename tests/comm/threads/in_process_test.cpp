@@ -16,6 +16,7 @@ namespace in_process_test {
 
 using c10d::ReduceOp;
 using lockstep::Rank;
+using lockstep::Refused;
 using torch::Tensor;
 using Tensors = std::vector<Tensor>;
 
@@ -178,7 +179,7 @@ TEST_P(InProcessWorlds, ARanksAllgatherAndReduceScatterHaveARowForEachRank) {
                   rank.reduce_scatter(torch::ones({world + 1, 2}, rank.device()));
                 });
               }),
-              testing::HasSubstr("needs a row for each of " + std::to_string(world) + " ranks"));
+              Refused());
 }
 
 TEST_P(InProcessWorlds, ReduceScatterGivesEachRankItsPartOfTheSum) {

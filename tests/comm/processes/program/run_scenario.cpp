@@ -8,6 +8,7 @@
 #include <map>
 
 #include "scenarios.hpp"
+#include "support/error_data.hpp"
 
 namespace {
 
@@ -61,7 +62,7 @@ int scenarios::run_scenario(int argc, char** argv) {
     std::cout << name() + "ok\n" << std::flush;
     return 0;
   } catch (const lockstep::Error& error) {
-    std::cerr << name() + error.what() + "\n";
+    std::cerr << name() + error.what() + "\n" + name() + "cause " + lockstep::data_text(error.data()) + "\n";
     return 3;
   } catch (const std::exception& error) {
     std::cerr << std::string("not an Error: ") + error.what() + "\n";

@@ -1,0 +1,172 @@
+// Labels: concurrency
+// What errors say, of each kind one or two: which rank, on which device, in which operation, and what to do. All other
+// tests compare causes, ranks and options (support/error_of.hpp), so that better words break no test but these.
+// Texts of lost processes are in comm/processes/process_failures_test.cpp, since a process must die for them.
+#include <gmock/gmock.h>
+#include <torch/torch.h>
+#include <lockstep/data/data.hpp>
+#include <lockstep/data_parallel/data_parallel.hpp>
+#include <lockstep/devices/devices.hpp>
+#include <lockstep/layout/model_split.hpp>
+#include <lockstep/models/models.hpp>
+#include <lockstep/ranks/rank.hpp>
+#include <lockstep/tensor_parallel/tensor_parallel.hpp>
+
+#include "comm/meeting/launch_environment.hpp"
+#include "io/read_text.hpp"
+#include "io/safetensors.hpp"
+#include "support/error_of.hpp"
+#include "support/group_tests.hpp"
+#include "support/scratch_folder.hpp"
+#include "support/test_devices.hpp"
+
+#include <chrono>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace lockstep {
+namespace error_texts_test {
+
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::Not;
+using testing::StartsWith;
+using namespace std::chrono_literals;
+
+// ---- Ranks.
+
+TEST(ErrorTexts, OfARankThatThrowsNameRankAndDeviceWithoutABacktrace) {
+  EXPECT_THAT(error_on_ranks(2,
+                             [](Rank& rank) {
+                               if (rank.index() == 1) torch::ones({2, 3}).mm(torch::ones({2, 3}));
+                               rank.barrier();
+                             }),
+              AllOf(StartsWith("rank 1 (cpu): "), HasSubstr("2x3"), Not(HasSubstr("frame #"))));
+}
+
+TEST(ErrorTexts, OfCallsThatDifferNameBothAndWhatToDo) {
+  EXPECT_THAT(error_on_ranks(2, [](Rank& rank) { rank.allreduce(torch::ones({2 + rank.index()})); }),
+              AllOf(HasSubstr("calls differ"), HasSubstr("allreduce(sum) of float [2]"),
+                    HasSubstr("allreduce(sum) of float [3]"), HasSubstr("rank 0 (cpu)"), HasSubstr("rank 1 (cpu)")));
+}
+
+TEST(ErrorTexts, OfATimeoutSayWhoWaitsForWhomAndWhere) {
+  EXPECT_THAT(error_of([] {
+                run(test_devices(2),
+                    [](Rank& rank) {
+                      if (rank.index() == 1) std::this_thread::sleep_for(600ms);
+                      rank.allreduce(torch::ones(2));
+                    },
+                    {.timeout = 200ms});
+              }),
+              AllOf(HasSubstr("rank 0 (cpu) waited 0.2 s"), HasSubstr("allreduce(sum) of float [2]"),
+                    HasSubstr("rank 1 (cpu), which has not made this call")));
+}
+
+TEST(ErrorTexts, OfARankThatReturnsEarlyNameTheCallThatItLacks) {
+  EXPECT_THAT(error_on_ranks(2,
+                             [](Rank& rank) {
+                               if (rank.index() == 0) rank.barrier();
+                             }),
+              AllOf(HasSubstr("rank 1 (cpu) returned without"), HasSubstr("rank 0 (cpu)"), HasSubstr("barrier")));
+}
+
+// ---- Networks and batches.
+
+TEST(ErrorTexts, OfModulesThatDifferNameTheParameterAndBothShapes) {
+  EXPECT_THAT(error_on_ranks(2, [](Rank& rank) { DataParallel net(torch::nn::Linear(2, 3 + rank.index()), rank); }),
+              AllOf(HasSubstr("weight, Float [3, 2] on rank 0, and weight, Float [4, 2] on rank 1"),
+                    HasSubstr("Every rank must build the same module")));
+}
+
+TEST(ErrorTexts, OfABatchThatIsNotSplitSayHowToSplitIt) {
+  EXPECT_THAT(error_on_ranks(2,
+                             [](Rank& rank) {
+                               DataParallel net(torch::nn::Linear(2, 3), rank);
+                               const Batch batch{torch::ones({4, 2}), torch::zeros({4}, torch::kLong), 4};
+                               net.loss(batch, torch::nn::CrossEntropyLoss()).backward();
+                               rank.barrier();
+                             }),
+              AllOf(HasSubstr("have 8 samples together, but their global batch 4"), HasSubstr("batches(…, rank)")));
+}
+
+TEST(ErrorTexts, OfALossWithoutGradientsNameWhatHidesThem) {
+  EXPECT_THAT(error_on_ranks(1,
+                             [](Rank& rank) {
+                               DataParallel net(torch::nn::Linear(2, 3), rank);
+                               net.mean(torch::ones({}), 1, 1).backward();
+                             }),
+              AllOf(HasSubstr("rank 0 (cpu): DataParallel: backward() of a loss that no parameter leads to"),
+                    HasSubstr("NoGradGuard"), HasSubstr("with gradients on")));
+}
+
+TEST(ErrorTexts, OfANetWithoutAModuleSayToBuildIt) {
+  EXPECT_THAT(error_on_ranks(1, [](Rank& rank) { DataParallel<torch::nn::LinearImpl> net(nullptr, rank); }),
+              HasSubstr("the module is null; build it first"));
+}
+
+TEST(ErrorTexts, OfALayerThatDoesNotDivideNameItAndWhatWouldFit) {
+  EXPECT_THAT(error_on_ranks(3,
+                             [](Rank& rank) {
+                               shard(torch::nn::Sequential({{"conv", torch::nn::Conv2d(1, 20, 3)}}), rank);
+                             }),
+              AllOf(HasSubstr("layer conv"), HasSubstr("20 output channels do not divide over 3 ranks"),
+                    HasSubstr("1, 2, 4, 5, 10, 20"), HasSubstr("keep the layer whole")));
+}
+
+TEST(ErrorTexts, OfAMeshThatDoesNotFitNameThoseThatDo) {
+  EXPECT_THAT(error_of([] {
+                check_mesh({2, 2, 1}, 2);
+              }),
+              AllOf(HasSubstr("2 x 2 x 1 (data x pipeline x tensor) does not fit 2 devices"),
+                    HasSubstr("2 x 1 x 1, 1 x 2 x 1, 1 x 1 x 2")));
+}
+
+// ---- Devices, options, the launch.
+
+TEST(ErrorTexts, OfADeviceThatIsNotThereNameThoseThatAre) {
+  EXPECT_THAT(error_of([] { check_devices({torch::Device("cuda:99")}); }),
+              AllOf(HasSubstr("there is no device cuda:99"), HasSubstr("LibTorch finds")));
+}
+
+TEST(ErrorTexts, OfAnOptionNameItsValueAndWhatItMustBe) {
+  EXPECT_THAT(error_of([] { run(test_devices(2), [](Rank&) {}, {.threads_per_rank = 0}); }),
+              HasSubstr("threads_per_rank is 0; a rank needs at least 1 thread"));
+}
+
+TEST(ErrorTexts, OfAnUnknownModelNameThoseThatAre) {
+  EXPECT_THAT(error_of([] { check_model({.name = "vgg"}); }),
+              HasSubstr("the model is \"vgg\"; there are lenet, mlp, alexnet, resnet18, gpt"));
+}
+
+TEST(ErrorTexts, OfALaunchNameTheVariablesThatLack) {
+  const auto variable = [](const char* name) { return std::string(name) == "RANK" ? "0" : nullptr; };
+  EXPECT_THAT(error_of([&] { comm::read_launch_environment(variable); }),
+              AllOf(HasSubstr("the environment of torchrun is incomplete"), HasSubstr("WORLD_SIZE"),
+                    HasSubstr("Start the program through the launcher")));
+}
+
+// ---- Files.
+
+TEST(ErrorTexts, OfAMissingFileNameItAndTheReason) {
+  const ScratchFolder folder;
+  EXPECT_THAT(error_of([&] { io::read_text(folder / "none.json"); }),
+              AllOf(HasSubstr((folder / "none.json").string()), HasSubstr("No such file")));
+}
+
+TEST(ErrorTexts, OfADamagedFileNameItAndTheDamage) {
+  const ScratchFolder folder;
+  folder.write("a.safetensors", "short");
+  EXPECT_THAT(error_of([&] { io::read_safetensors(folder / "a.safetensors"); }),
+              AllOf(HasSubstr((folder / "a.safetensors").string()), HasSubstr("too short for a safetensors file")));
+}
+
+TEST(ErrorTexts, OfDataThatIsNotThereSayWhereToGetIt) {
+  const ScratchFolder folder;
+  EXPECT_THAT(error_of([&] { load_fashion_mnist(folder.path()); }),
+              AllOf(HasSubstr(folder.path().string()), HasSubstr("train-images-idx3-ubyte")));
+}
+
+}  // namespace error_texts_test
+}  // namespace lockstep
