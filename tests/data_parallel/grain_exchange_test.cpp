@@ -22,10 +22,10 @@
 
 namespace grain_exchange_test {
 
+using lockstep::CommunicationHook;
 using lockstep::GrainPlan;
 using lockstep::GrainSums;
 using lockstep::Rank;
-using lockstep::CommunicationHook::Round;
 using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;

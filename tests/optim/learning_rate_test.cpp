@@ -13,8 +13,6 @@ namespace learning_rate_test {
 using lockstep::error_of;
 using lockstep::learning_rate_at;
 using lockstep::LearningRate;
-using lockstep::LearningRate::Scaling;
-using lockstep::LearningRate::Schedule;
 using testing::AllOf;
 using testing::HasSubstr;
 

@@ -27,6 +27,7 @@ namespace rank_test {
 
 using lockstep::error_of;
 using lockstep::Rank;
+using lockstep::Traffic;
 using testing::AllOf;
 using testing::HasSubstr;
 using namespace std::chrono_literals;
