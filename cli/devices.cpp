@@ -36,10 +36,11 @@ std::string cpu_model() {
 
 int devices_command(Output& output) {
   Rows rows;
-  for (const GpuInfo& gpu : gpus()) {
+  for (const c10::Device& device : gpus()) {
+    const GpuInfo gpu = gpu_info(device);
     const std::string memory = gigabytes(gpu.free_bytes) + " of " + gigabytes(gpu.total_bytes) + " free";
-    rows.emplace_back(gpu.device.str(), (gpu.name.empty() ? "GPU" : gpu.name) +
-                                            (gpu.total_bytes > 0 ? ", " + memory : ", memory unknown"));
+    rows.emplace_back(device.str(), (gpu.name.empty() ? "GPU" : gpu.name) +
+                                        (gpu.total_bytes > 0 ? ", " + memory : ", memory unknown"));
   }
   if (rows.empty()) rows.emplace_back("GPUs", "none");
   const std::string model = cpu_model();

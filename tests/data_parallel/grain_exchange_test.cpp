@@ -22,12 +22,12 @@
 
 namespace grain_exchange_test {
 
+using lockstep::CommunicationHook;
 using lockstep::Error;
 using lockstep::Fails;
 using lockstep::GrainPlan;
 using lockstep::GrainSums;
 using lockstep::Rank;
-using Round = lockstep::CommunicationHook::Round;
 using testing::ElementsAre;
 using torch::Tensor;
 using Tensors = std::vector<Tensor>;

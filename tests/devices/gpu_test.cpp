@@ -45,14 +45,14 @@ using lockstep::TrainOptions;
 class Gpu : public testing::Test {
  protected:
   void SetUp() override {
-    if (lockstep::gpu_count() == 0) GTEST_SKIP() << "LibTorch finds no GPU here";
+    if (lockstep::gpus().empty()) GTEST_SKIP() << "LibTorch finds no GPU here";
   }
 
   // One rank; two that share a GPU (our own exchange); two on GPUs of their own (NCCL), where there are two.
   static std::vector<Devices> worlds() {
     const c10::Device first("cuda:0");
     std::vector<Devices> worlds = {{first}, {first, first}};
-    if (lockstep::gpu_count() > 1) worlds.push_back({first, c10::Device("cuda:1")});
+    if (lockstep::gpus().size() > 1) worlds.push_back({first, c10::Device("cuda:1")});
     return worlds;
   }
 

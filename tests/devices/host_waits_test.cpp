@@ -49,7 +49,7 @@ int waits(int64_t steps, bool graphed, const lockstep::Devices& devices) {
 }
 
 TEST(HostWaits, ArePerEpochAndNotPerStep) {
-  if (lockstep::gpu_count() == 0) GTEST_SKIP() << "LibTorch finds no GPU here";
+  if (lockstep::gpus().empty()) GTEST_SKIP() << "LibTorch finds no GPU here";
   const c10::Device gpu("cuda:0");
   for (const auto& devices : {lockstep::Devices{gpu}, lockstep::Devices{gpu, gpu}}) {
     for (const bool graphed : {false, true}) {

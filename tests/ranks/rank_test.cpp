@@ -30,6 +30,7 @@ using lockstep::error_of;
 using lockstep::Fails;
 using lockstep::Rank;
 using lockstep::Refused;
+using lockstep::Traffic;
 using testing::HasSubstr;
 using namespace std::chrono_literals;
 

@@ -21,12 +21,11 @@
 namespace update_test {
 
 using lockstep::error_of;
+using lockstep::LearningRate;
 using lockstep::optimizer_from;
 using lockstep::OptimizerKind;
 using lockstep::ScratchFolder;
 using lockstep::TrainOptions;
-using lockstep::LearningRate::Scaling;
-using lockstep::LearningRate::Schedule;
 using testing::AllOf;
 using testing::HasSubstr;
 

@@ -1,5 +1,5 @@
 // Labels: concurrency
-// Storey 1 and storey 2 do the same: train_batch on lists, DataParallel and SGD on ranks, step by step.
+// The wing book and the core do the same: train_batch on lists, DataParallel and SGD on ranks, step by step.
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 #include <lockstep/data_parallel/data_parallel.hpp>
