@@ -173,7 +173,7 @@ std::string RankTrainer::straggler() {
   for (size_t rank = 0; rank < times_.size(); ++rank) {
     names.push_back(comm::name_of(static_cast<int>(rank), comm::RankPlace::of(rank_).run->devices));
   }
-  return straggler_of(times_, timed_epochs_, names, net_.split());
+  return straggler_of(times_, timed_epochs_, names, split_of(options_, rank_.world_size()));
 }
 
 int64_t RankTrainer::samples_of_epoch() const {

@@ -39,7 +39,6 @@ class SplitModel {
   SplitModel(const SplitModel&) = default;  // a handle: copies are the same model, and a move is a copy too
 
   Mesh& mesh() { return mesh_; }
-  const ModelSplit& split() const { return split_; }
 
   // The mean loss of this rank's part: see DataParallel::loss(). `batch` is the part of mesh().data()'s index, the same
   // for all ranks of that index; the loss too is equal on these ranks, and its global_item() is of the whole batch. All
