@@ -18,7 +18,7 @@ done
 while IFS=': ' read -r file name; do
   source=$(find tests -name "$file.cpp")
   if [[ -z $name ]]; then
-    grep -rqE "NAME( |.* )$file( |$)" tests --include=CMakeLists.txt || say "CTest has no entry $file"
+    grep -rqE "NAME( |.* )$file( |$)" tests tools --include=CMakeLists.txt || say "CTest has no entry $file"
   elif [[ -z $source ]]; then
     say "there is no $file.cpp"
   else
