@@ -33,12 +33,12 @@
 #include "train_flags.hpp"
 #include "train_plan.hpp"
 #include "trainer/checkpoint_folder.hpp"
-#include "trainer/exchange_options.hpp"
 #include "trainer/option_table.hpp"
 #include "trainer/option_text.hpp"
 #include "trainer/resume.hpp"
 #include "trainer/run_folder.hpp"
 #include "trainer/train_options.hpp"
+#include "trainer/way.hpp"
 #include "usage.hpp"
 
 namespace lockstep::cli {
@@ -171,14 +171,14 @@ std::string settings(const TrainFlags& flags, const TrainOptions& options, const
       {"seed", std::to_string(options.seed)},
       {"precision", std::string(to_string(options.precision))},
       {"memory format", std::string(to_string(options.memory_format))},
-      {"CUDA graph", options.cuda_graph ? "yes" : "no"},
+      {"CUDA graph", std::holds_alternative<Recorded>(options.way) ? "yes" : "no"},
       {"run folder", options.keep.run_dir.string()}};
-  if (options.exchange.zero_stage > 0)
-    rows.insert(rows.end() - 1, {"ZeRO stage", std::to_string(options.exchange.zero_stage)});
-  if (const auto text = exchange_text(options.exchange); !text.empty()) rows.insert(rows.end() - 1, {"exchange", text});
+  if (const int stage = flat(options.way).zero_stage; stage > 0)
+    rows.insert(rows.end() - 1, {"ZeRO stage", std::to_string(stage)});
+  if (const auto text = exchange_text(options.way); !text.empty()) rows.insert(rows.end() - 1, {"exchange", text});
   if (options.sync_batchnorm) rows.insert(rows.end() - 1, {"BatchNorm", "over all ranks"});
   if (options.batch.balance != BalanceRule()) rows.insert(rows.begin() + 5, {"parts", parts_setting(options)});
-  if (options.split) rows.insert(rows.begin() + 3, {"split", to_string(*options.split)});
+  if (const auto* split = split_in(options.way)) rows.insert(rows.begin() + 3, {"split", to_string(*split)});
   for (auto& row : other_settings(options)) rows.insert(rows.end() - 1, std::move(row));
   if (!flags.config.empty()) rows.insert(rows.begin(), {"config", flags.config});
   if (!options.keep.resume.empty()) rows.insert(rows.begin(), {"goes on from", options.keep.resume.string()});

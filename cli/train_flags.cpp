@@ -21,6 +21,7 @@
 #include "trainer/option_table.hpp"
 #include "trainer/resume.hpp"
 #include "trainer/train_options.hpp"
+#include "trainer/way.hpp"
 #include "usage.hpp"
 
 namespace lockstep::cli {
@@ -34,15 +35,13 @@ TrainOptions parse_options(const std::string& text, const Devices& devices, cons
   try {
     const TrainOptions options = train_options_from_json(text, devices);
     TrainOptions what_stays = options;  // without options that flags may still change
-    what_stays.cuda_graph = false;
+    what_stays.way = Averaged();
     what_stays.sync_batchnorm = false;
-    what_stays.exchange.zero_stage = 0;
     what_stays.batch.balance = EqualParts();
-    what_stays.split.reset();
     checked(what_stays);
     return options;
   } catch (const Error& error) {
-    throw Error(what + ": " + error.what());
+    throw Error(what + ": " + error.what(), {.options = error.options()});
   }
 }
 
@@ -96,20 +95,37 @@ void check_name(const std::string& name) {
   }
 }
 
+Error split_does_not_fit(const TrainFlags& flags, const Error& why) {
+  return Error((flags.config.empty() ? "--resume " + flags.resume() : "--config " + flags.config) +
+                   " splits the network, and that does not fit here: " + why.what() +
+                   ". --plan none splits it by data alone, --plan auto anew",
+               {.options = why.options()});
+}
+
 // Checks without the configuration's split first, which may not go with the flags beside it.
 void check_settings(const TrainFlags& flags, const TrainOptions& options) {
+  const bool splits = split_in(options.way) != nullptr;
   TrainOptions whole = options;
-  whole.split.reset();
+  if (splits) whole.way = Averaged();
   const bool plan_follows = !flags.plan().empty() && is_file(flags.plan());
-  if (options.split || plan_follows) whole.batch.balance = EqualParts();  // then a data axis divides the batch
+  if (splits || plan_follows) whole.batch.balance = EqualParts();  // then a data axis divides the batch
   checked(whole);
-  if (!options.split) return;
+  if (!splits) return;
   try {
     checked(options);
   } catch (const Error& error) {
-    throw Error((flags.config.empty() ? "--resume " + flags.resume() : "--config " + flags.config) +
-                " splits the network, and that does not fit here: " + error.what() +
-                ". --plan none splits it by data alone, --plan auto anew");
+    throw split_does_not_fit(flags, error);
+  }
+}
+
+// The same of the configuration's way, which may not go with the flags beside it.
+void take_flags(const TrainFlags& flags, TrainOptions& options) {
+  try {
+    take_given(flags.given, options);
+  } catch (const Error& error) {
+    const auto& keys = error.options();
+    if (split_in(options.way) == nullptr || std::find(keys.begin(), keys.end(), "split") == keys.end()) throw;
+    throw split_does_not_fit(flags, error);
   }
 }
 
@@ -158,12 +174,12 @@ TrainOptions to_options(const TrainFlags& flags) {
   if (!resume.empty()) options = resumed_options(resumed_checkpoint(flags, resume), devices);
   const fs::path resumed_run = resume.empty() ? fs::path() : options.keep.run_dir;
   if (plan) options.batch.size = plan->batch_size;
+  if (!flags.plan().empty()) options.way = with_split(options.way, {});
   from_flags([&] {
-    take_given(flags.given, options);
+    take_flags(flags, options);
     return 0;
   });
   if (!devices.empty()) options.devices = devices;
-  if (!flags.plan().empty()) options.split.reset();
   fill_defaults(options);
 
   if (options.data.source == DataSource::synthetic && flags.text("data_dir").empty())

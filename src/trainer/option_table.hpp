@@ -8,10 +8,12 @@
 #include <lockstep/trainer/train_options.hpp>
 
 #include "train_options.hpp"
+#include "way.hpp"
 
 #include <cstdint>
 #include <limits>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 
 namespace lockstep {
@@ -59,9 +61,10 @@ inline bool says_something(const Option& option, const TrainOptions& options) {
          option.key == std::string_view("model") || is_of_lockstep(options);
 }
 
-// Calls visit(option, value) for each option, in the help's order. `options` may be const.
-template <class Options, class Visit>
-void each_option(Options& options, Visit&& visit) {
+// Calls visit(option, value) for each option, in the help's order. `way` has the values of the options' way, in its
+// place; both may be const.
+template <class Options, class Ways, class Visit>
+void each_option(Options& options, Ways& way, Visit&& visit) {
   using namespace option_groups;
   using enum Same;
   const auto one = [&](Option option, auto& value, const Option::More& more = {}) {
@@ -133,7 +136,7 @@ void each_option(Options& options, Visit&& visit) {
        "size count unless a flag gives others\n"
        "auto: measures the network and the devices first, and takes the best split\n"
        "none: by data alone, whatever a configuration says"},
-      options.split, {.flag = "plan", .least = 1, .plain = false});
+      way.split, {.flag = "plan", .least = 1, .plain = false});
   one({"threads_per_rank", nowhere, where, "N", "threads that each rank computes with"}, options.threads_per_rank,
       {.least = 1, .most = 1024});
   one({"timeout", nowhere, where, "SECONDS",
@@ -170,7 +173,7 @@ void each_option(Options& options, Visit&& visit) {
       options.batch.grain, {.otherwise = "none", .least = 1});
   one({"optimizer", throughout, update, "NAME",
        "the optimizer: sgd, adam, adamw; or for large batches lars (You et al. 2017) and lamb (You et al. 2020), which "
-       "scale a layer's update by the layer's norm (not with a split by channels)"},
+       "scale a layer's update by the layer's norm"},
       options.optimizer.kind);
   one({"momentum", throughout, update, "X", "momentum of sgd and lars; lars's authors use 0.9"},
       options.optimizer.momentum);
@@ -211,24 +214,22 @@ void each_option(Options& options, Visit&& visit) {
        "how gradients are sent\n"
        "none: as they are\n"
        "bf16, fp16: rounded to 16 bits, half of the bytes; fp16 overflows at 65504\n"
-       "powersgd: as products of thin matrices (Vogels et al. 2019); what is left out is added to the next step's (not "
-       "with a split by layers or channels)\n"},
-      options.exchange.compress);
+       "powersgd: as products of thin matrices (Vogels et al. 2019); what is left out is added to the next step's\n"},
+      way.compress);
   one({"compress_rank", throughout, exchange, "R",
        "for `compress` powersgd: columns of its matrices; more are more exact, and send more"},
-      options.exchange.compress_rank, {.otherwise = "4", .least = 1});
+      way.compress_rank, {.otherwise = "4", .least = 1});
   one({"sync_every", throughout, exchange, "H",
        "each rank takes H steps by itself, then all average their parameters, also at the end of an epoch (local "
-       "SGD; "
-       "not with a split by layers or channels); 0: average gradients at every step"},
-      options.exchange.sync_every);
+       "SGD); 0: average gradients at every step"},
+      way.sync_every);
   one({"outer_lr", throughout, exchange, "X",
        "for `sync_every`: learning rate of the outer optimizer, which takes the ranks' mean movement for a gradient; "
        "DiLoCo (Douillard et al. 2023) uses 0.7"},
-      options.exchange.outer_lr);
+      way.outer_lr);
   one({"outer_momentum", throughout, exchange, "X",
        "for `sync_every`: Nesterov momentum of the outer optimizer; DiLoCo uses 0.9"},
-      options.exchange.outer_momentum);
+      way.outer_momentum);
 
   one({"epochs", in_a_run, how, "N", "passes over the training set"}, options.epochs, {.least = 1});
   one({"seed", throughout, how, "N", "the seed of the first weights, the samples' order and dropout"}, options.seed);
@@ -271,11 +272,11 @@ void each_option(Options& options, Visit&& visit) {
        "of it; 2: and of the gradients; 3: and of the parameters, whose layers it gathers just before they compute. "
        "The "
        "results are the same"},
-      options.exchange.zero_stage, {.most = 3});
+      way.zero_stage, {.most = 3});
   one({"cuda_graph", in_a_run, how, nullptr,
        "on GPUs: record the step of a full batch once as a CUDA graph and replay it, so that the CPU does not limit "
        "small networks"},
-      options.cuda_graph);
+      way.cuda_graph);
 
   one({"write_text", in_a_run, out, "N",
        "gpt: so many bytes of text that the network writes at the end of each epoch, drawn by `seed` and the epoch; 0: "
@@ -300,6 +301,15 @@ void each_option(Options& options, Visit&& visit) {
        "gradients and the update, on every rank (under a launcher each process writes its own ranks': trace.json, "
        "trace.1.json)"},
       options.keep.trace, {.least = 1, .kept = false});
+}
+
+// The same. If `options` is not const, what the visits have made of the way must be one: see way_of().
+template <class Options, class Visit>
+void each_option(Options& options, Visit&& visit) {
+  constexpr bool is_const = std::is_const_v<Options>;
+  std::conditional_t<is_const, const FlatWay, FlatWay> way = flat(options.way);
+  each_option(options, way, visit);
+  if constexpr (!is_const) options.way = way_of(way);
 }
 
 }  // namespace lockstep

@@ -12,8 +12,6 @@
 #include "data_parallel/replica_check.hpp"
 #include "devices/device_streams.hpp"
 #include "evaluation.hpp"
-#include "exchange_options.hpp"
-#include "grain.hpp"
 #include "io/safetensors.hpp"
 #include "measures.hpp"
 #include "models/module_state.hpp"
@@ -21,6 +19,7 @@
 #include "ranks/rank_place.hpp"
 #include "ranks/rank_wait.hpp"
 #include "train_options.hpp"
+#include "way.hpp"
 
 #include <algorithm>
 #include <limits>
@@ -49,8 +48,9 @@ void check_can_be_kept(const torch::nn::Module& module, const std::filesystem::p
 
 MadeModule make_net(const TrainOptions& options, const Task& task, Rank& rank, const RunState* resumed) {
   MadeModule made = task.module(rank, options.seed);
-  if (made.module && options.split && (options.split->stages() > 1 || options.split->mesh.tensor > 1)) {
-    throw Error(rank.name() + ": a split by layers or channels (" + to_string(*options.split) +
+  const ModelSplit* const split = split_in(options.way);
+  if (made.module && split != nullptr && (split->stages() > 1 || split->mesh.tensor > 1)) {
+    throw Error(rank.name() + ": a split by layers or channels (" + to_string(*split) +
                 ") needs a torch::nn::Sequential, and \"" + task.name + "\" is none; split it by data alone");
   }
   check_can_be_kept(*made.whole(), options.keep.run_dir, rank);
@@ -80,15 +80,15 @@ RankTrainer::RankTrainer(const TrainOptions& options, const TrainCallbacks& call
       rank_(wait_clock_ ? observed(rank, wait_clock_) : rank),
       stream_(own_stream(rank.device())),
       traffic_(rank_, /*counts=*/!graph),
-      hook_(make_communication_hook(options.exchange, options.seed)),
+      hook_(make_communication_hook(options.way, options.seed)),
       trace_(trace),
       train_(task.train.to(rank.device())),
       test_(task.test.to(rank.device())),
       made_(make_net(options, task, traffic_.rank(), resumed)),
       net_(made_.layers, traffic_.rank(), split_of(options, rank.world_size()),
-           {.average = options.exchange.sync_every == 0,
+           {.average = sync_every_of(options.way) == 0,
             .hook = hook_,
-            .sharded = static_cast<Sharded>(options.exchange.zero_stage),
+            .sharded = sharded_of(options.way),
             .check_arithmetic = options.check_arithmetic},
            made_.takes_batch),
       update_(options, net_,
@@ -97,7 +97,8 @@ RankTrainer::RankTrainer(const TrainOptions& options, const TrainCallbacks& call
                .module = made_.module.get(),
                .ema_decay = task.ema_decay}),
       watch_(options, rank_, update_,
-             /*ranks_differ=*/!holds_whole() || options.exchange.zero_stage > 0 || options.exchange.sync_every > 0),
+             /*ranks_differ=*/!holds_whole() || sharded_of(options.way) != Sharded::nothing ||
+                 sync_every_of(options.way) > 0),
       replicas_(options, net_, update_, traffic_),
       totals_(rank.device()),
       step_(
@@ -284,7 +285,8 @@ void RankTrainer::report(StepProgress& progress) {
 
 // With local SGD the ranks' parameters differ within a round, so nothing is kept there.
 bool RankTrainer::within_round() const {
-  return options_.exchange.sync_every > 0 && steps_ % options_.exchange.sync_every != 0;
+  const int64_t round = sync_every_of(options_.way);
+  return round > 0 && steps_ % round != 0;
 }
 
 // Between two steps. The epoch's seconds are those of training alone.

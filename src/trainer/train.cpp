@@ -157,7 +157,8 @@ TrainResult run_workload(const TrainOptions& given, const TrainCallbacks& caller
       if (is_first_here) result.history = begin ? begin->history : std::vector<EpochMetrics>();
     }
     RankTrainer trainer(settings, callbacks, task, rank, trace ? &*trace : nullptr,
-                        settings.cuda_graph ? make_cuda_graph() : nullptr, begin ? &*begin : nullptr);
+                        std::holds_alternative<Recorded>(settings.way) ? make_cuda_graph() : nullptr,
+                        begin ? &*begin : nullptr);
     if (elastic) trainer.be_elastic(elastic->newer());
     const auto complete = [&](RunState state) {
       state.epochs = static_cast<int>(result.history.size());
