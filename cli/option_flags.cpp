@@ -68,7 +68,7 @@ void add_option_flags(CLI::App& app, Given& given) {
   each_option(defaults, [&](const Option& option, const auto& value) {
     using Value = std::decay_t<decltype(value)>;
     if (option.group == nullptr) return;
-    const std::string flag = flag_of(option), beside = not_with(option.key);
+    const std::string flag = flag_of(option), beside = remark_on_pairs(option.key);
     std::string help = option.help;
     if (!beside.empty()) help += (help.ends_with('\n') ? "" : "\n") + beside;
     help = with_flags(help);

@@ -95,40 +95,6 @@ void check_name(const std::string& name) {
   }
 }
 
-Error split_does_not_fit(const TrainFlags& flags, const Error& why) {
-  return Error((flags.config.empty() ? "--resume " + flags.resume() : "--config " + flags.config) +
-                   " splits the network, and that does not fit here: " + why.what() +
-                   ". --plan none splits it by data alone, --plan auto anew",
-               {.options = why.options()});
-}
-
-// Checks without the configuration's split first, which may not go with the flags beside it.
-void check_settings(const TrainFlags& flags, const TrainOptions& options) {
-  const bool splits = split_in(options.way) != nullptr;
-  TrainOptions whole = options;
-  if (splits) whole.way = Averaged();
-  const bool plan_follows = !flags.plan().empty() && is_file(flags.plan());
-  if (splits || plan_follows) whole.batch.balance = EqualParts();  // then a data axis divides the batch
-  checked(whole);
-  if (!splits) return;
-  try {
-    checked(options);
-  } catch (const Error& error) {
-    throw split_does_not_fit(flags, error);
-  }
-}
-
-// The same of the configuration's way, which may not go with the flags beside it.
-void take_flags(const TrainFlags& flags, TrainOptions& options) {
-  try {
-    take_given(flags.given, options);
-  } catch (const Error& error) {
-    const auto& keys = error.options();
-    if (split_in(options.way) == nullptr || std::find(keys.begin(), keys.end(), "split") == keys.end()) throw;
-    throw split_does_not_fit(flags, error);
-  }
-}
-
 }  // namespace
 
 std::optional<std::string> TrainFlags::of(const char* key) const {
@@ -175,23 +141,27 @@ TrainOptions to_options(const TrainFlags& flags) {
   const fs::path resumed_run = resume.empty() ? fs::path() : options.keep.run_dir;
   if (plan) options.batch.size = plan->batch_size;
   if (!flags.plan().empty()) options.way = with_split(options.way, {});
-  from_flags([&] {
-    take_flags(flags, options);
-    return 0;
-  });
+  const bool has_split = flat(options.way).split.has_value();
+  const auto check = [&](const auto& action) {
+    try {
+      from_flags([&] { return action(), 0; });
+    } catch (const UsageError& error) {
+      const auto& keys = error.options();
+      if (!has_split || std::find(keys.begin(), keys.end(), "split") == keys.end()) throw;
+      throw UsageError((flags.config.empty() ? "--resume " + flags.resume() : "--config " + flags.config) +
+                           " splits the network, and that does not fit here: " + error.what() +
+                           ". --plan none splits it by data alone, --plan auto anew",
+                       {.options = keys});
+    }
+  };
+  check([&] { take_given(flags.given, options); });
   if (!devices.empty()) options.devices = devices;
   fill_defaults(options);
 
   if (options.data.source == DataSource::synthetic && flags.text("data_dir").empty())
     options.data.folder.clear();  // it came from the configuration
-  from_flags([&] {
-    check_settings(flags, options);
-    return 0;
-  });
-  if (plan) {
-    follow(*plan, flags.plan(), options);
-    checked(options);
-  }
+  if (plan) follow(*plan, flags.plan(), options);
+  check([&] { checked(options); });
   // With absolute paths the run's config.json means the same in every folder.
   if (!options.data.folder.empty()) options.data.folder = fs::absolute(options.data.folder);
   if (!options.data.text.empty()) options.data.text = fs::absolute(options.data.text);

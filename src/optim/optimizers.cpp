@@ -66,18 +66,21 @@ double default_learning_rate(OptimizerKind kind) {
 void check_optimizer(OptimizerKind kind, const OptimizerSettings& settings) {
   const double largest = std::numeric_limits<float>::max();
   if (const double lr = rate_of(kind, settings); !(lr >= 0 && lr <= largest)) {
-    throw Error("the learning rate is " + number_text(lr) +
-                "; it must be a number from 0 to 3.4e38, the largest float");
+    throw Error("the learning rate is " + number_text(lr) + "; it must be a number from 0 to 3.4e38, the largest float",
+                {.options = {"lr"}});
   }
   if (!(settings.momentum >= 0 && settings.momentum < 1)) {
-    throw Error("the momentum is " + number_text(settings.momentum) + "; it must be at least 0 and below 1");
+    throw Error("the momentum is " + number_text(settings.momentum) + "; it must be at least 0 and below 1",
+                {.options = {"momentum"}});
   }
   if (!(settings.weight_decay >= 0 && settings.weight_decay <= largest)) {
-    throw Error("the weight decay is " + number_text(settings.weight_decay) + "; it must be at least 0");
+    throw Error("the weight decay is " + number_text(settings.weight_decay) + "; it must be at least 0",
+                {.options = {"weight_decay"}});
   }
   if (settings.momentum > 0 && !has_momentum(kind)) {
     throw Error("`momentum` goes with the optimizers sgd and lars; " + std::string(to_string(kind)) +
-                " averages gradients by rates of its own");
+                    " averages gradients by rates of its own",
+                {.options = {"momentum", "optimizer"}});
   }
   if (settings.nesterov && (kind != OptimizerKind::sgd || settings.momentum == 0)) {
     throw Error("nesterov goes with sgd that has a momentum");

@@ -14,7 +14,7 @@ namespace lockstep {
 
 FiniteWatch::FiniteWatch(const TrainOptions& options, const Rank& rank, const Update& update, bool ranks_differ)
     : on_nan_(options.on_nan),
-      round_(sync_every_of(options.way)),
+      round_(flat(options.way).sync_every),
       rank_(rank),
       update_(update),
       ranks_differ_(ranks_differ),

@@ -37,11 +37,10 @@ constexpr Choice no_powersgd{"compress", "`compress` other than powersgd",
 constexpr Choice compress_rank{"compress_rank", "`compress_rank`", [](F f) { return f.way.compress_rank != 0; }};
 constexpr Choice sync_every{"sync_every", "`sync_every`", [](F f) { return f.way.sync_every != 0; }};
 constexpr Choice no_sync_every{"sync_every", "no `sync_every`", [](F f) { return f.way.sync_every == 0; }};
-constexpr Choice outer_lr{"outer_lr", "`outer_lr`", [](F f) { return f.way.outer_lr != FlatWay().outer_lr; }};
-constexpr Choice outer_momentum{"outer_momentum", "`outer_momentum`",
-                                [](F f) { return f.way.outer_momentum != FlatWay().outer_momentum; }};
+constexpr Choice outer{"outer_lr", "`outer_lr` or `outer_momentum`",
+                       [](F f) { return f.way.outer_lr != 1 || f.way.outer_momentum != 0; }};
 constexpr Choice graph{"cuda_graph", "`cuda_graph`", [](F f) { return f.way.cuda_graph; }};
-constexpr Choice split{"split", "a `split` by layers or channels, or in microbatches", is_split};
+constexpr Choice split{"split", "a `split` other than by data", is_split};
 constexpr Choice any_split{"split", "a `split`", [](F f) { return f.way.split.has_value(); }};
 constexpr Choice in_microbatches{"split", "a `split` in microbatches",
                                  [](F f) { return f.way.split && f.way.split->microbatches > 1; }};
@@ -87,41 +86,38 @@ constexpr Choice trace{"trace", "`trace`", [](F f) { return !f.options.keep.trac
 constexpr Choice elastic{nullptr, "an elastic job", [](F f) { return f.is_elastic; }};
 constexpr Choice ema{nullptr, "Task::ema_decay", [](F f) { return f.task != nullptr && f.task->ema_decay > 0; }};
 constexpr Choice own_optimizer{nullptr, "Task::optimizer", [](F f) { return f.task != nullptr && f.task->optimizer; }};
-constexpr Choice optimizer{"optimizer", "`optimizer`",
-                           [](F f) { return f.options.optimizer.kind != OptimizerOptions().kind; }};
-constexpr Choice momentum{"momentum", "`momentum`", [](F f) { return f.options.optimizer.momentum != 0; }};
-constexpr Choice weight_decay{"weight_decay", "`weight_decay`",
-                              [](F f) { return f.options.optimizer.weight_decay != 0; }};
+constexpr Choice optimizer{"optimizer", "`optimizer`, `momentum` or `weight_decay`", [](F f) {
+                             const OptimizerOptions& own = f.options.optimizer;
+                             return own.kind != OptimizerKind::sgd || own.momentum != 0 || own.weight_decay != 0;
+                           }};
 constexpr Choice no_lr{"lr", "no `lr`", [](F f) { return !f.options.rate.lr; }};
 
 constexpr const char* not_elastic =
     "leave it out, or start a job that is not elastic, with `resume` auto: when a process is lost, lockstep launch "
     "starts "
     "all of them again (`max_restarts`)";
-constexpr const char* in_the_function = "leave it out, and set it in the function";
+constexpr const char* shares = "give the shares, as in `balance` 2,1";
 
 constexpr OptionPair pairs[] = {
-    {zero, whole_layers, "each rank gets a slice of the parameters, and lars and lamb need the norms of whole layers",
-     "take sgd, adam or adamw, or leave `zero_stage` out"},
+    {zero, whole_layers, "they need the norms of whole layers, of which a rank has slices", "take sgd, adam or adamw"},
     {zero, compress, "ZeRO exchanges gradients in its own way"},
     {zero, sync_every, "ZeRO's ranks take every step together"},
     {zero, graph, "ZeRO exchanges parameters behind the steps that a graph records"},
     {zero, split, "ZeRO shares out what ranks split by data have in common"},
     {zero_2_or_3, sync_batchnorm, "both wait for other devices within backward",
-     "take `zero_stage` 1, or leave one out"},
-    {zero_3, arithmetic,
-     "a device that computes grains of others again needs all parameters, and keeps a slice of them",
-     "take `zero_stage` 2, or leave one of the two out"},
+     "take `zero_stage` 1, or leave it out"},
+    {zero_3, arithmetic, "who computes grains of others again needs all parameters",
+     "take `zero_stage` 2, or leave it out"},
     {compress, sync_every, "no gradients are exchanged that could be made smaller"},
     {compress, graph, "a graph records steps whose gradients are averaged as they are"},
     {powersgd, split, "PowerSGD compresses whole layers' gradients", "take bf16 or fp16, or leave one of the two out"},
-    {compress_rank, no_powersgd, "only PowerSGD's matrices have columns", "take `compress` powersgd, or leave it out"},
+    {compress_rank, no_powersgd, "only PowerSGD's matrices have columns",
+     "take powersgd, or leave `compress_rank` out"},
     {sync_every, graph, "a step of a graph is always the same, and not every H-th one another"},
     {sync_every, split, "ranks take steps of the whole network by themselves"},
     {sync_every, sync_batchnorm, "BatchNorm would exchange statistics at every step"},
     {sync_every, every, "the ranks' parameters differ between two averages (at the end of each epoch they are one)"},
-    {outer_lr, no_sync_every, "only local SGD has an outer optimizer", "give `sync_every` too, or leave it out"},
-    {outer_momentum, no_sync_every, "only local SGD has an outer optimizer", "give `sync_every` too, or leave it out"},
+    {outer, no_sync_every, "only local SGD has an outer optimizer", "give `sync_every` too, or leave them out"},
     {graph, split, "a graph records steps of the whole network"},
     {graph, accumulate, "a graph records steps that compute a batch at once"},
     {graph, sync_batchnorm, "BatchNorm would exchange statistics within the steps that a graph records"},
@@ -134,21 +130,17 @@ constexpr OptionPair pairs[] = {
     {grain, by_channels, "products of slices are added up in another order", "take a split by data and layers"},
     {grain, in_microbatches, "grains are a pipeline's microbatches", "leave the microbatches out"},
     {arithmetic, no_grain, "it compares grains that two devices compute", "give a `grain`, such as 32"},
-    {arithmetic, split, "a device that computes grains of others again needs the whole network"},
+    {arithmetic, split, "who computes grains of others again needs the whole network"},
     {accumulate, by_layers, "the microbatches are such pieces already", "take a split with more of them"},
     {sync_batchnorm, accumulate, "BatchNorm would normalise over a piece, and not over the batch"},
     {sync_batchnorm, split, "only ranks with the whole network can normalise over the batch"},
-    {whole_layers, by_channels, "lars and lamb need the norms of whole layers, of which a rank has slices",
+    {whole_layers, by_channels, "they need the norms of whole layers, of which a rank has slices",
      "take sgd, adam or adamw, or a split by data and layers"},
-    {automatic, graph, "a graph records steps of one size", "give the shares, as in `balance` 2,1"},
-    {automatic, sync_batchnorm, "devices wait for each other while their speed is measured",
-     "give the shares, as in `balance` 2,1"},
-    {automatic, zero_2_or_3, "devices wait for each other while their speed is measured",
-     "give the shares, as in `balance` 2,1"},
-    {automatic, sync_every, "devices do not wait for each other at every step, which auto keeps short",
-     "give the shares, as in `balance` 2,1"},
-    {automatic, split, "devices wait for each other while their speed is measured",
-     "give the shares, as in `balance` 2,1"},
+    {automatic, graph, "a graph records steps of one size", shares},
+    {automatic, sync_batchnorm, "devices wait for each other while their speed is measured", shares},
+    {automatic, zero_2_or_3, "devices wait for each other while their speed is measured", shares},
+    {automatic, sync_every, "devices do not wait for each other at every step, which auto keeps short", shares},
+    {automatic, split, "devices wait for each other while their speed is measured", shares},
     {skip, graph, "the replay goes on before the device has told whether the step is finite", "take stop"},
     {skip, sync_every, "devices do not learn of each other's steps", "take stop"},
     {skip, powersgd, "PowerSGD keeps what it left out of a step for the next one", "take stop"},
@@ -166,23 +158,27 @@ constexpr OptionPair pairs[] = {
     {elastic, any_split, "a part of the network is lost with its device", not_elastic},
     {elastic, balance, "the shares are of the devices that the run began with", not_elastic},
     {elastic, trace, "a trace is of ranks that stay", not_elastic},
-    {own_optimizer, optimizer, "the task makes its optimizer", in_the_function},
-    {own_optimizer, momentum, "the task makes its optimizer", in_the_function},
-    {own_optimizer, weight_decay, "the task makes its optimizer", in_the_function},
+    {own_optimizer, optimizer, "the task makes its optimizer", "leave them out, and set them in the function"},
     {own_optimizer, no_lr, "the options set its learning rate, by their schedule", "give `lr`"},
     {ema, sync_every, "each rank has weights of its own within a round, and the average is of those that all have"},
 };
 
 // The second sides of each first one, in the table's order.
-std::vector<std::pair<const Choice*, std::string>> grouped() {
-  std::vector<std::pair<const Choice*, std::string>> groups;
+std::vector<std::pair<const Choice*, std::vector<std::string>>> grouped() {
+  std::vector<std::pair<const Choice*, std::vector<std::string>>> groups;
   for (const OptionPair& pair : pairs) {
     auto group = groups.begin();
     while (group != groups.end() && std::string_view(group->first->text) != pair.one.text) ++group;
-    if (group == groups.end()) group = groups.insert(group, {&pair.one, ""});
-    group->second += (group->second.empty() ? "" : ", ") + std::string(pair.other.text);
+    if (group == groups.end()) group = groups.insert(group, {&pair.one, {}});
+    group->second.emplace_back(pair.other.text);
   }
   return groups;
+}
+
+std::string listed(const std::vector<std::string>& texts) {
+  std::string list;
+  for (const std::string& text : texts) list += (list.empty() ? "" : ", ") + text;
+  return list;
 }
 
 }  // namespace
@@ -204,19 +200,26 @@ void check_pairs(const Facts& facts) {
   }
 }
 
-std::string not_with(std::string_view key) {
+std::string remark_on_pairs(std::string_view key) {
   std::string text;
   for (const auto& [one, others] : grouped()) {
     if (one->key == nullptr || one->key != key) continue;
+    std::vector<std::string> needed, refused;
+    for (const std::string& other : others) {
+      const bool is_needed = other.starts_with("no ");
+      (is_needed ? needed : refused).push_back(is_needed ? other.substr(3) : other);
+    }
     const bool always = std::string_view(one->text) == "`" + std::string(key) + "`";
-    text += (text.empty() ? "" : "; ") + (always ? "" : one->text + std::string(" ")) + "not with " + others;
+    text += (text.empty() ? "" : "; ") + (always ? "" : one->text + std::string(" "));
+    if (!needed.empty()) text += "needs " + listed(needed) + (refused.empty() ? "" : ", ");
+    if (!refused.empty()) text += "not with " + listed(refused);
   }
   return text;
 }
 
 std::string markdown_of_pairs() {
   std::string table = "| Beside | these are refused |\n|---|---|\n";
-  for (const auto& [one, others] : grouped()) table += "| " + std::string(one->text) + " | " + others + " |\n";
+  for (const auto& [one, others] : grouped()) table += "| " + std::string(one->text) + " | " + listed(others) + " |\n";
   return table;
 }
 

@@ -40,8 +40,8 @@ std::span<const OptionPair> forbidden_pairs();
 // Throws Error, with both options' keys, for the first pair that is there.
 void check_pairs(const Facts& facts);
 
-// The pairs whose first side is the option: "Not with `compress`, `sync_every`". Empty: there are none.
-std::string not_with(std::string_view key);
+// The pairs whose first side is the option: "needs `grain`, not with `split`". Empty: there are none.
+std::string remark_on_pairs(std::string_view key);
 
 // The table in Markdown, for docs/guide.md.
 std::string markdown_of_pairs();

@@ -48,8 +48,8 @@ void check_can_be_kept(const torch::nn::Module& module, const std::filesystem::p
 
 MadeModule make_net(const TrainOptions& options, const Task& task, Rank& rank, const RunState* resumed) {
   MadeModule made = task.module(rank, options.seed);
-  const ModelSplit* const split = split_in(options.way);
-  if (made.module && split != nullptr && (split->stages() > 1 || split->mesh.tensor > 1)) {
+  const auto split = flat(options.way).split;
+  if (made.module && split && (split->stages() > 1 || split->mesh.tensor > 1)) {
     throw Error(rank.name() + ": a split by layers or channels (" + to_string(*split) +
                 ") needs a torch::nn::Sequential, and \"" + task.name + "\" is none; split it by data alone");
   }
@@ -86,9 +86,9 @@ RankTrainer::RankTrainer(const TrainOptions& options, const TrainCallbacks& call
       test_(task.test.to(rank.device())),
       made_(make_net(options, task, traffic_.rank(), resumed)),
       net_(made_.layers, traffic_.rank(), split_of(options, rank.world_size()),
-           {.average = sync_every_of(options.way) == 0,
+           {.average = flat(options.way).sync_every == 0,
             .hook = hook_,
-            .sharded = sharded_of(options.way),
+            .sharded = static_cast<Sharded>(flat(options.way).zero_stage),
             .check_arithmetic = options.check_arithmetic},
            made_.takes_batch),
       update_(options, net_,
@@ -97,8 +97,7 @@ RankTrainer::RankTrainer(const TrainOptions& options, const TrainCallbacks& call
                .module = made_.module.get(),
                .ema_decay = task.ema_decay}),
       watch_(options, rank_, update_,
-             /*ranks_differ=*/!holds_whole() || sharded_of(options.way) != Sharded::nothing ||
-                 sync_every_of(options.way) > 0),
+             /*ranks_differ=*/!holds_whole() || flat(options.way).zero_stage > 0 || flat(options.way).sync_every > 0),
       replicas_(options, net_, update_, traffic_),
       totals_(rank.device()),
       step_(
@@ -285,7 +284,7 @@ void RankTrainer::report(StepProgress& progress) {
 
 // With local SGD the ranks' parameters differ within a round, so nothing is kept there.
 bool RankTrainer::within_round() const {
-  const int64_t round = sync_every_of(options_.way);
+  const int64_t round = flat(options_.way).sync_every;
   return round > 0 && steps_ % round != 0;
 }
 

@@ -63,17 +63,21 @@ void check_way(const Way& way) {
 void check_shares_of(const TrainOptions& options) {
   const auto shares = shares_of(options.batch);
   if (shares.empty()) return;
-  const ModelSplit* const split = split_in(options.way);
-  const int parts = split != nullptr ? split->mesh.data : static_cast<int>(options.devices.size());
-  check_shares(shares, this_process().count == 1 ? parts : static_cast<int>(shares.size()), "`balance`");
+  const int parts = this_process().count == 1 ? split_of(options, static_cast<int>(options.devices.size())).mesh.data
+                                              : static_cast<int>(shares.size());
+  check_shares(shares, parts, "`balance`");
 }
 
 // Under a launcher the number of ranks is not known here; Mesh checks it.
 void check_split_of(const TrainOptions& options) {
-  const ModelSplit* const split = split_in(options.way);
-  if (split == nullptr) return;
-  if (is_of_lockstep(options)) check_split(*split, static_cast<int64_t>(make_model(options.model)->size()));
-  if (this_process().count == 1) check_mesh(split->mesh, static_cast<int>(options.devices.size()));
+  const auto split = flat(options.way).split;
+  if (!split) return;
+  try {
+    if (is_of_lockstep(options)) check_split(*split, static_cast<int64_t>(make_model(options.model)->size()));
+    if (this_process().count == 1) check_mesh(split->mesh, static_cast<int>(options.devices.size()));
+  } catch (const Error& error) {
+    throw Error(error.what(), {.options = {"split"}});
+  }
 }
 
 bool has_batchnorm(const ModelOptions& options) {
@@ -136,8 +140,7 @@ void fill_defaults(TrainOptions& options) {
 }
 
 ModelSplit split_of(const TrainOptions& options, int ranks) {
-  const ModelSplit* const split = split_in(options.way);
-  return split != nullptr ? *split : ModelSplit{.mesh = {.data = ranks}};
+  return flat(options.way).split.value_or(ModelSplit{.mesh = {.data = ranks}});
 }
 
 LearningRate learning_rate_of(const TrainOptions& options) {

@@ -35,7 +35,7 @@ Optimizer::Grouping grouping_of(const UpdateExtras& extras) {
 Update::Update(const TrainOptions& options, const SplitModel& net, const UpdateExtras& extras)
     : net_(net),
       clip_(options.optimizer.clip),
-      in_place_(std::holds_alternative<Recorded>(options.way) || sync_every_of(options.way) > 0 ||
+      in_place_(std::holds_alternative<Recorded>(options.way) || flat(options.way).sync_every > 0 ||
                 net_.mesh().shape().size() != net_.mesh().shape().data),
       is_only_replica_(net_.mesh().data().world_size() == 1),
       rate_(learning_rate_of(options)),

@@ -67,21 +67,6 @@ Way with_split(const Way& way, const std::optional<ModelSplit>& split) {
   return way_of(all);
 }
 
-const ModelSplit* split_in(const Way& way) {
-  const auto* const split = std::get_if<SplitNetwork>(&way);
-  return split == nullptr ? nullptr : &split->split;
-}
-
-int64_t sync_every_of(const Way& way) {
-  const auto* const local = std::get_if<LocalSgdOptions>(&way);
-  return local == nullptr ? 0 : local->sync_every;
-}
-
-Sharded sharded_of(const Way& way) {
-  const auto* const sharded = std::get_if<Sharded>(&way);
-  return sharded == nullptr ? Sharded::nothing : *sharded;
-}
-
 std::shared_ptr<CommunicationHook> make_communication_hook(const Way& way, uint64_t seed) {
   switch (const FlatWay all = flat(way); all.compress) {
     case Compression::bf16:

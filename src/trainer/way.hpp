@@ -41,10 +41,6 @@ bool by_data_alone(const ModelSplit& split);
 // The way with this split in the place of its own; none: without any. Throws Error as way_of() does.
 Way with_split(const Way& way, const std::optional<ModelSplit>& split);
 
-const ModelSplit* split_in(const Way& way);  // null: the network is whole
-int64_t sync_every_of(const Way& way);       // 0: the ranks take every step together
-Sharded sharded_of(const Way& way);
-
 // The hook for one rank. Null: gradients are averaged as they are.
 std::shared_ptr<CommunicationHook> make_communication_hook(const Way& way, uint64_t seed);
 

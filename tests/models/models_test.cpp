@@ -291,14 +291,14 @@ TEST(Models, RefuseWhatTheyDoNotHave) {
     return text;
   };
   EXPECT_THAT(refused({.name = "vgg"}), AllOf(HasSubstr("\"vgg\""), HasSubstr("lenet, mlp, alexnet, resnet18")));
-  EXPECT_THAT(refused({.width = 2}), HasSubstr("lenet has no width; mlp, alexnet and resnet18"));
-  EXPECT_THAT(refused({.image_size = 28}), HasSubstr("lenet has no image size; alexnet and resnet18"));
-  EXPECT_THAT(refused({.name = "mlp", .image_size = 28}), HasSubstr("mlp has no image size"));
-  EXPECT_THAT(refused({.groups = 2}), HasSubstr("lenet has no groups; alexnet"));
-  EXPECT_THAT(refused({.dropout = 0.1}), HasSubstr("lenet has no dropout; alexnet has"));
+  EXPECT_THAT(refused({.width = 2}), HasSubstr("lenet has no `width`; it is of mlp, alexnet, resnet18"));
+  EXPECT_THAT(refused({.image_size = 28}), HasSubstr("lenet has no `image_size`; it is of alexnet, resnet18"));
+  EXPECT_THAT(refused({.name = "mlp", .image_size = 28}), HasSubstr("mlp has no `image_size`"));
+  EXPECT_THAT(refused({.groups = 2}), HasSubstr("lenet has no `groups`; it is of alexnet"));
+  EXPECT_THAT(refused({.dropout = 0.1}), HasSubstr("lenet has no `dropout`; it is of alexnet"));
   EXPECT_THAT(refused({.name = "alexnet", .dropout = 1}), HasSubstr("dropout is 1; it must be at least 0 and below 1"));
-  EXPECT_THAT(refused({.name = "mlp", .groups = 2}), HasSubstr("mlp has no groups"));
-  EXPECT_THAT(refused({.name = "resnet18", .groups = 2}), HasSubstr("resnet18 has no groups"));
+  EXPECT_THAT(refused({.name = "mlp", .groups = 2}), HasSubstr("mlp has no `groups`"));
+  EXPECT_THAT(refused({.name = "resnet18", .groups = 2}), HasSubstr("resnet18 has no `groups`"));
   EXPECT_THAT(refused({.name = "alexnet", .groups = 3}), HasSubstr("groups is 3"));
   for (const double width : {0.0, -1.0, std::nan(""), std::numeric_limits<double>::infinity(), 65.0}) {
     for (const char* name : {"mlp", "alexnet", "resnet18"}) {

@@ -91,6 +91,20 @@ TEST_F(Refusals, NameTheOptionWhoseValueIsOutOfItsRange) {
             }}}) {
     EXPECT_THAT(refused_run(change), ElementsAre(key));
   }
+  for (const auto& [keys, change] : std::vector<std::pair<Keys, std::function<void(TrainOptions&)>>>{
+           {{"lr"}, [](auto& o) { o.rate.lr = -0.5; }},
+           {{"epochs"}, [](auto& o) { o.epochs = 0; }},
+           {{"warmup"}, [](auto& o) { o.rate.warmup_epochs = 5; }},
+           {{"step_epochs", "schedule"}, [](auto& o) { o.rate.step_epochs = {1}; }},
+           {{"schedule", "step_epochs"}, [](auto& o) { o.rate.schedule = LrSchedule::step; }},
+           {{"momentum"}, [](auto& o) { o.optimizer.momentum = -0.5; }},
+           {{"momentum", "optimizer"}, [](auto& o) { o.optimizer = {OptimizerKind::adam, 0.9}; }},
+           {{"weight_decay"}, [=](auto& o) { o.optimizer.weight_decay = nan; }},
+           {{"model"}, [](auto& o) { o.model.name = "vgg"; }},
+           {{"model", "heads"}, [](auto& o) { o.model.heads = 2; }},
+           {{"split"}, [](auto& o) { o.way = SplitNetwork{{.mesh = {.pipeline = 3}}}; }}}) {
+    EXPECT_EQ(refused_run(change), keys);
+  }
   EXPECT_THAT(refused_run([](auto& o) { o.sync_batchnorm = true; }), ElementsAre("sync_batchnorm", "model"));
   EXPECT_THAT(error_of([&] { train({.threads_per_rank = 0}); }),
               HasSubstr("`threads_per_rank` is 0; it must be from 1 to 1024"));
@@ -115,11 +129,9 @@ const std::map<std::string, std::function<void(Setting&)>> choices = {
     {"`compress_rank`", [](auto& s) { s.way.compress_rank = 2; }},
     {"`sync_every`", [](auto& s) { s.way.sync_every = 2; }},
     {"no `sync_every`", [](auto& s) { s.way.sync_every = 0; }},
-    {"`outer_lr`", [](auto& s) { s.way.outer_lr = 0.7; }},
-    {"`outer_momentum`", [](auto& s) { s.way.outer_momentum = 0.9; }},
+    {"`outer_lr` or `outer_momentum`", [](auto& s) { s.way.outer_momentum = 0.9; }},
     {"`cuda_graph`", [](auto& s) { s.way.cuda_graph = true; }},
-    {"a `split` by layers or channels, or in microbatches",
-     [](auto& s) { s.way.split = ModelSplit{.mesh = {.pipeline = 2}}; }},
+    {"a `split` other than by data", [](auto& s) { s.way.split = ModelSplit{.mesh = {.pipeline = 2}}; }},
     {"a `split`", [](auto& s) { s.way.split = ModelSplit{.mesh = {.data = 2}}; }},
     {"a `split` in microbatches", [](auto& s) { s.way.split = ModelSplit{.mesh = {.data = 2}, .microbatches = 2}; }},
     {"a `split` by layers or in microbatches", [](auto& s) { s.way.split = ModelSplit{.mesh = {.pipeline = 2}}; }},
@@ -162,14 +174,13 @@ const std::map<std::string, std::function<void(Setting&)>> choices = {
        s.task.optimizer = [](auto) { return nullptr; };
        s.options.rate.lr = 0.1;
      }},
-    {"`optimizer`", [](auto& s) { s.options.optimizer.kind = OptimizerKind::adam; }},
-    {"`momentum`", [](auto& s) { s.options.optimizer.momentum = 0.9; }},
-    {"`weight_decay`", [](auto& s) { s.options.optimizer.weight_decay = 0.1; }},
+    {"`optimizer`, `momentum` or `weight_decay`", [](auto& s) { s.options.optimizer.momentum = 0.9; }},
     {"no `lr`", [](auto& s) { s.options.rate.lr.reset(); }}};
 
 TEST(RefusedPairs, AreEachRefusedByTheirKeys) {
   const auto check = [](const std::vector<const Choice*>& sides) {
-    Setting setting{.task = {.module = [] { return torch::nn::Linear(1, 1); }, .criterion = torch::mse_loss}};
+    Setting setting{
+        .task = {.module = [] { return torch::nn::Linear(1, 1); }, .criterion = torch::nn::functional::mse_loss}};
     for (const Choice* side : sides) choices.at(side->text)(setting);
     check_pairs({.options = setting.options,
                  .way = setting.way,
@@ -213,9 +224,10 @@ TEST_F(Refusals, TrainRefusesThePairsThatAWayCanSay) {
 }
 
 TEST(RefusedPairs, AFlagsHelpListsThoseOfItsOption) {
-  EXPECT_EQ(not_with("accumulate"), "not with a `split` by layers or in microbatches");
-  EXPECT_EQ(not_with("on_nan"), "`on_nan` skip not with `cuda_graph`, `sync_every`, `compress` powersgd");
-  EXPECT_EQ(not_with("epochs"), "");
+  EXPECT_EQ(remark_on_pairs("accumulate"), "not with a `split` by layers or in microbatches");
+  EXPECT_EQ(remark_on_pairs("on_nan"), "`on_nan` skip not with `cuda_graph`, `sync_every`, `compress` powersgd");
+  EXPECT_EQ(remark_on_pairs("check_arithmetic"), "needs `grain`, not with a `split` other than by data");
+  EXPECT_EQ(remark_on_pairs("epochs"), "");
 }
 
 TEST(RefusedPairs, StandInTheGuide) {

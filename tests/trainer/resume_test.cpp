@@ -4,6 +4,7 @@
 #include <lockstep/models/models.hpp>
 #include <lockstep/models/weights.hpp>
 #include <lockstep/trainer/trainer.hpp>
+#include <nlohmann/json.hpp>
 
 #include "io/digest.hpp"
 #include "support/error_of.hpp"
@@ -137,6 +138,31 @@ TEST_F(Resume, FromWithinAnEpochWithWhatRanksRemember) {
       fs::remove_all(runs_ / ("again" + how));
     }
   }
+}
+
+// Its configuration has the options of all ways, beside the others.
+TEST_F(Resume, FromACheckpointOf0_1) {
+  const auto with_zero = [&](const std::string& name) {
+    TrainOptions settings = options(2, name);
+    settings.way = lockstep::Sharded::gradients, settings.optimizer.momentum = 0.9;
+    return settings;
+  };
+  const TrainResult expected = lockstep::train(with_zero("whole"));
+  train_until(with_zero("first"), 2);
+  auto state = read_run_state(checkpoint("first", "epoch-0002"));
+  auto config = nlohmann::json::parse(state.config);
+  config.erase("way");
+  config.update({{"compress", "none"},
+                 {"compress_rank", 0},
+                 {"sync_every", 0},
+                 {"outer_lr", 1.0},
+                 {"outer_momentum", 0.0},
+                 {"zero_stage", 2},
+                 {"cuda_graph", false}});
+  state.config = config.dump(2) + "\n";
+  lockstep::write_run_state(runs_ / "old.safetensors", state);
+  expect_same(go_on(with_zero("again"), runs_ / "old.safetensors"), expected);
+  expect_same_bits("again", "whole");
 }
 
 TEST_F(Resume, OnOtherDevicesAndOtherwiseSplit) {

@@ -381,9 +381,9 @@ TEST_F(GptOnText, RefusesWhatDoesNotGoTogether) {
   EXPECT_THAT(error([](auto& o) { o.model.context = 0; }), HasSubstr("gpt: the context is 0"));
   EXPECT_THAT(error([](auto& o) { o.model.heads = 3; }), HasSubstr("3 heads do not divide an embedding of 16"));
   EXPECT_THAT(error([](auto& o) { o.model = {.name = "mlp", .layers = 3}; }),
-              HasSubstr("mlp has no number of `layers`; gpt has"));
-  EXPECT_THAT(error([](auto& o) { o.model.width = 2; }), HasSubstr("gpt has no width"));
-  EXPECT_THAT(error([](auto& o) { o.model.dropout = 0.1; }), HasSubstr("gpt has no dropout"));
+              HasSubstr("mlp has no `layers`; it is of gpt"));
+  EXPECT_THAT(error([](auto& o) { o.model.width = 2; }), HasSubstr("gpt has no `width`"));
+  EXPECT_THAT(error([](auto& o) { o.model.dropout = 0.1; }), HasSubstr("gpt has no `dropout`"));
 }
 
 }  // namespace gpt_test

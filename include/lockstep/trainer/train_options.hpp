@@ -2,7 +2,7 @@
 //
 // A plain value of nested groups. config.json, the program's flags and errors have one list of keys, without groups:
 // `batch_size` is batch.size, `keep_last` keep.last (src/trainer/option_table.hpp). Only the way keeps its own in
-// config.json: {"way": {"kind": "zero", "zero_stage": 2}}. Thread-safe.
+// config.json: {"way": {"zero_stage": 2}}. Thread-safe.
 #pragma once
 
 #include <lockstep/data/data_options.hpp>
