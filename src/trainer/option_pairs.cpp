@@ -25,7 +25,7 @@ bool is_on_cpus(F f) {
   return !f.options.devices.empty() && f.options.devices[0].is_cpu();
 }
 
-// What a run does between its ranks.
+// These are about what ranks send each other, and how the network lies on them.
 constexpr Choice zero{"zero_stage", "`zero_stage`", [](F f) { return f.way.zero_stage > 0; }};
 constexpr Choice zero_2_or_3{"zero_stage", "`zero_stage` 2 or 3", [](F f) { return f.way.zero_stage > 1; }};
 constexpr Choice zero_3{"zero_stage", "`zero_stage` 3", [](F f) { return f.way.zero_stage == 3; }};
@@ -50,7 +50,7 @@ constexpr Choice by_layers{"split", "a `split` by layers or in microbatches", []
 constexpr Choice by_channels{"split", "a `split` by channels",
                              [](F f) { return f.way.split && f.way.split->mesh.tensor > 1; }};
 
-// What a rank does with its part of a batch.
+// These are about how a rank computes its part of a batch.
 constexpr Choice accumulate{"accumulate", "`accumulate`", [](F f) { return f.options.batch.accumulate > 1; }};
 constexpr Choice grain{"grain", "`grain`", [](F f) { return f.options.batch.grain > 0; }};
 constexpr Choice no_grain{"grain", "no `grain`", [](F f) { return f.options.batch.grain == 0; }};
@@ -68,7 +68,7 @@ constexpr Choice dropout{"dropout", "`dropout` or `residual_dropout`", drops};
 constexpr Choice cpus{"devices", "CPUs as `devices`", is_on_cpus};
 constexpr Choice tf32{"precision", "`precision` tf32", [](F f) { return f.options.precision == Precision::tf32; }};
 
-// The data, and what is kept.
+// These are about the data, and what is kept.
 constexpr Choice gpt{"model", "`model` gpt", [](F f) { return learns_text(f.options.model); }};
 constexpr Choice of_images{"model", "a `model` of images", [](F f) { return !learns_text(f.options.model); }};
 constexpr Choice text{"text", "`text`", [](F f) { return !f.options.data.text.empty(); }};
@@ -82,7 +82,7 @@ constexpr Choice every{"checkpoint_every", "`checkpoint_every`", [](F f) { retur
 constexpr Choice none_kept{"keep_last", "`keep_last` 0", [](F f) { return f.options.keep.last == 0; }};
 constexpr Choice trace{"trace", "`trace`", [](F f) { return !f.options.keep.trace.empty(); }};
 
-// What is no option.
+// These are about the job and the task. Some have no option.
 constexpr Choice elastic{nullptr, "an elastic job", [](F f) { return f.is_elastic; }};
 constexpr Choice ema{nullptr, "Task::ema_decay", [](F f) { return f.task != nullptr && f.task->ema_decay > 0; }};
 constexpr Choice own_optimizer{nullptr, "Task::optimizer", [](F f) { return f.task != nullptr && f.task->optimizer; }};

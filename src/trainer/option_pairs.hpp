@@ -14,7 +14,7 @@
 
 namespace lockstep {
 
-// Where a pair is looked for.
+// All that the choices of a pair are looked for in.
 struct Facts {
   const TrainOptions& options;
   const FlatWay& way;

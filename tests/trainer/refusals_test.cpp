@@ -1,4 +1,4 @@
-// What train() refuses for its options, by the keys that the Error names; and that the guide's table is the code's.
+// train() refuses options by name: values out of range, and the pairs of option_pairs.cpp. The guide has that table.
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 #include <lockstep/trainer/trainer.hpp>
