@@ -4,7 +4,8 @@
 
 #include "batch_settings.hpp"
 
-#include <map>
+#include <algorithm>
+#include <utility>
 #include <vector>
 
 namespace lockstep {
@@ -163,24 +164,6 @@ constexpr OptionPair pairs[] = {
     {ema, sync_every, "each rank has weights of its own within a round, and the average is of those that all have"},
 };
 
-// The second sides of each first one, in the table's order.
-std::vector<std::pair<const Choice*, std::vector<std::string>>> grouped() {
-  std::vector<std::pair<const Choice*, std::vector<std::string>>> groups;
-  for (const OptionPair& pair : pairs) {
-    auto group = groups.begin();
-    while (group != groups.end() && std::string_view(group->first->text) != pair.one.text) ++group;
-    if (group == groups.end()) group = groups.insert(group, {&pair.one, {}});
-    group->second.emplace_back(pair.other.text);
-  }
-  return groups;
-}
-
-std::string listed(const std::vector<std::string>& texts) {
-  std::string list;
-  for (const std::string& text : texts) list += (list.empty() ? "" : ", ") + text;
-  return list;
-}
-
 }  // namespace
 
 std::span<const OptionPair> forbidden_pairs() {
@@ -201,26 +184,25 @@ void check_pairs(const Facts& facts) {
 }
 
 std::string remark_on_pairs(std::string_view key) {
-  std::string text;
-  for (const auto& [one, others] : grouped()) {
-    if (one->key == nullptr || one->key != key) continue;
-    std::vector<std::string> needed, refused;
-    for (const std::string& other : others) {
-      const bool is_needed = other.starts_with("no ");
-      (is_needed ? needed : refused).push_back(is_needed ? other.substr(3) : other);
-    }
-    const bool always = std::string_view(one->text) == "`" + std::string(key) + "`";
-    text += (text.empty() ? "" : "; ") + (always ? "" : one->text + std::string(" "));
-    if (!needed.empty()) text += "needs " + listed(needed) + (refused.empty() ? "" : ", ");
-    if (!refused.empty()) text += "not with " + listed(refused);
+  std::vector<std::pair<std::string, std::string>> remarks;  // by the first side's text
+  for (const OptionPair& pair : pairs) {
+    const Choice& one = pair.one;
+    if (one.key == nullptr || one.key != key) continue;
+    auto remark = std::find_if(remarks.begin(), remarks.end(), [&](auto& known) { return known.first == one.text; });
+    if (remark == remarks.end()) remark = remarks.insert(remark, {one.text, ""});
+    std::string& text = remark->second;
+    const std::string_view second = pair.other.text;
+    const bool is_needed = second.starts_with("no ");
+    text += text.empty() ? "" : ", ";
+    text += is_needed ? "needs " : text.find("not with") == text.npos ? "not with " : "";
+    text += is_needed ? second.substr(3) : second;
   }
-  return text;
-}
-
-std::string markdown_of_pairs() {
-  std::string table = "| Beside | these are refused |\n|---|---|\n";
-  for (const auto& [one, others] : grouped()) table += "| " + std::string(one->text) + " | " + listed(others) + " |\n";
-  return table;
+  std::string all;
+  for (const auto& [first, text] : remarks) {
+    all += all.empty() ? "" : "; ";
+    all += first == "`" + std::string(key) + "`" ? text : first + " " + text;
+  }
+  return all;
 }
 
 }  // namespace lockstep

@@ -43,7 +43,4 @@ void check_pairs(const Facts& facts);
 // The pairs whose first side is the option: "needs `grain`, not with `split`". Empty: there are none.
 std::string remark_on_pairs(std::string_view key);
 
-// The table in Markdown, for docs/guide.md.
-std::string markdown_of_pairs();
-
 }  // namespace lockstep
