@@ -11,6 +11,7 @@
 #include "add_option.hpp"
 #include "flag_checks.hpp"
 #include "output.hpp"
+#include "trainer/option_pairs.hpp"
 #include "trainer/option_table.hpp"
 #include "trainer/option_text.hpp"
 #include "usage.hpp"
@@ -50,13 +51,13 @@ std::string wrong_with(const Option& option, const std::string& text) {
 }
 
 // Resets options that only have a meaning with another choice than the new one. `before` has the choices so far.
-void forget_what_went_with_it(std::string_view key, const TrainOptions& before, TrainOptions& options) {
+void forget_what_went_with_it(std::string_view key, const TrainOptions& before, TrainOptions& options, FlatWay& way) {
   if (key == "optimizer" && options.optimizer.kind != before.optimizer.kind) options.rate.lr.reset();
   if (key == "schedule" && options.rate.schedule != LearningRate::Schedule::step) options.rate.step_epochs.clear();
-  if (key == "compress" && options.exchange.compress != Compression::powersgd) options.exchange.compress_rank = 0;
-  if (key == "sync_every" && options.exchange.sync_every == 0) {
-    options.exchange.outer_lr = TrainOptions().exchange.outer_lr;
-    options.exchange.outer_momentum = TrainOptions().exchange.outer_momentum;
+  if (key == "compress" && way.compress != Compression::powersgd) way.compress_rank = 0;
+  if (key == "sync_every" && way.sync_every == 0) {
+    way.outer_lr = FlatWay().outer_lr;
+    way.outer_momentum = FlatWay().outer_momentum;
   }
 }
 
@@ -67,7 +68,10 @@ void add_option_flags(CLI::App& app, Given& given) {
   each_option(defaults, [&](const Option& option, const auto& value) {
     using Value = std::decay_t<decltype(value)>;
     if (option.group == nullptr) return;
-    const std::string flag = flag_of(option), help = with_flags(option.help);
+    const std::string flag = flag_of(option), beside = remark_on_pairs(option.key);
+    std::string help = option.help;
+    if (!beside.empty()) help += (help.ends_with('\n') ? "" : "\n") + beside;
+    help = with_flags(help);
     std::optional<std::string>& text = given[option.key];
     if constexpr (std::is_same_v<Value, bool>) {
       app.add_flag_function(
@@ -84,12 +88,14 @@ void add_option_flags(CLI::App& app, Given& given) {
 
 void take_given(const Given& given, TrainOptions& options) {
   const TrainOptions before = options;
-  each_option(options, [&](const Option& option, auto& value) {
+  FlatWay way = flat(options.way);
+  each_option(options, way, [&](const Option& option, auto& value) {
     const auto found = given.find(option.key);
     if (!option.more.plain || found == given.end() || !found->second) return;
     take_text(*found->second, value);
-    forget_what_went_with_it(option.key, before, options);
+    forget_what_went_with_it(option.key, before, options, way);
   });
+  options.way = way_of(way);
 }
 
 std::string with_flags(std::string text) {

@@ -33,12 +33,12 @@
 #include "train_flags.hpp"
 #include "train_plan.hpp"
 #include "trainer/checkpoint_folder.hpp"
-#include "trainer/exchange_options.hpp"
 #include "trainer/option_table.hpp"
 #include "trainer/option_text.hpp"
 #include "trainer/resume.hpp"
 #include "trainer/run_folder.hpp"
 #include "trainer/train_options.hpp"
+#include "trainer/way.hpp"
 #include "usage.hpp"
 
 namespace lockstep::cli {
@@ -96,58 +96,19 @@ std::string parts_setting(const TrainOptions& options) {
 // Every option that is not the default has a row, so that none is overlooked. `worded` names the options that
 // `settings` words.
 Rows other_settings(const TrainOptions& options) {
-  static const std::set<std::string_view> worded = {"model",
-                                                    "width",
-                                                    "image_size",
-                                                    "groups",
-                                                    "dropout",
-                                                    "layers",
-                                                    "heads",
-                                                    "embedding",
-                                                    "context",
-                                                    "residual_dropout",
-                                                    "text",
-                                                    "data",
-                                                    "data_dir",
-                                                    "resume",
-                                                    "devices",
-                                                    "split",
-                                                    "threads_per_rank",
-                                                    "batch_size",
-                                                    "scale_batch",
-                                                    "accumulate",
-                                                    "balance",
-                                                    "optimizer",
-                                                    "momentum",
-                                                    "weight_decay",
-                                                    "clip",
-                                                    "lr",
-                                                    "scale_lr",
-                                                    "reference_batch",
-                                                    "warmup",
-                                                    "schedule",
-                                                    "step_epochs",
-                                                    "step_factor",
-                                                    "compress",
-                                                    "compress_rank",
-                                                    "sync_every",
-                                                    "outer_lr",
-                                                    "outer_momentum",
-                                                    "epochs",
-                                                    "seed",
-                                                    "precision",
-                                                    "memory_format",
-                                                    "sync_batchnorm",
-                                                    "zero_stage",
-                                                    "cuda_graph",
-                                                    "run_dir"};
-  std::map<std::string_view, std::string> defaults;
+  static const std::string worded =
+      " model width image_size groups dropout layers heads embedding context residual_dropout text data data_dir "
+      "resume devices split threads_per_rank batch_size scale_batch accumulate balance optimizer momentum "
+      "weight_decay clip lr scale_lr reference_batch warmup schedule step_epochs step_factor compress "
+      "compress_rank sync_every outer_lr outer_momentum epochs seed precision memory_format sync_batchnorm "
+      "zero_stage cuda_graph run_dir ";
+  std::map<std::string, std::string> defaults;
   const TrainOptions unchanged;
   each_option(unchanged, [&](const Option& option, const auto& value) { defaults[option.key] = option_text(value); });
   Rows rows;
   each_option(options, [&](const Option& option, const auto& value) {
-    if (worded.contains(option.key) || option_text(value) == defaults[option.key]) return;
     std::string name = option.key;
+    if (worded.find(" " + name + " ") != worded.npos || option_text(value) == defaults[name]) return;
     std::replace(name.begin(), name.end(), '_', ' ');
     rows.push_back({name, option_text(value)});
   });
@@ -171,14 +132,14 @@ std::string settings(const TrainFlags& flags, const TrainOptions& options, const
       {"seed", std::to_string(options.seed)},
       {"precision", std::string(to_string(options.precision))},
       {"memory format", std::string(to_string(options.memory_format))},
-      {"CUDA graph", options.cuda_graph ? "yes" : "no"},
+      {"CUDA graph", std::holds_alternative<Recorded>(options.way) ? "yes" : "no"},
       {"run folder", options.keep.run_dir.string()}};
-  if (options.exchange.zero_stage > 0)
-    rows.insert(rows.end() - 1, {"ZeRO stage", std::to_string(options.exchange.zero_stage)});
-  if (const auto text = exchange_text(options.exchange); !text.empty()) rows.insert(rows.end() - 1, {"exchange", text});
+  if (const int stage = flat(options.way).zero_stage; stage > 0)
+    rows.insert(rows.end() - 1, {"ZeRO stage", std::to_string(stage)});
+  if (const auto text = exchange_text(options.way); !text.empty()) rows.insert(rows.end() - 1, {"exchange", text});
   if (options.sync_batchnorm) rows.insert(rows.end() - 1, {"BatchNorm", "over all ranks"});
   if (options.batch.balance != BalanceRule()) rows.insert(rows.begin() + 5, {"parts", parts_setting(options)});
-  if (options.split) rows.insert(rows.begin() + 3, {"split", to_string(*options.split)});
+  if (const auto split = flat(options.way).split) rows.insert(rows.begin() + 3, {"split", to_string(*split)});
   for (auto& row : other_settings(options)) rows.insert(rows.end() - 1, std::move(row));
   if (!flags.config.empty()) rows.insert(rows.begin(), {"config", flags.config});
   if (!options.keep.resume.empty()) rows.insert(rows.begin(), {"goes on from", options.keep.resume.string()});

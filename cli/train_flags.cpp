@@ -21,6 +21,7 @@
 #include "trainer/option_table.hpp"
 #include "trainer/resume.hpp"
 #include "trainer/train_options.hpp"
+#include "trainer/way.hpp"
 #include "usage.hpp"
 
 namespace lockstep::cli {
@@ -34,11 +35,9 @@ TrainOptions parse_options(const std::string& text, const Devices& devices, cons
   try {
     const TrainOptions options = train_options_from_json(text, devices);
     TrainOptions what_stays = options;  // without options that flags may still change
-    what_stays.cuda_graph = false;
+    what_stays.way = Averaged();
     what_stays.sync_batchnorm = false;
-    what_stays.exchange.zero_stage = 0;
     what_stays.batch.balance = EqualParts();
-    what_stays.split.reset();
     checked(what_stays);
     return options;
   } catch (const Error& error) {
@@ -97,24 +96,6 @@ void check_name(const std::string& name) {
   }
 }
 
-// Checks without the configuration's split first, which may not go with the flags beside it.
-void check_settings(const TrainFlags& flags, const TrainOptions& options) {
-  TrainOptions whole = options;
-  whole.split.reset();
-  const bool plan_follows = !flags.plan().empty() && is_file(flags.plan());
-  if (options.split || plan_follows) whole.batch.balance = EqualParts();  // then a data axis divides the batch
-  checked(whole);
-  if (!options.split) return;
-  try {
-    checked(options);
-  } catch (const Error& error) {
-    throw Error((flags.config.empty() ? "--resume " + flags.resume() : "--config " + flags.config) +
-                    " splits the network, and that does not fit here: " + error.what() +
-                    ". --plan none splits it by data alone, --plan auto anew",
-                error.data());
-  }
-}
-
 }  // namespace
 
 std::optional<std::string> TrainFlags::of(const char* key) const {
@@ -160,24 +141,28 @@ TrainOptions to_options(const TrainFlags& flags) {
   if (!resume.empty()) options = resumed_options(resumed_checkpoint(flags, resume), devices);
   const fs::path resumed_run = resume.empty() ? fs::path() : options.keep.run_dir;
   if (plan) options.batch.size = plan->batch_size;
-  from_flags([&] {
-    take_given(flags.given, options);
-    return 0;
-  });
+  if (!flags.plan().empty()) options.way = with_split(options.way, {});
+  const bool has_split = flat(options.way).split.has_value();
+  const auto check = [&](const auto& action) {
+    try {
+      from_flags([&] { return action(), 0; });
+    } catch (const UsageError& error) {
+      const auto& keys = error.options();
+      if (!has_split || std::find(keys.begin(), keys.end(), "split") == keys.end()) throw;
+      throw UsageError((flags.config.empty() ? "--resume " + flags.resume() : "--config " + flags.config) +
+                           " splits the network, and that does not fit here: " + error.what() +
+                           ". --plan none splits it by data alone, --plan auto anew",
+                       {.options = keys});
+    }
+  };
+  check([&] { take_given(flags.given, options); });
   if (!devices.empty()) options.devices = devices;
-  if (!flags.plan().empty()) options.split.reset();
   fill_defaults(options);
 
   if (options.data.source == DataSource::synthetic && flags.text("data_dir").empty())
     options.data.folder.clear();  // it came from the configuration
-  from_flags([&] {
-    check_settings(flags, options);
-    return 0;
-  });
-  if (plan) {
-    follow(*plan, flags.plan(), options);
-    checked(options);
-  }
+  if (plan) follow(*plan, flags.plan(), options);
+  check([&] { checked(options); });
   // With absolute paths the run's config.json means the same in every folder.
   if (!options.data.folder.empty()) options.data.folder = fs::absolute(options.data.folder);
   if (!options.data.text.empty()) options.data.text = fs::absolute(options.data.text);

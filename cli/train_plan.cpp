@@ -7,6 +7,7 @@
 #include "measured_model.hpp"
 #include "text.hpp"
 #include "trainer/train_options.hpp"
+#include "trainer/way.hpp"
 
 namespace lockstep::cli {
 
@@ -17,8 +18,9 @@ Error wrong(const std::string& file, const std::string& what) {
 }
 
 // With --grain the grains are the pipeline's microbatches.
-void without_microbatches(TrainOptions& options) {
-  if (options.batch.grain > 0) options.split->microbatches = 1;
+void take_split(ModelSplit split, TrainOptions& options) {
+  if (options.batch.grain > 0) split.microbatches = 1;
+  options.way = with_split(options.way, split);
 }
 
 }  // namespace
@@ -55,8 +57,7 @@ void follow(const Plan& plan, const std::string& file, TrainOptions& options) {
     const bool other_model = plan.layers != model_signature(net);
     throw wrong(file, error.what() + (other_model ? "; this run is of " + to_string(model) : ""));
   }
-  options.split = plan.split;
-  without_microbatches(options);
+  take_split(plan.split, options);
 }
 
 std::string plan_here(TrainOptions& options) {
@@ -65,8 +66,7 @@ std::string plan_here(TrainOptions& options) {
                                                 .threads_per_rank = options.threads_per_rank,
                                                 .planned_devices = options.devices.size()});
   // If an option only works along the data axis, no other axis is tried.
-  const bool any_axis = !options.cuda_graph && !options.sync_batchnorm && options.exchange.zero_stage == 0 &&
-                        options.exchange.compress != Compression::powersgd && options.exchange.sync_every == 0 &&
+  const bool any_axis = std::holds_alternative<Averaged>(options.way) && !options.sync_batchnorm &&
                         options.batch.balance == BalanceRule();
   const Plan best =
       make_plan(measured.profile, measured.cluster,
@@ -77,10 +77,9 @@ std::string plan_here(TrainOptions& options) {
   Plan one;
   one.batch_size = options.batch.global();
   const double alone = predict(measured.profile, measured.cluster, one).step_seconds;
-  options.split = best.split;
-  without_microbatches(options);
+  take_split(best.split, options);
   const double speed_up = alone / best.prediction.step_seconds;
-  return "plan: " + to_string(*options.split) +
+  return "plan: " + to_string(best.split) +
          format("; predicted: %.1f ms per step, %.2f times as fast as one device", 1e3 * best.prediction.step_seconds,
                 speed_up) +
          (speed_up < 1 ? " (which would be faster alone)\n" : "\n");

@@ -21,7 +21,7 @@ auto from_flags(Function&& function) {
   try {
     return function();
   } catch (const Error& error) {
-    throw UsageError(error.what());
+    throw UsageError(error.what(), {.options = error.options()});
   }
 }
 

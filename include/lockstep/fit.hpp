@@ -4,14 +4,14 @@
 //   trainer/fit            trains a net of your own; task and module_maker say what
 //   trainer/metrics        what an epoch measured, and the files that keep it
 //   trainer/rate_options   the learning rate of a run, and names of its parts
-//   trainer/train_options  all that a run can be told; batch_settings and exchange_options are groups of it
+//   trainer/train_options  all that a run can be told; batch_settings is a group of it
 //   trainer/trainer        train() and evaluate_run(): all that the program does, without a terminal
+//   trainer/way            how the ranks share the work of a run
 // How it works: src/trainer/README.md.
 #pragma once
 
 #include <lockstep/trainer/batch_settings.hpp>
 #include <lockstep/trainer/data_options.hpp>
-#include <lockstep/trainer/exchange_options.hpp>
 #include <lockstep/trainer/fit.hpp>
 #include <lockstep/trainer/metrics.hpp>
 #include <lockstep/trainer/module_maker.hpp>
@@ -19,3 +19,4 @@
 #include <lockstep/trainer/task.hpp>
 #include <lockstep/trainer/train_options.hpp>
 #include <lockstep/trainer/trainer.hpp>
+#include <lockstep/trainer/way.hpp>

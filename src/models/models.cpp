@@ -6,9 +6,12 @@
 #include "base/number_text.hpp"
 #include "model_parts.hpp"
 
+#include <algorithm>
 #include <charconv>
 #include <iterator>
+#include <string_view>
 #include <utility>
+#include <vector>
 
 namespace lockstep {
 namespace {
@@ -38,16 +41,29 @@ GptOptions gpt_options(const ModelOptions& options, uint64_t seed) {
           .seed = seed};
 }
 
-void check_that_gpt_alone_has(const ModelOptions& options) {
-  const ModelOptions unchanged;
-  const auto refuse = [&](bool given, const char* what) {
-    if (given) throw Error(options.name + " has no " + what + "; gpt has");
+// Options that only some models have.
+void check_owner(const ModelOptions& options) {
+  struct Owned {
+    const char* key;
+    bool is_given;
+    std::vector<std::string_view> owners;
   };
-  refuse(options.layers != unchanged.layers, "number of `layers`");
-  refuse(options.heads != unchanged.heads, "`heads`");
-  refuse(options.embedding != unchanged.embedding, "`embedding`");
-  refuse(options.context != unchanged.context, "`context`");
-  refuse(options.residual_dropout != unchanged.residual_dropout, "`residual_dropout`");
+  const ModelOptions unchanged;
+  for (const auto& [key, is_given, owners] :
+       {Owned{"width", options.width != unchanged.width, {"mlp", "alexnet", "resnet18"}},
+        Owned{"image_size", options.image_size != unchanged.image_size, {"alexnet", "resnet18"}},
+        Owned{"groups", options.groups != unchanged.groups, {"alexnet"}},
+        Owned{"dropout", options.dropout != unchanged.dropout, {"alexnet"}},
+        Owned{"layers", options.layers != unchanged.layers, {"gpt"}},
+        Owned{"heads", options.heads != unchanged.heads, {"gpt"}},
+        Owned{"embedding", options.embedding != unchanged.embedding, {"gpt"}},
+        Owned{"context", options.context != unchanged.context, {"gpt"}},
+        Owned{"residual_dropout", options.residual_dropout != unchanged.residual_dropout, {"gpt"}}}) {
+    if (!is_given || std::find(owners.begin(), owners.end(), options.name) != owners.end()) continue;
+    std::string text = options.name + " has no `" + key + "`; it is of";
+    for (const auto& owner : owners) text += std::string(owner == owners.front() ? " " : ", ") + std::string(owner);
+    throw Error(text, {.options = {"model", key}});
+  }
 }
 
 }  // namespace
@@ -61,36 +77,17 @@ bool learns_text(const ModelOptions& options) {
 }
 
 void check_model(const ModelOptions& options) {
-  const auto refuse = [&](bool given, const char* what, const char* who) {
-    if (given) throw Error(options.name + " has no " + what + "; " + who);
-  };
-  const bool image_size = options.image_size != 0, groups = options.groups != 1;
-  if (options.name != "gpt") check_that_gpt_alone_has(options);
-  const char* const who_drops = options.name == "gpt" ? "it has `residual_dropout`" : "alexnet has";
-  if (options.name != "alexnet") refuse(options.dropout != ModelOptions().dropout, "dropout", who_drops);
-  if (options.name == "lenet") {
-    refuse(options.width != 1, "width", "mlp, alexnet and resnet18 have one");
-    refuse(image_size, "image size", "alexnet and resnet18 have one");
-    refuse(groups, "groups", "alexnet has");
-  } else if (options.name == "mlp") {
-    check_width("mlp", options.width);
-    refuse(image_size, "image size", "alexnet and resnet18 have one");
-    refuse(groups, "groups", "alexnet has");
-  } else if (options.name == "alexnet") {
-    check_options(alexnet_options(options, /*seed=*/0));
-  } else if (options.name == "resnet18") {
-    refuse(groups, "groups", "alexnet has");
-    check_options(resnet18_options(options, /*seed=*/0));
-  } else if (options.name == "gpt") {
-    refuse(options.width != 1, "width", "its `embedding` says how wide it is");
-    refuse(image_size, "image size", "alexnet and resnet18 have one");
-    refuse(groups, "groups", "alexnet has");
-    check_options(gpt_options(options, /*seed=*/0));
-  } else {
+  const auto names = model_names();
+  if (std::find(names.begin(), names.end(), options.name) == names.end()) {
     std::string known;
-    for (const auto& name : model_names()) known += (known.empty() ? "" : ", ") + name;
+    for (const auto& name : names) known += (known.empty() ? "" : ", ") + name;
     throw Error("the model is \"" + options.name + "\"; there are " + known, {.options = {"model"}});
   }
+  check_owner(options);
+  if (options.name == "mlp") check_width("mlp", options.width);
+  if (options.name == "alexnet") check_options(alexnet_options(options, /*seed=*/0));
+  if (options.name == "resnet18") check_options(resnet18_options(options, /*seed=*/0));
+  if (options.name == "gpt") check_options(gpt_options(options, /*seed=*/0));
 }
 
 torch::nn::Sequential make_model(const ModelOptions& options, uint64_t seed) {

@@ -15,8 +15,8 @@ namespace {
 
 constexpr double largest_float = std::numeric_limits<float>::max();  // the weights are float
 
-[[noreturn]] void refuse(const std::string& what, const std::string& value, const std::string& rule) {
-  throw Error(what + " is " + value + "; it must be " + rule);
+[[noreturn]] void refuse(const char* key, const std::string& what, const std::string& value, const std::string& rule) {
+  throw Error(what + " is " + value + "; it must be " + rule, {.options = {key}});
 }
 
 double times_the_batch(const LearningRate& rate) {
@@ -51,7 +51,7 @@ void check_steps(const LearningRate& rate) {
   }
   if (rate.step_epochs.empty()) {
     throw Error("the step schedule needs the epochs after which the learning rate falls, as in `step_epochs` 30,60,80",
-                {.options = {"step_epochs"}});
+                {.options = {"schedule", "step_epochs"}});
   }
   const auto& epochs = rate.step_epochs;
   const bool ascend = std::adjacent_find(epochs.begin(), epochs.end(), std::greater_equal<>()) == epochs.end();
@@ -61,18 +61,20 @@ void check_steps(const LearningRate& rate) {
         {.options = {"step_epochs"}});
   }
   if (!(rate.step_factor > 0 && rate.step_factor <= largest_float)) {
-    refuse("the factor of the step schedule", number_text(rate.step_factor), "a number above 0");
+    refuse("step_factor", "the factor of the step schedule", number_text(rate.step_factor), "a number above 0");
   }
 }
 
 void check_warmup(const LearningRate& rate) {
   const std::string epochs = number_text(rate.warmup_epochs);
-  if (!(rate.warmup_epochs >= 0)) refuse("the number of epochs of warm-up", epochs, "at least 0");
+  if (!(rate.warmup_epochs >= 0)) refuse("warmup", "the number of epochs of warm-up", epochs, "at least 0");
   if (rate.warmup_epochs > rate.epochs) {
-    refuse("the number of epochs of warm-up", epochs, "at most " + std::to_string(rate.epochs) + ", the run's");
+    refuse("warmup", "the number of epochs of warm-up", epochs,
+           "at most " + std::to_string(rate.epochs) + ", the run's");
   }
   if (rate.schedule == LearningRate::Schedule::cosine && rate.warmup_epochs == rate.epochs) {
-    refuse("the number of epochs of warm-up", epochs, "below the run's for the cosine schedule, which follows it");
+    refuse("warmup", "the number of epochs of warm-up", epochs,
+           "below the run's for the cosine schedule, which follows it");
   }
 }
 
@@ -81,13 +83,15 @@ void check_warmup(const LearningRate& rate) {
 void LearningRate::check() const {
   const LearningRate& rate = *this;
   if (!(rate.lr >= 0 && rate.lr <= largest_float)) {
-    refuse("the learning rate", number_text(rate.lr), "a number from 0 to 3.4e38, the largest float");
+    refuse("lr", "the learning rate", number_text(rate.lr), "a number from 0 to 3.4e38, the largest float");
   }
-  if (rate.batch < 1) refuse("the batch size", std::to_string(rate.batch), "at least 1");
-  if (rate.reference_batch < 1) refuse("the reference batch", std::to_string(rate.reference_batch), "at least 1");
-  if (rate.epochs < 1) refuse("the number of epochs", std::to_string(rate.epochs), "at least 1");
+  if (rate.batch < 1) refuse("batch_size", "the batch size", std::to_string(rate.batch), "at least 1");
+  if (rate.reference_batch < 1)
+    refuse("reference_batch", "the reference batch", std::to_string(rate.reference_batch), "at least 1");
+  if (rate.epochs < 1) refuse("epochs", "the number of epochs", std::to_string(rate.epochs), "at least 1");
   if (full_rate(rate) > largest_float) {
-    refuse("the learning rate scaled for the batch", number_text(full_rate(rate)), "at most 3.4e38, the largest float");
+    refuse("lr", "the learning rate scaled for the batch", number_text(full_rate(rate)),
+           "at most 3.4e38, the largest float");
   }
   check_steps(rate);
   check_warmup(rate);

@@ -7,8 +7,6 @@
 
 #include <algorithm>
 #include <charconv>
-#include <limits>
-#include <utility>
 
 namespace lockstep {
 
@@ -33,21 +31,6 @@ BalanceRule balance_rule_from(const std::string& text) {
     next = rest;
   }
   throw Error("the balance is \"" + text + "\"; it must be equal, auto, or a share for each device, as in 2,1");
-}
-
-void check_batch(const BatchSettings& batch) {
-  const auto refuse = [](const std::string& what, int64_t value, const std::string& rule) {
-    throw Error(what + " is " + std::to_string(value) + "; it must be " + rule);
-  };
-  if (batch.size < 1) refuse("the batch size", batch.size, "at least 1");
-  const int64_t most = std::numeric_limits<int64_t>::max() / batch.size;
-  if (batch.scale < 1 || batch.scale > most) {
-    refuse("the factor of the batch size (`scale_batch`)", batch.scale, "from 1 to " + std::to_string(most));
-  }
-  if (batch.accumulate < 1 || batch.accumulate > batch.global()) {
-    refuse("the number of parts of a batch (`accumulate`)", batch.accumulate,
-           "from 1 to " + std::to_string(batch.global()) + ", the samples of a batch");
-  }
 }
 
 bool balances(const BatchSettings& batch) {
@@ -92,6 +75,16 @@ std::string remark_on_last_batch(const BatchSettings& batch, int64_t samples, in
          " samples, and " + (batch.grain > 0 ? "a grain" : "a rank's part") +
          " of it has one. A BatchNorm whose channels have one value each refuses that, at the end of the first epoch; "
          "`drop_last` leaves the batch out, or take another `batch_size`";
+}
+
+std::string remark_on_idle_ranks(const BatchSettings& batch, int ranks) {
+  if (batch.grain == 0) return "";
+  const int64_t grains = (batch.global() + batch.grain - 1) / batch.grain;
+  if (grains >= ranks) return "";
+  return std::to_string(ranks - grains) + " of the " + std::to_string(ranks) +
+         " ranks have nothing to do: a batch of " + std::to_string(batch.global()) + " samples has " +
+         std::to_string(grains) + (grains == 1 ? " grain" : " grains") + " of " + std::to_string(batch.grain) +
+         "; fewer `devices` are as fast, and a larger `batch_size` or a smaller `grain` gives them work";
 }
 
 }  // namespace lockstep

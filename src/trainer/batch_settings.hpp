@@ -9,9 +9,6 @@
 
 namespace lockstep {
 
-// Throws Error as train() does; which shares fit depends on the devices.
-void check_batch(const BatchSettings& batch);
-
 // Whether parts follow the devices' measured speed; and the shares that `balance` names, none for "equal" and "auto".
 bool balances(const BatchSettings& batch);
 std::vector<double> shares_of(const BatchSettings& batch);
@@ -25,6 +22,9 @@ int64_t samples_of_epoch(const BatchSettings& batch, int64_t samples);
 // If the last batch of an epoch is smaller, and a rank computes one sample of it alone: that a BatchNorm may refuse it,
 // and what to do. Else empty.
 std::string remark_on_last_batch(const BatchSettings& batch, int64_t samples, int ranks);
+
+// What to tell the user if a batch has fewer grains than `ranks` along the data axis; or else empty.
+std::string remark_on_idle_ranks(const BatchSettings& batch, int ranks);
 
 // Samples of a full batch on each of so many ranks, by these shares; without any, near-equal parts. With a grain they
 // are of whole grains.

@@ -1,7 +1,6 @@
 #include "elastic.hpp"
 
 #include <ATen/ops/empty.h>
-#include <lockstep/base/error.hpp>
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
@@ -9,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "option_pairs.hpp"
 #include "ranks/gather.hpp"
 
 namespace lockstep {
@@ -32,23 +32,7 @@ at::Tensor empty_of(const json& shape, const c10::Device& device) {
 }  // namespace
 
 void check_elastic(const TrainOptions& options) {
-  const auto refuse = [](const std::string& why) {
-    throw Error("an elastic job goes on with fewer processes and with more, and " + why +
-                "; or start the job as one that is not elastic, with `resume` auto: when a process is lost, lockstep "
-                "launch starts all of them again (`max_restarts`), and they go on from the newest checkpoint");
-  };
-  if (options.batch.grain == 0) {
-    refuse("without a `grain` the weights' bits depend on their number; give a `grain`, such as 32");
-  }
-  if (options.exchange.zero_stage > 0) {
-    refuse("with `zero_stage` " + std::to_string(options.exchange.zero_stage) +
-           " a slice of the optimizer is lost with its device; leave `zero_stage` out");
-  }
-  if (options.split) refuse("with a `split` a part of the network is lost with its device; leave `split` out");
-  if (options.batch.balance != BalanceRule()) {
-    refuse("`balance` is of the devices that the run began with; leave `balance` out");
-  }
-  if (!options.keep.trace.empty()) refuse("a `trace` is of ranks that stay; leave `trace` out");
+  check_pairs({.options = options, .way = flat(options.way), .is_elastic = true});
 }
 
 void hand_over(std::optional<RunState>& state, Rank& rank) {

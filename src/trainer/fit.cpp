@@ -3,6 +3,7 @@
 
 #include "base/number_text.hpp"
 #include "data/sizes_text.hpp"
+#include "option_pairs.hpp"
 #include "train_options.hpp"
 #include "workload.hpp"
 
@@ -60,30 +61,12 @@ void check_update(const Task& task, const TrainOptions& options) {
     throw Error("fit: the ema_decay of \"" + task.name + "\" is " + number_text(task.ema_decay) +
                 "; it must be from 0, for no average, to below 1, such as 0.999");
   }
-  if (task.ema_decay > 0 && options.exchange.sync_every > 0) {
-    throw Error(
-        "fit: with `sync_every` each rank has weights of its own within a round, and ema_decay averages those that all "
-        "have; leave one of the two out");
-  }
   if (task.groups && !task.optimizer) {
     throw Error("fit: \"" + task.name +
                 "\" has groups of parameters (Task::groups), and no optimizer of its own that says what each of them "
                 "gets; give Task::optimizer too, or leave the groups out");
   }
-  if (task.optimizer && !options.rate.lr) {
-    throw Error(
-        "fit: \"" + task.name +
-        "\" makes its own optimizer (Task::optimizer), and the options set its learning rate, by their schedule; "
-        "give them `lr`");
-  }
-  const OptimizerOptions unset;
-  const OptimizerOptions& own = options.optimizer;
-  const bool is_unset =
-      own.kind == unset.kind && own.momentum == unset.momentum && own.weight_decay == unset.weight_decay;
-  if (!task.optimizer || is_unset) return;
-  throw Error("fit: \"" + task.name +
-              "\" makes its own optimizer (Task::optimizer), and `optimizer`, `momentum` or `weight_decay` name " +
-              "another; leave them out, and set them in the function");
+  check_pairs({.options = options, .way = flat(options.way), .task = &task});
 }
 
 void check_task(const Task& task, const TrainOptions& options) {
@@ -95,7 +78,8 @@ void check_task(const Task& task, const TrainOptions& options) {
   if (to_string(options.model) != to_string(ModelOptions()) || options.data.source != DataOptions().source ||
       !options.data.folder.empty() || !options.data.text.empty()) {
     throw Error("fit: `model` and `data` are options of lockstep's own models; \"" + task.name +
-                "\" brings its network and its data, so leave them out");
+                    "\" brings its network and its data, so leave them out",
+                {.options = {"model", "data"}});
   }
   if (task.patience < 0) {
     throw Error("fit: the patience is " + std::to_string(task.patience) +

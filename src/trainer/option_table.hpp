@@ -8,10 +8,12 @@
 #include <lockstep/trainer/train_options.hpp>
 
 #include "train_options.hpp"
+#include "way.hpp"
 
 #include <cstdint>
 #include <limits>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 
 namespace lockstep {
@@ -41,6 +43,7 @@ struct Option {
     bool plain = true;  // its flag's text is the option's; false: the program makes the option from the text
   };
   More more = {};
+  bool is_of_way = false;  // the way of a run has it (FlatWay)
 };
 
 namespace option_groups {
@@ -59,14 +62,19 @@ inline bool says_something(const Option& option, const TrainOptions& options) {
          option.key == std::string_view("model") || is_of_lockstep(options);
 }
 
-// Calls visit(option, value) for each option, in the help's order. `options` may be const.
-template <class Options, class Visit>
-void each_option(Options& options, Visit&& visit) {  // NOLINT(readability-function-size): it is a table
+// Calls visit(option, value) for each option, in the help's order. `way` has the values of the options' way, in its
+// place; both may be const.
+template <class Options, class Ways, class Visit>
+void each_option(Options& options, Ways& way, Visit&& visit) {  // NOLINT(readability-function-size): it is a table
   using namespace option_groups;
   using enum Same;
   const auto one = [&](Option option, auto& value, const Option::More& more = {}) {
     option.more = more;
     visit(std::as_const(option), value);
+  };
+  const auto of_way = [&](Option option, auto& value, const Option::More& more = {}) {
+    option.is_of_way = true;
+    one(option, value, more);
   };
 
   one({"model", throughout, what, "NAME",
@@ -128,12 +136,12 @@ void each_option(Options& options, Visit&& visit) {  // NOLINT(readability-funct
        "cuda: every GPU; cuda:0,cuda:2: these two\n"
        "2xcuda:0: two ranks that share one GPU\n"},
       options.devices, {.plain = false});
-  one({"split", in_a_run, where, "FILE",
-       "how the network is split over the devices: a file of lockstep plan for this network; its devices and batch "
-       "size count unless a flag gives others\n"
-       "auto: measures the network and the devices first, and takes the best split\n"
-       "none: by data alone, whatever a configuration says"},
-      options.split, {.flag = "plan", .least = 1, .plain = false});
+  of_way({"split", in_a_run, where, "FILE",
+          "how the network is split over the devices: a file of lockstep plan for this network; its devices and batch "
+          "size count unless a flag gives others\n"
+          "auto: measures the network and the devices first, and takes the best split\n"
+          "none: by data alone, whatever a configuration says"},
+         way.split, {.flag = "plan", .least = 1, .plain = false});
   one({"threads_per_rank", nowhere, where, "N", "threads that each rank computes with"}, options.threads_per_rank,
       {.least = 1, .most = 1024});
   one({"timeout", nowhere, where, "SECONDS",
@@ -151,8 +159,7 @@ void each_option(Options& options, Visit&& visit) {  // NOLINT(readability-funct
       options.batch.scale, {.least = 1});
   one({"accumulate", throughout, update, "N",
        "each rank computes its part of a batch in N pieces, one after the other, before the update. This takes less "
-       "memory and gives the same gradients, but BatchNorm normalises over a piece; a pipeline has microbatches "
-       "instead"},
+       "memory and gives the same gradients, but BatchNorm normalises over a piece"},
       options.batch.accumulate, {.least = 1});
   one({"balance", in_a_run, update, "SHARES",
        "how a batch is divided among the devices\n"
@@ -170,7 +177,7 @@ void each_option(Options& options, Visit&& visit) {  // NOLINT(readability-funct
       options.batch.grain, {.otherwise = "none", .least = 1});
   one({"optimizer", throughout, update, "NAME",
        "the optimizer: sgd, adam, adamw; or for large batches lars (You et al. 2017) and lamb (You et al. 2020), which "
-       "scale a layer's update by the layer's norm (not with a split by channels)"},
+       "scale a layer's update by the layer's norm"},
       options.optimizer.kind);
   one({"momentum", throughout, update, "X", "momentum of sgd and lars; lars's authors use 0.9"},
       options.optimizer.momentum);
@@ -207,28 +214,28 @@ void each_option(Options& options, Visit&& visit) {  // NOLINT(readability-funct
   one({"step_factor", throughout, update, "X", "for `schedule` step: the factor after each of `step_epochs`"},
       options.rate.step_factor);
 
-  one({"compress", throughout, exchange, "NAME",
+  of_way(
+      {"compress", throughout, exchange, "NAME",
        "how gradients are sent\n"
        "none: as they are\n"
        "bf16, fp16: rounded to 16 bits, half of the bytes; fp16 overflows at 65504\n"
-       "powersgd: as products of thin matrices (Vogels et al. 2019); what is left out is added to the next step's (not "
-       "with a split by layers or channels)\n"},
-      options.exchange.compress);
-  one({"compress_rank", throughout, exchange, "R",
-       "for `compress` powersgd: columns of its matrices; more are more exact, and send more"},
-      options.exchange.compress_rank, {.otherwise = "4", .least = 1});
-  one({"sync_every", throughout, exchange, "H",
-       "each rank takes H steps by itself, then all average their parameters, also at the end of an epoch (local "
-       "SGD; "
-       "not with a split by layers or channels); 0: average gradients at every step"},
-      options.exchange.sync_every);
-  one({"outer_lr", throughout, exchange, "X",
+       "powersgd: as products of thin matrices (Vogels et al. 2019); what is left out is added to the next step's\n"},
+      way.compress);
+  of_way({"compress_rank", throughout, exchange, "R",
+          "for `compress` powersgd: columns of its matrices; more are more exact, and send more"},
+         way.compress_rank, {.otherwise = "4", .least = 1});
+  of_way({"sync_every", throughout, exchange, "H",
+          "each rank takes H steps by itself, then all average their parameters, also at the end of an epoch (local "
+          "SGD); 0: average gradients at every step"},
+         way.sync_every);
+  of_way(
+      {"outer_lr", throughout, exchange, "X",
        "for `sync_every`: learning rate of the outer optimizer, which takes the ranks' mean movement for a gradient; "
        "DiLoCo (Douillard et al. 2023) uses 0.7"},
-      options.exchange.outer_lr);
-  one({"outer_momentum", throughout, exchange, "X",
-       "for `sync_every`: Nesterov momentum of the outer optimizer; DiLoCo uses 0.9"},
-      options.exchange.outer_momentum);
+      way.outer_lr);
+  of_way({"outer_momentum", throughout, exchange, "X",
+          "for `sync_every`: Nesterov momentum of the outer optimizer; DiLoCo uses 0.9"},
+         way.outer_momentum);
 
   one({"epochs", in_a_run, how, "N", "passes over the training set"}, options.epochs, {.least = 1});
   one({"seed", throughout, how, "N", "the seed of the first weights, the samples' order and dropout"}, options.seed);
@@ -245,7 +252,7 @@ void each_option(Options& options, Visit&& visit) {  // NOLINT(readability-funct
        "updates: take 1, so that every step is covered; 0: never"},
       options.check_replicas, {.otherwise = "at the end of each epoch"});
   one({"check_arithmetic", in_a_run, how, "F",
-       "with `grain`: another rank computes this fraction of the grains again, such as 0.01, and the run ends if the "
+       "another rank computes this fraction of the grains again, such as 0.01, and the run ends if the "
        "bits differ, with the rank named that computes wrongly; costs about this fraction of the time; 0: none"},
       options.check_arithmetic);
   one({"precision", throughout, how, "NAME",
@@ -265,17 +272,17 @@ void each_option(Options& options, Visit&& visit) {  // NOLINT(readability-funct
        "resnet18: BatchNorm normalises over the samples of all devices, as one device would, and not over each "
        "device's own"},
       options.sync_batchnorm);
-  one({"zero_stage", in_a_run, how, "N",
-       "ZeRO, for sgd, adam and adamw. 0: every rank has the whole optimizer; 1: each rank keeps and computes its "
-       "slice "
-       "of it; 2: and of the gradients; 3: and of the parameters, whose layers it gathers just before they compute. "
-       "The "
-       "results are the same"},
-      options.exchange.zero_stage, {.most = 3});
-  one({"cuda_graph", in_a_run, how, nullptr,
-       "on GPUs: record the step of a full batch once as a CUDA graph and replay it, so that the CPU does not limit "
-       "small networks"},
-      options.cuda_graph);
+  of_way({"zero_stage", in_a_run, how, "N",
+          "ZeRO, for sgd, adam and adamw. 0: every rank has the whole optimizer; 1: each rank keeps and computes its "
+          "slice "
+          "of it; 2: and of the gradients; 3: and of the parameters, whose layers it gathers just before they compute. "
+          "The "
+          "results are the same"},
+         way.zero_stage, {.most = 3});
+  of_way({"cuda_graph", in_a_run, how, nullptr,
+          "on GPUs: record the step of a full batch once as a CUDA graph and replay it, so that the CPU does not limit "
+          "small networks"},
+         way.cuda_graph);
 
   one({"write_text", in_a_run, out, "N",
        "gpt: so many bytes of text that the network writes at the end of each epoch, drawn by `seed` and the epoch; 0: "
@@ -300,6 +307,15 @@ void each_option(Options& options, Visit&& visit) {  // NOLINT(readability-funct
        "gradients and the update, on every rank (under a launcher each process writes its own ranks': trace.json, "
        "trace.1.json)"},
       options.keep.trace, {.least = 1, .kept = false});
+}
+
+// The same. If `options` is not const, what the visits have made of the way must be one: see way_of().
+template <class Options, class Visit>
+void each_option(Options& options, Visit&& visit) {
+  constexpr bool is_const = std::is_const_v<Options>;
+  std::conditional_t<is_const, const FlatWay, FlatWay> way = flat(options.way);
+  each_option(options, way, visit);
+  if constexpr (!is_const) options.way = way_of(way);
 }
 
 }  // namespace lockstep

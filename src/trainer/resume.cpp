@@ -3,8 +3,8 @@
 #include <lockstep/base/error.hpp>
 #include <lockstep/ranks/rank.hpp>
 #include <lockstep/trainer/metrics.hpp>
-#include <nlohmann/json.hpp>
 
+#include <map>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -13,6 +13,7 @@
 #include "checkpoint_folder.hpp"
 #include "devices/processor_kind.hpp"
 #include "option_table.hpp"
+#include "option_text.hpp"
 #include "run_folder.hpp"
 #include "train_options.hpp"
 
@@ -32,22 +33,20 @@ std::string named(const std::string& key, const std::string& value) {
 
 // The first one; none if both are settings of one run.
 std::optional<Change> change_between(const TrainOptions& old, const TrainOptions& options) {
-  auto then = nlohmann::json::parse(to_json(old));  // not const: [] reads a key that is not there as null
-  auto now = nlohmann::json::parse(to_json(options));
+  std::map<std::string_view, std::string> then;
+  each_option(old, [&](const Option& option, const auto& value) { then[option.key] = option_text(value); });
   std::optional<Change> change;
-  // With a grain a run keeps its bits, which another memory format would round otherwise.
-  const auto counts = [&](const Option& option) {
-    return option.same == Same::throughout ||
-           (options.batch.grain > 0 && std::string_view(option.key) == "memory_format");
-  };
-  each_option(options, [&](const Option& option, const auto&) {
-    if (change || !counts(option) || then[option.key] == now[option.key]) return;
-    const auto text = [&](const nlohmann::json& value) {
+  each_option(options, [&](const Option& option, const auto& value) {
+    // With a grain a run keeps its bits, which another memory format would round otherwise.
+    const bool counts =
+        option.same == Same::throughout || (options.batch.grain > 0 && std::string_view(option.key) == "memory_format");
+    if (change || !counts || !says_something(option, options) || then[option.key] == option_text(value)) return;
+    const auto text = [&](const std::string& value_text) {
       const bool is_none =
-          value == 0 && option.more.otherwise != nullptr && std::string_view(option.more.otherwise) == "none";
-      return is_none ? "none" : value.dump();
+          value_text == "0" && option.more.otherwise != nullptr && std::string_view(option.more.otherwise) == "none";
+      return is_none ? "none" : value_text;
     };
-    change = {option.key, text(then[option.key]), text(now[option.key])};
+    change = {option.key, text(then[option.key]), text(option_text(value))};
   });
   return change;
 }

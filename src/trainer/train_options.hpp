@@ -32,9 +32,6 @@ ModelSplit split_of(const TrainOptions& options, int ranks);
 LearningRate learning_rate_of(const TrainOptions& options);
 OptimizerSettings optimizer_settings(const TrainOptions& options);
 
-// Is the network split over the ranks by data alone, in one batch at a time?
-bool by_data_alone(const ModelSplit& split);
-
 // Throws Error if so many training samples do not make a single batch of the options' size.
 void check_batch_size(const TrainOptions& options, int64_t samples, const std::string& source);
 

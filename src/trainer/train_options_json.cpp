@@ -8,6 +8,8 @@
 #include "option_text.hpp"
 #include "train_options.hpp"
 
+#include <map>
+#include <optional>
 #include <string_view>
 #include <system_error>
 #include <type_traits>
@@ -63,10 +65,16 @@ void read(JsonFields& fields, const char* key, Value& value) {
 }  // namespace
 
 std::string to_json(const TrainOptions& options) {
-  nlohmann::ordered_json config;
+  const TrainOptions defaults;
+  std::map<std::string_view, std::string> unset;
+  each_option(defaults, [&](const Option& option, const auto& value) { unset[option.key] = option_text(value); });
+  nlohmann::ordered_json config, way = json::object();
   each_option(options, [&](const Option& option, const auto& value) {
-    if (option.more.kept && !is_absent(value) && says_something(option, options)) config[option.key] = json_of(value);
+    if (!option.more.kept || !says_something(option, options)) return;
+    if (!option.is_of_way && !is_absent(value)) config[option.key] = json_of(value);
+    if (option.is_of_way && option_text(value) != unset[option.key]) way[option.key] = json_of(value);
   });
+  config["way"] = way;
   try {
     return config.dump(2) + "\n";
   } catch (const json::exception&) {  // all else is numbers and names
@@ -77,14 +85,18 @@ std::string to_json(const TrainOptions& options) {
 
 TrainOptions train_options_from_json(const std::string& text, const Devices& devices) {
   auto fields = JsonFields::parse(text, "configuration");
+  std::optional<JsonFields> way;  // none: 0.1 had the options of all ways beside the others
+  if (fields.has("way")) way = fields.object("way");
   TrainOptions options;
   each_option(options, [&](const Option& option, auto& value) {
-    if (!option.more.kept || !fields.has(option.key)) return;
+    JsonFields& from = option.is_of_way && way ? *way : fields;
+    if (!option.more.kept || !from.has(option.key)) return;
     if constexpr (std::is_same_v<std::decay_t<decltype(value)>, Devices>) {
-      if (fields.required<std::string>(option.key).empty() || !devices.empty()) return;
+      if (from.required<std::string>(option.key).empty() || !devices.empty()) return;
     }
-    read(fields, option.key, value);
+    read(from, option.key, value);
   });
+  if (way) way->no_more();
   fields.no_more();
   if (!devices.empty()) options.devices = devices;
   return options;

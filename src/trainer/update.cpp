@@ -6,12 +6,12 @@
 
 #include "data_parallel/hidden_gradients.hpp"
 #include "data_parallel/replica_check.hpp"
-#include "exchange_options.hpp"
 #include "optim/fused_optimizers.hpp"
 #include "optim/made_optimizer.hpp"
 #include "optim/optimizer_state.hpp"
 #include "ranks/trained_parameters.hpp"
 #include "train_options.hpp"
+#include "way.hpp"
 
 #include <string>
 #include <utility>
@@ -36,7 +36,7 @@ Optimizer::Grouping grouping_of(const UpdateExtras& extras) {
 Update::Update(const TrainOptions& options, const SplitModel& net, const UpdateExtras& extras)
     : net_(net),
       clip_(options.optimizer.clip),
-      in_place_(options.cuda_graph || options.exchange.sync_every > 0 ||
+      in_place_(std::holds_alternative<Recorded>(options.way) || flat(options.way).sync_every > 0 ||
                 net_.mesh().shape().size() != net_.mesh().shape().data),
       is_only_replica_(net_.mesh().data().world_size() == 1),
       rate_(learning_rate_of(options)),
@@ -46,9 +46,10 @@ Update::Update(const TrainOptions& options, const SplitModel& net, const UpdateE
                                                             : part()->module().parameters());
   }
   optimizer_.compare_options();  // those of a Task's own optimizer may differ
-  if (options.exchange.sync_every == 0) return;
+  const auto* const local = std::get_if<LocalSgdOptions>(&options.way);
+  if (local == nullptr) return;
   const std::vector<at::Tensor> parameters = part()->module().parameters();
-  local_.emplace(parameters, net_.mesh().data(), local_sgd_options(options.exchange));
+  local_.emplace(parameters, net_.mesh().data(), *local);
   // So that every optimizer has a state of every parameter, also of a rank that has had no samples yet.
   const HiddenGradients::Shown gradients(part()->hidden_gradients());
   for (const auto& parameter : parameters) parameter.mutable_grad() = at::zeros_like(parameter);

@@ -59,7 +59,7 @@ TEST_F(CliErrors, WrongSettings) {
   expect_error(
       train({"--model", "resnet"}), 2,
       {"--model: there is no model \"resnet\", but lenet, mlp, alexnet, resnet18, gpt; did you mean resnet18?"});
-  expect_error(train({"--width", "0.5"}), 2, {"lenet has no width; mlp, alexnet and resnet18 have one"});
+  expect_error(train({"--width", "0.5"}), 2, {"lenet has no --width; it is of mlp, alexnet, resnet18"});
   expect_error(train({"--model", "mlp", "--width", "0"}), 2, {"mlp: the width is 0; it must be above 0"});
   expect_error(train({"--model", "mlp", "--width", "wide"}), 2, {"--width: wide is not a number"});
   expect_error(train({"--model", "resnet18", "--image-size", "8"}), 2, {"image size is 8; it must be from 9"});

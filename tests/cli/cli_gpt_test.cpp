@@ -148,7 +148,7 @@ TEST_F(CliGpt, RefusesWhatDoesNotGoTogether) {
   expect_error(gpt({"--text", text(), "--heads", "3"}), 2, "3 heads do not divide an embedding of 16");
   expect_error(gpt({"--text", text(), "--data", "synthetic"}), 2, "leave --data and --data-dir out");
   expect_error(train({"--text", text()}), 2, "--text is for --model gpt, and lenet learns classes of images");
-  expect_error(train({"--layers", "2"}), 2, "lenet has no number of --layers; gpt has");
+  expect_error(train({"--layers", "2"}), 2, "lenet has no --layers; it is of gpt");
   expect_error(with_model({"compare"}), 2, "gpt learns from a text; give one with --text");
   expect_error({"compare", "--text", text()}, 2, "--text is for --model gpt");
   expect_error(with_model({"sweep", "--name", "s", "--text", text()}), 2, "gpt has none");

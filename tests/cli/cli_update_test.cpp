@@ -82,7 +82,7 @@ TEST_F(CliUpdate, ShowsAndKeepsAGrain) {
   const Finished eval =
       run_program({"eval", "runs/first", "--devices", "cpu", "--threads-per-rank", "2"}, surroundings());
   EXPECT_EQ(eval.code, 1);
-  EXPECT_THAT(eval.err, HasSubstr("--threads-per-rank is 2; take more devices in its place, as --devices 2xcpu"));
+  EXPECT_THAT(eval.err, HasSubstr("--grain and --threads-per-rank above 1 do not go together: "));
   const Finished idle = run_program(
       {"train", "--config", "runs/first/config.json", "--name", "idle", "--devices", "5xcpu", "--epochs", "1"},
       surroundings());

@@ -181,7 +181,7 @@ TEST_F(GpuTrainer, RecordedStepsGiveWhatOtherStepsGive) {
     SCOPED_TRACE(lockstep::to_string(devices));
     const auto eager = train(devices, [](TrainOptions&) {});
     expect_near(eager, on_cpu, 1e-3, 0.02);
-    expect_near(train(devices, [](TrainOptions& o) { o.cuda_graph = true; }), eager, 1e-4, 0.02);
+    expect_near(train(devices, [](TrainOptions& o) { o.way = lockstep::Recorded(); }), eager, 1e-4, 0.02);
   }
 }
 
@@ -199,7 +199,7 @@ TEST_F(GpuTrainer, RecordedStepsGoWithEveryUpdate) {
     SCOPED_TRACE(lockstep::to_string(devices));
     const auto graphed = train(devices, [&](TrainOptions& o) {
       update(o);
-      o.cuda_graph = true;
+      o.way = lockstep::Recorded();
     });
     expect_near(graphed, train(devices, update), rounding, 0.02);
   }
@@ -207,7 +207,7 @@ TEST_F(GpuTrainer, RecordedStepsGoWithEveryUpdate) {
 
 TEST_F(GpuTrainer, RecordedStepsComputeABatchAtOnce) {
   const auto in_parts = [](TrainOptions& o) {
-    o.cuda_graph = true;
+    o.way = lockstep::Recorded();
     o.batch.accumulate = 2;
   };
   EXPECT_THAT(lockstep::error_of([&] { train({c10::Device("cuda:0")}, in_parts); }), Refused());
@@ -224,7 +224,7 @@ TEST_F(GpuTrainer, PrecisionAndMemoryFormatGoWithRecordedSteps) {
     expect_near(eager, train(devices, [](TrainOptions&) {}), 0.02, 0.2);
     const auto graphed = train(devices, [&](TrainOptions& o) {
       bf16(o);
-      o.cuda_graph = true;
+      o.way = lockstep::Recorded();
     });
     expect_near(graphed, eager, 1e-2, 0.1);
   }

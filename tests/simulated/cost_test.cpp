@@ -121,14 +121,14 @@ TEST(CostOfAStep, OfEachOptimizer) {
 
 TEST(CostOfAStep, WithASplitByChannels) {
   TrainOptions options = training("lenet", 2);
-  options.split = lockstep::ModelSplit{.mesh = {.tensor = 2}};
+  options.way = lockstep::SplitNetwork{{.mesh = {.tensor = 2}}};
   EXPECT_EQ(of_step(options), (Cost{0, 0, 156}));
 }
 
 TEST(CostOfAStep, WithZero) {
   for (const int stage : {1, 2}) {
     TrainOptions options = training("lenet", 2);
-    options.exchange.zero_stage = stage;
+    options.way = static_cast<lockstep::Sharded>(stage);
     options.optimizer.kind = OptimizerKind::adamw;
     EXPECT_EQ(of_step(options), (stage == 1 ? Cost{0, 0, 141} : Cost{0, 0, 143})) << stage;
   }
@@ -136,7 +136,7 @@ TEST(CostOfAStep, WithZero) {
 
 TEST(CostOfAStep, InAPipeline) {
   TrainOptions options = training("lenet", 2);
-  options.split = lockstep::ModelSplit{.mesh = {.pipeline = 2}, .microbatches = 4};
+  options.way = lockstep::SplitNetwork{{.mesh = {.pipeline = 2}, .microbatches = 4}};
   EXPECT_EQ(of_step(options), (Cost{0, 0, 226}));
 }
 

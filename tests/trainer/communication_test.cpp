@@ -1,4 +1,4 @@
-// train() with fewer and smaller messages: what is sent and learnt, what a stopped run goes on from, what is refused.
+// train() with fewer and smaller messages: what is sent and learnt, and what a stopped run goes on from.
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 #include <lockstep/models/models.hpp>
@@ -18,7 +18,6 @@
 
 namespace communication_test {
 
-using lockstep::Compression;
 using lockstep::error_of;
 using lockstep::read_run_state;
 using lockstep::TrainOptions;
@@ -70,7 +69,9 @@ TEST_F(Communication, CompressedGradientsSendLessAndLearnAsMuch) {
        std::map<std::string, double>{{"bf16", 0.05}, {"fp16", 1e-3}, {"powersgd", 0.2}}) {
     SCOPED_TRACE(compress);
     TrainOptions run = options(2, compress);
-    run.exchange.compress = lockstep::compression_from(compress);
+    if (compress == "powersgd") run.way = lockstep::PowerSgd();
+    if (compress == "bf16") run.way = lockstep::Averaged{lockstep::Rounding::bf16};
+    if (compress == "fp16") run.way = lockstep::Averaged{lockstep::Rounding::fp16};
     const TrainResult result = lockstep::train(run);
     EXPECT_LT(astray(compress), most);
     EXPECT_NE(result.history[3].train_loss, plain.history[3].train_loss);
@@ -85,14 +86,14 @@ TEST_F(Communication, CompressedGradientsSendLessAndLearnAsMuch) {
 TEST_F(Communication, StepsBetweenAveragesSendNothing) {
   const TrainResult plain = lockstep::train(options(2, "plain"));
   TrainOptions run = options(2, "local");
-  run.exchange.sync_every = 3;  // the last round of an epoch has two steps
+  run.way = lockstep::LocalSgdOptions{3};  // the last round of an epoch has two steps
   const TrainResult local = lockstep::train(run);
   // The parameters, without the report that gradients bring along.
   EXPECT_LT(local.history[1].bytes_per_step, 2 * plain.history[1].bytes_per_step / 5);
   EXPECT_NEAR(local.history[1].bytes_per_step, 2 * plain.history[1].bytes_per_step / 5, 100);
   EXPECT_LT(astray("local"), 0.2);
   TrainOptions every = options(2, "every");
-  every.exchange.sync_every = 1;
+  every.way = lockstep::LocalSgdOptions{1};
   EXPECT_NEAR(lockstep::train(every).history[3].train_loss, plain.history[3].train_loss, 1e-5);
   for (const auto& [key, tensor] : last_state("plain")) {
     if (!key.starts_with("model.")) continue;
@@ -104,8 +105,8 @@ TEST_F(Communication, AStoppedRunGoesOnWithTheSameBits) {
   const auto with = [&](const std::string& how, const std::string& name) {
     TrainOptions run = options(3, name);
     run.optimizer.momentum = 0.5;
-    if (how == "powersgd") run.exchange.compress = Compression::powersgd, run.exchange.compress_rank = 2;
-    if (how == "diloco") run.exchange.sync_every = 2, run.exchange.outer_lr = 0.7, run.exchange.outer_momentum = 0.9;
+    if (how == "powersgd") run.way = lockstep::PowerSgd{2};
+    if (how == "diloco") run.way = lockstep::LocalSgdOptions{2, 0.7, 0.9};
     return run;
   };
   for (const std::string how : {"powersgd", "diloco"}) {
@@ -131,7 +132,7 @@ TEST_F(Communication, AStopWithinAnEpochKeepsTheRoundsEndAndGoesOnWithTheSameBit
     TrainOptions run = options(2, name);
     run.model.width = 1;
     run.batch.size = 2;
-    run.exchange.sync_every = 7, run.exchange.outer_lr = 0.7, run.exchange.outer_momentum = 0.9;
+    run.way = lockstep::LocalSgdOptions{7, 0.7, 0.9};
     return run;
   };
   lockstep::train(with("whole"));
@@ -153,62 +154,16 @@ TEST_F(Communication, AStopWithinAnEpochKeepsTheRoundsEndAndGoesOnWithTheSameBit
   expect_same_bits("stopped", "whole");
 }
 
-TEST_F(Communication, WhatMakesNoSenseIsRefusedWithNothingWritten) {
-  const auto refused = [&](auto change) {
-    TrainOptions run = options(2, "run");
-    change(run);
-    const auto text = error_of([&] { lockstep::train(run); });
-    EXPECT_THAT(runs_.names(), testing::IsEmpty()) << text;
-    return text;
-  };
-  EXPECT_THAT(refused([](auto& o) { o.exchange.compress_rank = 2; }), HasSubstr("`compress_rank` goes with"));
-  EXPECT_THAT(refused([](auto& o) { o.exchange.compress = Compression::powersgd, o.exchange.compress_rank = -1; }),
-              HasSubstr("is -1"));
-  EXPECT_THAT(refused([](auto& o) { o.exchange.sync_every = -1; }), HasSubstr("(`sync_every`) is -1"));
-  EXPECT_THAT(refused([](auto& o) { o.exchange.outer_lr = 0.7; }), HasSubstr("what `sync_every` does"));
-  EXPECT_THAT(refused([](auto& o) { o.exchange.sync_every = 2, o.exchange.outer_lr = -1; }),
-              HasSubstr("(`outer_lr`) is -1"));
-  EXPECT_THAT(refused([](auto& o) { o.exchange.sync_every = 2, o.exchange.outer_momentum = 1; }),
-              HasSubstr("(`outer_momentum`) is 1"));
-  EXPECT_THAT(refused([](auto& o) { o.exchange.sync_every = 2, o.exchange.compress = Compression::bf16; }),
-              HasSubstr("`compress`"));
-  EXPECT_THAT(refused([](auto& o) { o.exchange.sync_every = 2, o.keep.every = 2; }), HasSubstr("`checkpoint_every`"));
-  EXPECT_THAT(refused([](auto& o) { o.exchange.sync_every = 2, o.model.name = "resnet18", o.sync_batchnorm = true; }),
-              HasSubstr("`sync_batchnorm`"));
-  for (const auto& split :
-       {lockstep::ModelSplit{.mesh = {.pipeline = 2}}, lockstep::ModelSplit{.mesh = {.tensor = 2}}}) {
-    EXPECT_THAT(refused([&](auto& o) { o.exchange.compress = Compression::powersgd, o.split = split; }),
-                HasSubstr("not by data alone"));
-    EXPECT_THAT(refused([&](auto& o) { o.exchange.sync_every = 2, o.split = split; }), HasSubstr("not by data alone"));
-  }
-}
-
 TEST_F(Communication, SixteenBitsGoWithEverySplitAndWithAccumulation) {
   TrainOptions run = options(4, "run");
-  run.exchange.compress = Compression::bf16;
   run.epochs = 1;
-  run.split = lockstep::ModelSplit{.mesh = {.data = 2, .pipeline = 2}, .microbatches = 2};
+  run.way = lockstep::SplitNetwork{{.mesh = {.data = 2, .pipeline = 2}, .microbatches = 2}, lockstep::Rounding::bf16};
   const double loss = lockstep::train(run).history[0].train_loss;
   TrainOptions parts = options(2, "parts");
-  parts.exchange.compress = Compression::bf16;
+  parts.way = lockstep::Averaged{lockstep::Rounding::bf16};
   parts.epochs = 1;
   parts.batch.accumulate = 2;
   EXPECT_NEAR(lockstep::train(parts).history[0].train_loss, loss, 1e-3);
-}
-
-TEST(CommunicationJson, ComesBackAsItWas) {
-  TrainOptions options;
-  options.exchange.compress = Compression::powersgd;
-  options.exchange.compress_rank = 3;
-  options.exchange.sync_every = 16;
-  options.exchange.outer_lr = 0.7;
-  options.exchange.outer_momentum = 0.9;
-  const auto back = lockstep::train_options_from_json(to_json(options));
-  EXPECT_EQ(back.exchange.compress, Compression::powersgd);
-  EXPECT_EQ(back.exchange.compress_rank, 3);
-  EXPECT_EQ(back.exchange.sync_every, 16);
-  EXPECT_EQ(back.exchange.outer_lr, 0.7);
-  EXPECT_EQ(back.exchange.outer_momentum, 0.9);
 }
 
 }  // namespace communication_test

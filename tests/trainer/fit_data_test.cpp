@@ -206,7 +206,7 @@ TEST(FitData, ACriterionOfABatchWorksInAPipeline) {
   };
   const auto expected = fit(task, settings(1)).history;
   TrainOptions options = settings(2);
-  options.split = ModelSplit{.mesh = {.pipeline = 2}, .microbatches = 2};
+  options.way = lockstep::SplitNetwork{{.mesh = {.pipeline = 2}, .microbatches = 2}};
   const auto history = fit(task, options).history;
   for (size_t i = 0; i < 3; ++i) EXPECT_NEAR(history[i].train_loss, expected[i].train_loss, 1e-10);
 }
@@ -321,7 +321,7 @@ TEST_P(FitDataWorlds, AnOptimizerAndAnAverageOfWeightsGiveWhatLibTorchsLoopGives
 
   for (const int stage : {0, 1, 2, 3}) {
     const ScratchFolder folder;
-    options.exchange.zero_stage = stage;
+    options.way = static_cast<lockstep::Sharded>(stage);
     options.keep.run_dir = folder / "run";
     options.keep.every = 2;
     options.keep.last = 100;
@@ -336,7 +336,7 @@ TEST_P(FitDataWorlds, AnOptimizerAndAnAverageOfWeightsGiveWhatLibTorchsLoopGives
     // From within an epoch and between two, at another stage.
     for (const std::string from : {"epoch-0001-step-000002", "epoch-0002"}) {
       TrainOptions again = options;
-      again.exchange.zero_stage = (stage + 2) % 4;
+      again.way = static_cast<lockstep::Sharded>((stage + 2) % 4);
       again.keep.run_dir = folder / ("from-" + from);
       again.keep.resume = folder / ("run/checkpoints/" + from + ".safetensors");
       const auto gone_on = fit(task, again).history;
@@ -379,7 +379,7 @@ TEST(FitData, AnAverageOfASplitNetworkGoesOn) {
   const auto expected = fit(task, settings(1)).history;
   const ScratchFolder folder;
   TrainOptions options = settings(2);
-  options.split = ModelSplit{.mesh = {.pipeline = 2}, .microbatches = 2};
+  options.way = lockstep::SplitNetwork{{.mesh = {.pipeline = 2}, .microbatches = 2}};
   options.keep.run_dir = folder / "run";
   options.keep.every = 2;
   options.keep.last = 100;
@@ -424,14 +424,14 @@ TEST_P(FitDataWorlds, GroupsOfParametersGiveWhatLibTorchsLoopGives) {
   };
   for (const int stage : {0, 1, 2, 3}) {
     const ScratchFolder folder;
-    options.exchange.zero_stage = stage;
+    options.way = static_cast<lockstep::Sharded>(stage);
     options.keep.run_dir = folder / "run";
     options.keep.resume.clear();
     fit(task, options);
     expect_the_same(folder / "run", stage);
     if (this_process().count > 1) continue;
     TrainOptions again = options;
-    again.exchange.zero_stage = (stage + 2) % 4;
+    again.way = static_cast<lockstep::Sharded>((stage + 2) % 4);
     again.keep.run_dir = folder / "again";
     again.keep.resume = folder / "run/checkpoints/epoch-0002.safetensors";
     fit(task, again);
@@ -474,21 +474,6 @@ TEST(FitData, RefusesUpdatesThatAreNone) {
     return error_of([&] { fit(task, options); });
   };
   EXPECT_THAT(with([](Task& task, auto&) { task.ema_decay = 1; }), HasSubstr("to below 1"));
-  EXPECT_THAT(with([](Task& task, TrainOptions& options) {
-                task.ema_decay = 0.9;
-                options.exchange.sync_every = 2;
-              }),
-              HasSubstr("leave one of the two out"));
-  EXPECT_THAT(with([&](Task& task, TrainOptions& options) {
-                task.optimizer = make_adam;
-                options.optimizer.momentum = 0.9;
-              }),
-              HasSubstr("makes its own optimizer"));
-  EXPECT_THAT(with([&](Task& task, TrainOptions& options) {
-                task.optimizer = make_adam;
-                options.rate.lr.reset();
-              }),
-              HasSubstr("the options set its learning rate"));
   EXPECT_THAT(with([](Task& task, auto&) { task.optimizer = [](auto) { return nullptr; }; }),
               AllOf(HasSubstr("rank "), HasSubstr("made no optimizer")));
   EXPECT_THAT(with([](Task& task, auto&) {
@@ -505,7 +490,7 @@ TEST(FitData, RefusesUpdatesThatAreNone) {
       return with([&](Task& task, TrainOptions& options) {
         task.optimizer = make_adam;
         task.groups = groups;
-        options.exchange.zero_stage = stage;
+        options.way = static_cast<lockstep::Sharded>(stage);
       });
     };
     EXPECT_THAT(with_groups([](const nn::Module& net) {

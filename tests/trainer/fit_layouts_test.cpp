@@ -148,6 +148,10 @@ std::vector<Layout> layouts(int ranks) {
   return all;
 }
 
+Way way_of(const Layout& layout) {
+  return layout.split ? Way(SplitNetwork{*layout.split}) : static_cast<Sharded>(layout.zero_stage);
+}
+
 std::string name_of(const Layout& layout) {
   return layout.split ? to_string(*layout.split) : "ZeRO " + std::to_string(layout.zero_stage);
 }
@@ -162,8 +166,7 @@ TEST_P(FitLayoutWorlds, GiveWhatLibTorchsLoopGives) {
   for (const Layout& layout : layouts(GetParam())) {
     SCOPED_TRACE(name_of(layout));
     const ScratchFolder folder;
-    options.split = layout.split;
-    options.exchange.zero_stage = layout.zero_stage;
+    options.way = way_of(layout);
     options.keep.run_dir = folder / "run";
     expect_epochs(fit(task(), options).history, expected);
     if (this_process().index == 0) expect_weights(folder / "run/model.safetensors", expected);
@@ -183,8 +186,7 @@ TEST(FitLayouts, ARunGoesOnInAnyOtherLayout) {
   for (const auto& [ranks, layout] : each) {
     options.epochs = static_cast<int>(history.size()) + 1;
     options.devices = test_devices(static_cast<size_t>(ranks));
-    options.split = layout.split;
-    options.exchange.zero_stage = layout.zero_stage;
+    options.way = way_of(layout);
     if (!history.empty()) options.keep.resume = folder / "run";
     options.keep.run_dir = folder / "run";
     history = fit(task(), options).history;

@@ -467,8 +467,9 @@ TEST(FitRefuses, NetworksThatAreNone) {
               HasSubstr("null module"));
   EXPECT_THAT(with([](Task& task, auto&) { task.module = [] { return nn::Sequential(); }; }),
               HasSubstr("without layers"));
-  EXPECT_THAT(with([](auto&, TrainOptions& options) { options.split = ModelSplit{.mesh = {.pipeline = 2}}; }),
-              AllOf(HasSubstr("needs a torch::nn::Sequential"), HasSubstr("regressor")));
+  EXPECT_THAT(
+      with([](auto&, TrainOptions& options) { options.way = lockstep::SplitNetwork{{.mesh = {.pipeline = 2}}}; }),
+      AllOf(HasSubstr("needs a torch::nn::Sequential"), HasSubstr("regressor")));
   EXPECT_THAT(with([](auto&, TrainOptions& options) { options.sync_batchnorm = true; }), HasSubstr("no BatchNorm"));
 }
 

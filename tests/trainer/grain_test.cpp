@@ -1,20 +1,16 @@
 // Labels: concurrency
-// The option `grain`: what it refuses and remarks, and an epoch's loss that does not depend on whose grains are whose.
-#include "trainer/grain.hpp"
-#include "data/parts.hpp"
-
+// The option `grain`: what it remarks, and an epoch's loss that does not depend on whose grains are whose.
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 
+#include "data/parts.hpp"
 #include "support/error_of.hpp"
 #include "support/small_training.hpp"
 #include "support/test_devices.hpp"
 #include "trainer/batch_settings.hpp"
 #include "trainer/grain_losses.hpp"
-#include "trainer/train_options.hpp"
 
 #include <cmath>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -26,62 +22,6 @@ using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
-
-TrainOptions with_grain(int64_t grain, int ranks = 2) {
-  TrainOptions options;
-  options.devices = test_devices(ranks);
-  options.batch.size = 64;
-  options.batch.grain = grain;
-  return options;
-}
-
-TEST(Grain, RefusesWhatCannotGiveTheSameBits) {
-  const auto refused = [](auto change) {
-    TrainOptions options = with_grain(16);
-    change(options);
-    return error_of([&] { checked(options); });
-  };
-  EXPECT_EQ(refused([](auto&) {}), "(no error)");
-  EXPECT_EQ(refused([](auto& o) { o.batch.grain = 64; }), "(no error)");
-  EXPECT_THAT(refused([](auto& o) { o.batch.grain = 65; }),
-              AllOf(HasSubstr("(`grain`) are 65"), HasSubstr("1 to 64"), HasSubstr("leave `grain` out for none")));
-  EXPECT_THAT(refused([](auto& o) { o.batch.grain = -1; }), HasSubstr("(`grain`) are -1"));
-  EXPECT_THAT(refused([](auto& o) { o.threads_per_rank = 4; }),
-              AllOf(HasSubstr("one thread"), HasSubstr("`threads_per_rank` is 4"), HasSubstr("`devices` 4xcpu")));
-  EXPECT_THAT(refused([](auto& o) { o.model.name = "resnet18", o.sync_batchnorm = true; }),
-              HasSubstr("`sync_batchnorm`"));
-  for (const auto compress : {Compression::fp16, Compression::bf16, Compression::powersgd}) {
-    EXPECT_THAT(refused([&](auto& o) { o.exchange.compress = compress; }),
-                HasSubstr("`compress` " + std::string(to_string(compress))));
-  }
-  EXPECT_THAT(refused([](auto& o) { o.exchange.sync_every = 4; }), HasSubstr("`sync_every`"));
-  EXPECT_THAT(refused([](auto& o) { o.split = ModelSplit{.mesh = {.tensor = 2}}; }), HasSubstr("a split by channels"));
-  EXPECT_THAT(refused([](auto& o) { o.split = ModelSplit{.mesh = {.pipeline = 2}, .microbatches = 2}; }),
-              AllOf(HasSubstr("2 microbatches"), HasSubstr("leave the microbatches out")));
-  EXPECT_EQ(refused([](auto& o) { o.split = ModelSplit{.mesh = {.pipeline = 2}}; }), "(no error)");
-
-  TrainOptions graph = with_grain(16);  // which CPUs refuse before
-  graph.cuda_graph = true;
-  EXPECT_THAT(error_of([&] { check_grain(graph); }), HasSubstr("`cuda_graph`"));
-  graph.batch.grain = 0;
-  EXPECT_EQ(error_of([&] { check_grain(graph); }), "(no error)");
-}
-
-TEST(Grain, CheckArithmeticNeedsOneAndWholeNetworks) {
-  const auto refused = [](double fraction, int64_t grain, std::optional<ModelSplit> split = {}) {
-    TrainOptions options = with_grain(grain);
-    options.check_arithmetic = fraction;
-    options.split = split;
-    return error_of([&] { checked(options); });
-  };
-  for (const double fraction : {0.0, 0.01, 1.0}) EXPECT_EQ(refused(fraction, 16), "(no error)");
-  for (const double fraction : {-0.1, 1.1, std::nan("")})
-    EXPECT_THAT(refused(fraction, 16), HasSubstr("(`check_arithmetic`) is "));
-  EXPECT_THAT(refused(0.1, 0), AllOf(HasSubstr("`check_arithmetic`"), HasSubstr("give a `grain`, such as 32")));
-  EXPECT_THAT(refused(0.1, 16, ModelSplit{.mesh = {.pipeline = 2}}),
-              AllOf(HasSubstr("`check_arithmetic`"), HasSubstr("needs the whole network")));
-  EXPECT_EQ(refused(0.1, 16, ModelSplit{.mesh = {.data = 2}}), "(no error)");
-}
 
 TEST(Grain, RemarksOnRanksWithoutOne) {
   const BatchSettings batch{.size = 64, .grain = 24};  // three grains
@@ -206,7 +146,7 @@ TEST_F(GrainTraining, EvaluatesAKeptRunToTheSameBits) {
     }
   }
   EXPECT_THAT(error_of([&] { evaluate_run(settings.keep.run_dir, {.devices = {torch::kCPU}, .threads_per_rank = 2}); }),
-              HasSubstr("`threads_per_rank` is 2"));
+              HasSubstr("`grain` and `threads_per_rank` above 1"));
 }
 
 }  // namespace grain_test

@@ -117,15 +117,15 @@ TEST(OnNan, StopsAllRanksInTheSameStepAndNamesTheRank) {
 TEST(OnNan, StopsHoweverTheRunIsSplitAndExchanges) {
   const ImageData data = spoilt_images();
   std::vector<TrainOptions> list(6, options_for(OnNan::stop));
-  list[0].split = ModelSplit{.mesh = {.pipeline = 2}, .microbatches = 2};
-  list[1].split = ModelSplit{.mesh = {.tensor = 2}};
-  list[2].exchange.zero_stage = 1;
-  list[3].exchange.zero_stage = 2;
-  list[4].exchange.compress = Compression::bf16;
-  list[5].exchange.sync_every = 2;
+  list[0].way = SplitNetwork{{.mesh = {.pipeline = 2}, .microbatches = 2}};
+  list[1].way = SplitNetwork{{.mesh = {.tensor = 2}}};
+  list[2].way = Sharded::state;
+  list[3].way = Sharded::gradients;
+  list[4].way = Averaged{Rounding::bf16};
+  list[5].way = LocalSgdOptions{2};
   for (size_t i = 0; i < list.size(); ++i) {
     SCOPED_TRACE(i);
-    const int parts = list[i].split ? 1 : 2;
+    const int parts = std::holds_alternative<SplitNetwork>(list[i].way) ? 1 : 2;
     const auto [step, rank] = place_of_spoilt(data, list[i], parts);
     const Outcome outcome = train(2, list[i], data);
     const int asked = i == 5 ? std::min(5, (step + 1) / 2 * 2) : step;  // at the end of a round
@@ -294,17 +294,6 @@ TEST_F(OnNanTraining, KeepsTheLastGoodWeights) {
   EXPECT_THAT(error_of([&] { lockstep::train(wild(2, "wild"), callbacks); }), Fails(Error::not_finite));
   EXPECT_EQ(epochs, 1);
   EXPECT_EQ(runs_.read("wild/model.safetensors"), runs_.read("good/model.safetensors"));
-}
-
-TEST_F(OnNanTraining, RefusesWhatCannotBeSkipped) {
-  const auto refused = [&](auto change) {
-    TrainOptions settings = options(2, "none");
-    settings.on_nan = OnNan::skip;
-    change(settings);
-    return error_of([&] { lockstep::train(settings); });
-  };
-  EXPECT_THAT(refused([](auto& settings) { settings.exchange.sync_every = 2; }), Refused());
-  EXPECT_THAT(refused([](auto& settings) { settings.exchange.compress = Compression::powersgd; }), Refused());
 }
 
 // ---- In a loop of one's own.

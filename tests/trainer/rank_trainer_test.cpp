@@ -228,18 +228,20 @@ TEST(RankTrainer, AFlippedBitOfWhatOneRankAloneHasIsFoundAndTheRankIsNamed) {
     bool weights_too = true;  // those that no other rank has
     int64_t every = 3;
   };
-  const auto split_by = [](const lockstep::MeshShape& mesh) { return TrainOptions{.split = {{.mesh = mesh}}}; };
-  const auto exchanging = [](const lockstep::ExchangeOptions& exchange) { return TrainOptions{.exchange = exchange}; };
+  const auto split_by = [](const lockstep::MeshShape& mesh) {
+    return TrainOptions{.way = lockstep::SplitNetwork{{.mesh = mesh}}};
+  };
+  const auto going = [](const lockstep::Way& way) { return TrainOptions{.way = way}; };
   const std::vector<Case> cases = {
       {"one rank", 1, {}},
-      {"ZeRO 1", 3, exchanging({.zero_stage = 1}), false},
-      {"ZeRO 1 of two ranks", 2, exchanging({.zero_stage = 1}), false},
-      {"ZeRO 2", 3, exchanging({.zero_stage = 2}), false},
-      {"ZeRO 3", 3, exchanging({.zero_stage = 3})},
+      {"ZeRO 1", 3, going(lockstep::Sharded::state), false},
+      {"ZeRO 1 of two ranks", 2, going(lockstep::Sharded::state), false},
+      {"ZeRO 2", 3, going(lockstep::Sharded::gradients), false},
+      {"ZeRO 3", 3, going(lockstep::Sharded::parameters)},
       {"pipeline", 2, split_by({.pipeline = 2})},
       {"channels", 2, split_by({.tensor = 2})},
       {"pipeline and channels", 4, split_by({.pipeline = 2, .tensor = 2})},
-      {"local SGD", 3, exchanging({.sync_every = 2}), true, 5},  // it keeps where a round ends
+      {"local SGD", 3, going(lockstep::LocalSgdOptions{2}), true, 5},  // it keeps where a round ends
   };
   for (const Case& layout : cases) {
     SCOPED_TRACE(layout.name);
@@ -269,7 +271,7 @@ TEST(RankTrainer, AFlippedBitOfAPartWithReplicasEndsTheRunOnAllRanks) {
   options.check_replicas = 1;
   for (const auto& mesh :
        {lockstep::MeshShape{.data = 2, .pipeline = 2}, lockstep::MeshShape{.data = 2, .tensor = 2}}) {
-    options.split = {.mesh = mesh};
+    options.way = lockstep::SplitNetwork{{.mesh = mesh}};
     EXPECT_THAT(errors_after_flip(4, -1, options, of_weights), testing::Each("(no error)"));
     for (const int odd : {0, 3}) {
       EXPECT_THAT(errors_after_flip(4, odd, options, of_weights), testing::Each(Fails(Error::difference)));

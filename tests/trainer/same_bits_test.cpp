@@ -47,20 +47,20 @@ std::vector<Layout> data_layouts() {
 }
 
 std::vector<Layout> zero_layouts() {
-  return {{"ZeRO 1", 3, [](auto& o) { o.exchange.zero_stage = 1; }},
-          {"ZeRO 2", 2, [](auto& o) { o.exchange.zero_stage = 2; }},
-          {"ZeRO 2, accumulate 2", 3, [](auto& o) { o.exchange.zero_stage = 2, o.batch.accumulate = 2; }},
-          {"ZeRO 3", 5, [](auto& o) { o.exchange.zero_stage = 3; }},
-          {"ZeRO 3, accumulate 2", 3, [](auto& o) { o.exchange.zero_stage = 3, o.batch.accumulate = 2; }}};
+  return {{"ZeRO 1", 3, [](auto& o) { o.way = Sharded::state; }},
+          {"ZeRO 2", 2, [](auto& o) { o.way = Sharded::gradients; }},
+          {"ZeRO 2, accumulate 2", 3, [](auto& o) { o.way = Sharded::gradients, o.batch.accumulate = 2; }},
+          {"ZeRO 3", 5, [](auto& o) { o.way = Sharded::parameters; }},
+          {"ZeRO 3, accumulate 2", 3, [](auto& o) { o.way = Sharded::parameters, o.batch.accumulate = 2; }}};
 }
 
 std::vector<Layout> pipeline_layouts() {
-  return {{"pipeline of 2", 2, [](auto& o) { o.split = ModelSplit{.mesh = {.pipeline = 2}}; }},
+  return {{"pipeline of 2", 2, [](auto& o) { o.way = SplitNetwork{{.mesh = {.pipeline = 2}}}; }},
           {"pipeline of 2, gpipe, recomputed", 2,
            [](auto& o) {
-             o.split = ModelSplit{.mesh = {.pipeline = 2}, .schedule = PipelineSchedule::gpipe, .recompute = true};
+             o.way = SplitNetwork{{.mesh = {.pipeline = 2}, .schedule = PipelineSchedule::gpipe, .recompute = true}};
            }},
-          {"2 pipelines of 2", 4, [](auto& o) { o.split = ModelSplit{.mesh = {.data = 2, .pipeline = 2}}; }}};
+          {"2 pipelines of 2", 4, [](auto& o) { o.way = SplitNetwork{{.mesh = {.data = 2, .pipeline = 2}}}; }}};
 }
 
 std::vector<Layout> all_layouts() {

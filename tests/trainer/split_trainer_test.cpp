@@ -37,7 +37,7 @@ class SplitTrainer : public testing::Test {
     options.model = model;
     options.data.folder = images_.path();
     options.devices = lockstep::test_devices(split.mesh.size());
-    options.split = split;
+    options.way = lockstep::SplitNetwork{split};
     options.batch.size = 32;
     options.rate.lr = 0.05;
     options.epochs = 2;
@@ -66,7 +66,7 @@ const ModelOptions resnet{.name = "resnet18", .width = 0.05};
 
 TEST_F(SplitTrainer, LearnsWhatARunByDataAloneLearns) {
   TrainOptions by_data = options(mlp, {.mesh = {.data = 2}}, "data");
-  by_data.split.reset();
+  by_data.way = lockstep::Averaged();
   const auto expected = lockstep::train(by_data);
   const auto weights = kept(mlp, "data")->named_parameters();
   const std::vector<ModelSplit> splits = {

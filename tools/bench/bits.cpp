@@ -211,7 +211,7 @@ class Layouts {
   fs::path config_of(const std::string& name, const ModelSplit& split) const {
     TrainOptions options;
     options.devices.assign(static_cast<size_t>(split.mesh.size()), torch::kCPU);
-    options.split = split;
+    options.way = SplitNetwork{split};
     const auto file = folder_ / (folder_of(name) + ".json");
     std::ofstream out(file);
     if (!(out << to_json(options)).flush()) throw Error("cannot write '" + file.string() + "'", {Error::file});

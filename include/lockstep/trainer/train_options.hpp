@@ -1,18 +1,18 @@
 // TrainOptions: every option of a run, with the defaults of `lockstep train`.
 //
 // A plain value of nested groups. config.json, the program's flags and errors have one list of keys, without groups:
-// `batch_size` is batch.size, `keep_last` keep.last (src/trainer/option_table.hpp). Thread-safe.
+// `batch_size` is batch.size, `keep_last` keep.last (src/trainer/option_table.hpp). Only the way keeps its own in
+// config.json: {"way": {"zero_stage": 2}}. Thread-safe.
 #pragma once
 
 #include <lockstep/devices/devices.hpp>
 #include <lockstep/lab/optimizers.hpp>
-#include <lockstep/layout/model_split.hpp>
 #include <lockstep/models/models.hpp>
 #include <lockstep/optim/learning_rate.hpp>
 #include <lockstep/trainer/batch_settings.hpp>
 #include <lockstep/trainer/data_options.hpp>
-#include <lockstep/trainer/exchange_options.hpp>
 #include <lockstep/trainer/rate_options.hpp>
+#include <lockstep/trainer/way.hpp>
 
 #include <chrono>
 #include <cstdint>
@@ -79,42 +79,39 @@ struct KeepOptions {
 struct TrainOptions {
   ModelOptions model = {};
   DataOptions data = {};
-  Devices devices = {};      // one rank per entry; empty: default_devices()
-  int threads_per_rank = 1;  // intra-op threads of each rank
-  // How the network is split over the ranks, as a plan says it (plan.hpp). Absent: by data alone.
-  std::optional<ModelSplit> split = {};
+  Devices devices = {};               // one rank per entry; empty: default_devices()
+  int threads_per_rank = 1;           // intra-op threads of each rank
+  Way way = Averaged();               // how the ranks share the work
   std::chrono::seconds timeout{300};  // of every wait of a rank for another, from 1 to 1,000,000
   std::chrono::seconds silence{0};    // as RunOptions::silence, from 0 to 1,000,000
   BatchSettings batch = {};
   OptimizerOptions optimizer = {};
   RateOptions rate = {};
-  ExchangeOptions exchange = {};
   int epochs = 10;
   uint64_t seed = 1;  // for the first weights, the order of the samples (docs/results says why 1), and dropout
   OnNan on_nan = OnNan::stop;
   // Steps between two checks that the devices hold the same weights and optimizer states (check_replicas.hpp), with
   // batch.grain the same running statistics too, before a step's update; one more is at the end of each epoch. With
-  // sync_every they come at the end of a round. What one device alone has (slices of zero_stage, parts of a split,
-  // sync_every's optimizers, all of a single device) must not change between two updates: so 1 covers every step. -1:
-  // at the end of each epoch alone, when two copies are compared and nothing else. 0: none.
+  // local SGD they come at the end of a round. What one device alone has (slices of ZeRO, parts of a split, local SGD's
+  // optimizers, all of a single device) must not change between two updates: so 1 covers every step. -1: at the end of
+  // each epoch alone, when two copies are compared and nothing else. 0: none.
   int64_t check_replicas = -1;
   // From 0 to 1: the fraction of the grains that another device computes again, and compares to the bit
-  // (lockstep/lab/check_arithmetic.hpp). Needs batch.grain, and a split by data alone. 0: none.
+  // (lockstep/lab/check_arithmetic.hpp). Needs batch.grain and the whole network on each rank. 0: none.
   double check_arithmetic = 0;
   Precision precision = Precision::float32;
   MemoryFormat memory_format = MemoryFormat::automatic;
-  // BatchNorm normalises over the samples of all ranks (sync_batch_norm.hpp). The model must have some, split by data
-  // alone.
+  // BatchNorm normalises over the samples of all ranks (sync_batch_norm.hpp). The model must have some.
   bool sync_batchnorm = false;
-  bool cuda_graph = false;   // GPUs only: full batches' steps are recorded once as a CUDA graph and replayed
   int64_t write_text = 200;  // of gpt: bytes that the network writes at the end of each epoch (EpochMetrics::written)
   KeepOptions keep = {};
 };
 
 // All of the options but resume, trace, timeout and silence as JSON text, enough to run again; and back. to_json throws
 // Error for a path that is not UTF-8. from_json throws Error that names the key: one that is not known, or a value of
-// another type or out of its range, which is never rounded or cut; absent keys keep their defaults. The text's devices
-// are parsed for this machine, so they must be there, unless `devices` names others in their place.
+// another type or out of its range, which is never rounded or cut; absent keys keep their defaults. It reads texts of
+// lockstep 0.1 too. The text's devices are parsed for this machine, so they must be there, unless `devices` names
+// others in their place.
 std::string to_json(const TrainOptions& options);
 TrainOptions train_options_from_json(const std::string& text, const Devices& devices = {});
 

@@ -69,7 +69,7 @@ void scenarios::fits(const Setup& setup) {
                                  .rate = {.lr = 0.01},
                                  .epochs = 60,
                                  .keep = {.run_dir = setup.argument}};
-  if (setup.argument.ends_with("sliced")) options.exchange.zero_stage = 2;
+  if (setup.argument.ends_with("sliced")) options.way = lockstep::Sharded::gradients;
   const auto pause = std::chrono::milliseconds(std::getenv("LOCKSTEP_ELASTIC_MEMBER") != nullptr ? 50 : 0);
   lockstep::fit(task, options, {.on_epoch = [&](const lockstep::EpochMetrics& metrics) {
                   std::cout << "epoch " << metrics.epoch << " done" << std::endl;

@@ -1,0 +1,46 @@
+// The table of options that do not go together. train(), fit() and the program refuse them in its words; the flags'
+// help and docs/guide.md list them. Two ways of a run are here for flags and 0.1's config.json alone: no Way can say
+// them.
+#pragma once
+
+#include <lockstep/trainer/task.hpp>
+#include <lockstep/trainer/train_options.hpp>
+
+#include "way.hpp"
+
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace lockstep {
+
+// All that the choices of a pair are looked for in.
+struct Facts {
+  const TrainOptions& options;
+  const FlatWay& way;
+  const Task* task = nullptr;  // null: no fit()
+  bool is_elastic = false;
+};
+
+// One side of a pair.
+struct Choice {
+  const char* key;   // the option's; null: it is none of TrainOptions
+  const char* text;  // in words, with the key in backquotes: "`zero_stage` 2 or 3"
+  bool (*is_made)(const Facts& facts);
+};
+
+struct OptionPair {
+  Choice one, other;
+  const char* why;
+  const char* instead = "leave one of the two out";
+};
+
+std::span<const OptionPair> forbidden_pairs();
+
+// Throws Error, with both options' keys, for the first pair that is there.
+void check_pairs(const Facts& facts);
+
+// The pairs whose first side is the option: "needs `grain`, not with `split`". Empty: there are none.
+std::string remark_on_pairs(std::string_view key);
+
+}  // namespace lockstep
