@@ -1,5 +1,6 @@
 // lockstep compare: trains the same steps under each way to split a network, and shows what each costs.
 #include <lockstep/base/error.hpp>
+#include <lockstep/devices/device_info.hpp>
 #include <lockstep/layout/pipeline_schedule.hpp>
 #include <lockstep/models/text.hpp>
 #include <lockstep/plan/plan.hpp>

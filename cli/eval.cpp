@@ -1,4 +1,5 @@
 // lockstep eval: the test accuracy of a kept run, or its perplexity, computed on several devices at once.
+#include <lockstep/devices/device_info.hpp>
 #include <lockstep/ranks/rank.hpp>
 #include <lockstep/trainer/trainer.hpp>
 

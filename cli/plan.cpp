@@ -1,5 +1,6 @@
 // lockstep plan: measures a model and this machine, or takes a described one, and says how best to split the model.
 #include <lockstep/base/error.hpp>
+#include <lockstep/devices/device_info.hpp>
 #include <lockstep/models/models.hpp>
 #include <lockstep/plan/plan.hpp>
 #include <lockstep/ranks/rank.hpp>

@@ -1,6 +1,7 @@
 #include "report.hpp"
 
 #include <lockstep/base/error.hpp>
+#include <lockstep/devices/device_info.hpp>
 
 #include <algorithm>
 #include <cerrno>

@@ -2,6 +2,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 #include <lockstep/base/error.hpp>
+#include <lockstep/devices/device_info.hpp>
 #include <lockstep/devices/devices.hpp>
 #include <lockstep/ranks/rank.hpp>
 #include <lockstep/trainer/trainer.hpp>

@@ -4,6 +4,7 @@
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <lockstep/base/error.hpp>
+#include <lockstep/devices/device_info.hpp>
 #include <lockstep/scratch/on_each_device.hpp>
 #include <lockstep/scratch/try_gpu.hpp>
 

@@ -7,6 +7,7 @@
 #include "train_options.hpp"
 
 #include <filesystem>
+#include <lockstep/devices/device_info.hpp>
 #include <system_error>
 #include <utility>
 

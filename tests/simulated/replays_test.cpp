@@ -2,6 +2,7 @@
 // Replays whose ranks exchange through NCCL within the graph, and what ends a rank's wait for another that fails or
 // stops. c10d's watchdog does not see such calls, and without lockstep's own look each of these runs would hang.
 #include <gmock/gmock.h>
+#include <lockstep/devices/device_info.hpp>
 #include <lockstep/lockstep.hpp>
 
 #include "simulated/nccl_program/replayed_sums.hpp"

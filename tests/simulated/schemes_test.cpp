@@ -7,6 +7,7 @@
 #include <torch/torch.h>
 #include <lockstep/data/data.hpp>
 #include <lockstep/data_parallel/all.hpp>
+#include <lockstep/devices/device_info.hpp>
 #include <lockstep/models/models.hpp>
 #include <lockstep/split/split_model.hpp>
 #include <lockstep/trainer/data_options.hpp>

@@ -3,6 +3,7 @@
 #include <torch/types.h>
 #include <torch/utils.h>
 #include <lockstep/base/error.hpp>
+#include <lockstep/devices/device_info.hpp>
 #include <lockstep/devices/devices.hpp>
 #include <lockstep/ranks/rank.hpp>
 #include <lockstep/scratch/allreduce.hpp>

@@ -4,6 +4,7 @@
 #include <torch/optim/sgd.h>
 #include <lockstep/data/data.hpp>
 #include <lockstep/data_parallel/data_parallel.hpp>
+#include <lockstep/devices/device_info.hpp>
 #include <lockstep/devices/keep_freed_memory.hpp>
 #include <lockstep/devices/memory_format.hpp>
 #include <lockstep/trainer/data_options.hpp>

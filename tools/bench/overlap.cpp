@@ -4,6 +4,7 @@
 #include <torch/optim/sgd.h>
 #include <lockstep/base/error.hpp>
 #include <lockstep/data_parallel/data_parallel.hpp>
+#include <lockstep/devices/device_info.hpp>
 #include <lockstep/devices/devices.hpp>
 #include <lockstep/devices/memory_format.hpp>
 #include <lockstep/models/models.hpp>

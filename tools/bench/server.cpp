@@ -5,6 +5,7 @@
 #include <lockstep/base/error.hpp>
 #include <lockstep/data/data.hpp>
 #include <lockstep/data_parallel/data_parallel.hpp>
+#include <lockstep/devices/device_info.hpp>
 #include <lockstep/models/models.hpp>
 #include <lockstep/ranks/evaluate.hpp>
 #include <lockstep/server/parameter_server.hpp>

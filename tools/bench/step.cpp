@@ -5,6 +5,7 @@
 #include <torch/optim/sgd.h>
 #include <lockstep/base/error.hpp>
 #include <lockstep/data_parallel/data_parallel.hpp>
+#include <lockstep/devices/device_info.hpp>
 
 #include <chrono>
 #include <memory>
