@@ -13,6 +13,7 @@
 #include "gradient_hook.hpp"
 #include "nn/graph_leaves.hpp"
 #include "nn/random_layers.hpp"
+#include "ranks/gather.hpp"
 #include "ranks/rank_place.hpp"
 #include "running_statistics_names.hpp"
 
