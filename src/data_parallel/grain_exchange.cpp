@@ -31,8 +31,8 @@ at::Tensor stacked(const Tensors& rows, int64_t slice, const at::TensorOptions& 
 }
 
 // Each rank sends each other its slice of the rows. Then a rank has all rows of its own slice, and adds them.
-HookRound post_by_alltoall(Rank& rank, const Tensors& rows, const std::vector<int64_t>& rows_of_ranks,
-                           const comm::TreeAverage& average, const at::Tensor& target, bool in_slices) {
+CommunicationHook::Round post_by_alltoall(Rank& rank, const Tensors& rows, const std::vector<int64_t>& rows_of_ranks,
+                                          const comm::TreeAverage& average, const at::Tensor& target, bool in_slices) {
   const int64_t slice = in_slices ? target.numel() : target.numel() / rank.world_size();
   const at::Tensor nothing = at::empty({0}, target.options());
   Tensors inputs, outputs;
@@ -42,7 +42,7 @@ HookRound post_by_alltoall(Rank& rank, const Tensors& rows, const std::vector<in
     const int64_t theirs = rows_of_ranks[static_cast<size_t>(other)];
     outputs.push_back(stays ? nothing : at::empty({theirs, slice}, target.options()));
   }
-  HookRound round;
+  CommunicationHook::Round round;
   if (rank.world_size() > 1) round.work = rank.backend().alltoall(outputs, inputs);
 
   const auto average_to = [=, own = slice_of_each(rows, rank.index(), slice)](const at::Tensor& to) {
@@ -58,7 +58,7 @@ HookRound post_by_alltoall(Rank& rank, const Tensors& rows, const std::vector<in
   if (in_slices || rank.world_size() == 1) {
     round.finish = [=] { average_to(target); };
   } else {
-    round.next = [=]() mutable -> HookRound {
+    round.next = [=]() mutable -> CommunicationHook::Round {
       at::Tensor of_slice = at::empty({slice}, target.options()), all = target;
       average_to(of_slice);
       return {.work = rank.backend()._allgather_base(all, of_slice)};
@@ -69,8 +69,8 @@ HookRound post_by_alltoall(Rank& rank, const Tensors& rows, const std::vector<in
 
 }  // namespace
 
-HookRound post_grain_average(Rank& rank, const Tensors& rows, const GrainPlan& plan, const at::Tensor& target,
-                             bool in_slices) {
+CommunicationHook::Round post_grain_average(Rank& rank, const Tensors& rows, const GrainPlan& plan,
+                                            const at::Tensor& target, bool in_slices) {
   const c10::AutoGradMode no_grad(false);
   std::vector<GrainBlock> all;
   std::vector<int64_t> rows_of_ranks;

@@ -109,7 +109,7 @@ bool GrainTerms::take_factors(const at::Tensor& parameter, const GradientFactors
   return true;
 }
 
-HookRound GrainTerms::post(size_t bucket, const at::Tensor& target) {
+CommunicationHook::Round GrainTerms::post(size_t bucket, const at::Tensor& target) {
   return post_grain_average(rank_, gradients_.buckets[bucket].sums->rows(), *plan_, target, in_slices_);
 }
 

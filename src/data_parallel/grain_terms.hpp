@@ -50,7 +50,7 @@ class GrainTerms {
 
   // After the last grain: begins to average a bucket. `target` becomes the average, or this rank's slice of it.
   void finish(size_t bucket) { gradients_.buckets[bucket].sums->finish(); }
-  HookRound post(size_t bucket, const at::Tensor& target);
+  CommunicationHook::Round post(size_t bucket, const at::Tensor& target);
   void note_had();  // which slots had a gradient
 
  private:

@@ -245,7 +245,7 @@ void Reducer::go_on(Exchange& exchange) {
 }
 
 void Reducer::end_of(size_t bucket) {
-  HookRound& round = exchanges_[bucket].round;
+  CommunicationHook::Round& round = exchanges_[bucket].round;
   if (round.finish) {
     const c10::OptionalStreamGuard guard(poll_stream_);
     const c10::AutoGradMode no_grad(false);
@@ -269,7 +269,7 @@ void Reducer::poll() {
 
 void Reducer::complete(bool /*partial*/) {
   for (size_t bucket = 0; bucket < buckets_.size(); ++bucket) {
-    HookRound& round = exchanges_[bucket].round;
+    CommunicationHook::Round& round = exchanges_[bucket].round;
     if (round.work && !round.finish) {
       // NCCL's work frees its tensors here. They are of this stream, which must be the one that waits.
       const c10::OptionalStreamGuard guard(in_rounds() ? poll_stream_ : std::nullopt);

@@ -28,9 +28,9 @@ class Reducer : public GradientBuckets {
  private:
   struct Exchange {  // of a bucket
     GradientBucket gradients;
-    at::Tensor memory = {};   // of the gradients, with room for as many equal slices as there are ranks
-    HookRound round = {};     // that was begun last
-    at::Tensor average = {};  // by grains: of the memory's size, or the memory
+    at::Tensor memory = {};               // of the gradients, with room for as many equal slices as there are ranks
+    CommunicationHook::Round round = {};  // that was begun last
+    at::Tensor average = {};              // by grains: of the memory's size, or the memory
   };
 
   void begin(bool by_grains) override;

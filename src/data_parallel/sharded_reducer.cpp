@@ -163,7 +163,7 @@ void ShardedReducer::post(size_t index) {
   open_.push_back(index);
   reduction.average = reduction.adds ? at::empty_like(reduction.gradient) : reduction.gradient;
   if (by_grains()) {
-    const HookRound round = terms_.post(index, reduction.average);
+    const CommunicationHook::Round round = terms_.post(index, reduction.average);
     reduction.work = round.work;
     reduction.finish = round.finish;
     return;
