@@ -85,7 +85,7 @@ TEST(ErrorTexts, OfABatchThatIsNotSplitSayHowToSplitIt) {
                              [](Rank& rank) {
                                DataParallel net(torch::nn::Linear(2, 3), rank);
                                const Batch batch{torch::ones({4, 2}), torch::zeros({4}, torch::kLong), 4};
-                               net.loss(batch, torch::nn::CrossEntropyLoss()).backward();
+                               net.loss(batch, torch::nn::functional::cross_entropy).backward();
                                rank.barrier();
                              }),
               AllOf(HasSubstr("have 8 samples together, but their global batch 4"), HasSubstr("batches(…, rank)")));
@@ -102,7 +102,7 @@ TEST(ErrorTexts, OfALossWithoutGradientsNameWhatHidesThem) {
 }
 
 TEST(ErrorTexts, OfANetWithoutAModuleSayToBuildIt) {
-  EXPECT_THAT(error_on_ranks(1, [](Rank& rank) { DataParallel<torch::nn::LinearImpl> net(nullptr, rank); }),
+  EXPECT_THAT(error_on_ranks(1, [](Rank& rank) { DataParallel(torch::nn::Linear(nullptr), rank); }),
               HasSubstr("the module is null; build it first"));
 }
 
@@ -143,7 +143,7 @@ TEST(ErrorTexts, OfAnUnknownModelNameThoseThatAre) {
 TEST(ErrorTexts, OfALaunchNameTheVariablesThatLack) {
   const auto variable = [](const char* name) { return std::string(name) == "RANK" ? "0" : nullptr; };
   EXPECT_THAT(error_of([&] { comm::read_launch_environment(variable); }),
-              AllOf(HasSubstr("the environment of torchrun is incomplete"), HasSubstr("WORLD_SIZE"),
+              AllOf(HasSubstr("the environment of torchrun or lockstep launch is incomplete"), HasSubstr("WORLD_SIZE"),
                     HasSubstr("Start the program through the launcher")));
 }
 

@@ -106,13 +106,14 @@ TEST_F(LateBeats, OfGpusProcessesAreWaitedForTwiceAsLong) {
 TEST_F(WatchdogTest, WhatFailsIsTheStoreOrWhatItSays) {
   watchdog.start([] {});
   store->is_full = true;
-  EXPECT_EQ(failure_within(20s), "watching over the other processes failed in that of rank 0 (cpu): no more memory");
+  EXPECT_EQ(failure_within(20s).text,
+            "watching over the other processes failed in that of rank 0 (cpu): no more memory");
 }
 
 TEST_F(WatchdogTest, AStoreThatDoesNotAnswerIsGone) {
   watchdog.start([] {});
   store->is_gone = true;
-  EXPECT_EQ(failure_within(20s), "the launcher is gone: the store that it keeps does not answer");
+  EXPECT_EQ(failure_within(20s).text, "the launcher is gone: the store that it keeps does not answer");
 }
 
 }  // namespace watchdog_test
