@@ -31,8 +31,6 @@ namespace {
 
 using lockstep::LearningRate;
 using lockstep::Rank;
-using lockstep::LearningRate::Scaling;
-using lockstep::LearningRate::Schedule;
 using torch::Tensor;
 using torch::nn::Linear;
 namespace F = torch::nn::functional;

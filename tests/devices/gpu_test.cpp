@@ -9,6 +9,7 @@
 #include <torch/torch.h>
 #include <unistd.h>
 #include <lockstep/devices/autocast.hpp>
+#include <lockstep/devices/device_info.hpp>
 #include <lockstep/models/models.hpp>
 #include <lockstep/nn/dropout.hpp>
 #include <lockstep/nn/sample_scope.hpp>

@@ -53,7 +53,7 @@ TEST(Succession, AnotherGenerationFollowsWhenItSaysSo) {
 TEST(Succession, ALostProcessEndsAGenerationAndOtherErrorsEndTheRun) {
   Calls calls;
   const auto body = [&](Rank&) {
-    if (calls.size() < 3) throw comm::ProcessDied("process 1 is gone");
+    if (calls.size() < 3) throw Error("process 1 is gone", {Error::death});
     throw std::runtime_error("thrown by the test");
   };
   EXPECT_THROW(run(kOneDevice, body, noted_in(calls)), Error);
@@ -67,7 +67,7 @@ TEST(Succession, ItEndsTheRunWhenNoGenerationIsLeft) {
       kOneDevice,
       [&](Rank&) {
         ++bodies;
-        throw comm::ProcessDied("process 1 is gone");
+        throw Error("process 1 is gone", {Error::death});
       },
       noted_in(calls));
   EXPECT_EQ(bodies, 3);

@@ -8,6 +8,9 @@
 #include <lockstep/data/data.hpp>
 #include <lockstep/data_parallel/all.hpp>
 #include <lockstep/devices/device_info.hpp>
+#include <lockstep/lab/half_precision_hook.hpp>
+#include <lockstep/lab/local_sgd.hpp>
+#include <lockstep/lab/power_sgd.hpp>
 #include <lockstep/models/models.hpp>
 #include <lockstep/split/split_model.hpp>
 #include <lockstep/trainer/data_options.hpp>

@@ -51,10 +51,6 @@ std::string any_error_of(Action&& action) {
 // Ranks and options that a test does not name may be any.
 MATCHER_P(HasData, expected, (negation ? "is not: " : "is: ") + data_text(expected)) {
   if (!arg.data) return false;
-  if (getenv("SHOWDATA")) {
-    *result_listener << "SHOW " << data_text(*arg.data);
-    return false;
-  }
   *result_listener << "which is: " << data_text(*arg.data);
   return arg.data->cause == expected.cause && (expected.ranks.empty() || arg.data->ranks == expected.ranks) &&
          (expected.options.empty() || arg.data->options == expected.options);

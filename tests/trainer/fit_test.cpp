@@ -421,7 +421,7 @@ TEST(Fit, NamesTheFunctionOfItsCallerThatStandsStillWhenTheTimeoutStrikes) {
     return error_of(
         [&] { fit(task, options, {.on_step = [&](const StepProgress&) { stand_in("TrainCallbacks::on_step"); }}); });
   };
-  std::map<std::string, std::future<std::string>> errors;  // at once: they do nothing but stand
+  std::map<std::string, std::future<lockstep::Caught>> errors;  // at once: they do nothing but stand
   for (const char* where : {"the criterion of \"regressor\"", "the metric \"far\"", "TrainCallbacks::on_step"})
     errors[where] = std::async(std::launch::async, error_where, where);
   for (auto& [where, error] : errors)

@@ -370,8 +370,9 @@ TEST(RankTrainer, ARecordedExchangeNeedsTheFirstDevicesGradients) {
     return lockstep::error_of([&] {
       lockstep::run(lockstep::test_devices(2), [&](Rank& rank) {
         const lockstep::TrainCallbacks callbacks;
-        Rank other = rank.wrapped(
-            [](const auto& backend) { return c10::make_intrusive<SaysNccl>(backend, std::make_shared<Unheeding>()); });
+        Rank other = rank.wrapped([](const auto& backend) {
+          return c10::make_intrusive<SaysNccl>(backend, lockstep::CallObservers{std::make_shared<Unheeding>()});
+        });
         lockstep::RankTrainer(options, callbacks, task_of(options, data), nccl ? other : rank, nullptr,
                               std::make_unique<lockstep::FakeGraph>())
             .epoch(1);

@@ -13,6 +13,7 @@
 #include <lockstep/tensor_parallel/tensor_parallel.hpp>
 
 #include "comm/meeting/launch_environment.hpp"
+#include "devices/check_devices.hpp"
 #include "io/read_text.hpp"
 #include "io/safetensors.hpp"
 #include "support/error_of.hpp"
