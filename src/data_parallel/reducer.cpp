@@ -225,7 +225,7 @@ void Reducer::post(size_t index) {
       exchange.round = options_.hook->average(exchange.gradients, rank_);
     }
   } else {
-    exchange.round = {.work = post_allreduce(rank_, exchange.gradients.flat, c10d::ReduceOp::AVG)};
+    exchange.round = {.work = CommunicationHook::post_allreduce(rank_, exchange.gradients.flat, c10d::ReduceOp::AVG)};
   }
   open_.push_back(index);
 }

@@ -242,7 +242,7 @@ TEST(SplitModelTest, BackwardLeavesTheCallersAutocast) {
   });
 }
 
-std::string error_with_batches(
+lockstep::Caught error_with_batches(
     const lockstep::MeshShape& mesh,
     const std::function<lockstep::Batches(const lockstep::Dataset&, Rank&, SplitModel&)>& make) {
   const Batch all = make_batch(16, 0);

@@ -260,13 +260,13 @@ void call_off(c10d::Store& store, const Failure& failure) {
 
 namespace {
 
-Error::Data data_of(const ProcessEnd& process) {
+Error::Data death_data(const ProcessEnd& process) {
   return {process.stopped ? Error::stopped : Error::death};
 }
 
 // Names the process by its ranks if the processes have met.
 Failure end_in(c10d::Store& run, const LaunchEnvironment& launch, const ProcessEnd& process) {
-  const Failure before_they_met{process_name(launch.rank, launch) + " is gone: " + process.how, data_of(process)};
+  const Failure before_they_met{process_name(launch.rank, launch) + " is gone: " + process.how, death_data(process)};
   if (!absent(run, launch.world_size).empty()) return before_they_met;
   try {
     const Roster roster = roster_of(read_all(run, launch.world_size));
@@ -286,7 +286,7 @@ std::string announce_end(const StorePtr& store, const LaunchEnvironment& launch,
     call_off(*last, end_in(*last, launch, process));
   }
   const std::string absence = process_name(launch.rank, launch) + " did not come to run(): " + process.how;
-  call_off(*store_of_run(store, launch, run + 1), {absence, data_of(process)});
+  call_off(*store_of_run(store, launch, run + 1), {absence, death_data(process)});
   return absence;
 }
 
