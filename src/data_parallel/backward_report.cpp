@@ -34,7 +34,7 @@ void BackwardReport::post(const std::vector<bool>& had, const PartSizes& sizes, 
   if (rank_.world_size() == 1) return;
   table_ = on_host_.to(rank_.device(), at::kLong, /*non_blocking=*/true);
   on_host_.reset();
-  work_ = post_allreduce(rank_, table_, c10d::ReduceOp::SUM);
+  work_ = CommunicationHook::post_allreduce(rank_, table_, c10d::ReduceOp::SUM);
 }
 
 void BackwardReport::wait() {

@@ -38,7 +38,7 @@ void check_example(const Batch& part, const Rank& rank) {
                 "Batch::like gives; but batch.like." + name + " " + kind_text(example) + ", and batch." + name + " " +
                 kind_text(rows) + ". Do to batch.like." + name + " what you did to batch." + name);
   };
-  const auto at_name = [](const TensorsByName& tensors, const std::string& name) {
+  const auto at_name = [](const Dataset::Tensors& tensors, const std::string& name) {
     const auto found = tensors.find(name);
     return found == tensors.end() ? at::Tensor() : found->second;
   };

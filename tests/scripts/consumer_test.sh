@@ -47,12 +47,12 @@ mkdir "$work/wings"
 cat >"$work/wings/CMakeLists.txt" <<'END'
 cmake_minimum_required(VERSION 3.25)
 project(wings LANGUAGES CXX)
-find_package(lockstep REQUIRED COMPONENTS models book split lab fit everything)
+find_package(lockstep REQUIRED COMPONENTS models book split lab survive fit everything)
 find_package(lockstep QUIET COMPONENTS none_such)
 if(lockstep_FOUND)
   message(FATAL_ERROR "find_package(lockstep) found a component that there is not")
 endif()
-foreach(wing models book split lab fit)
+foreach(wing models book split lab survive fit)
   add_executable(${wing} ${wing}.cpp)
   target_link_libraries(${wing} PRIVATE lockstep::${wing})
 endforeach()
@@ -64,11 +64,12 @@ wing_main models 'lockstep::LeNet()->parameters().size()'
 wing_main book 'lockstep::split_batch(torch::ones({8, 1}), torch::ones({8}), {torch::kCPU, torch::kCPU}).first.size()'
 wing_main split 'lockstep::mesh_shapes(4).size()'
 wing_main lab 'lockstep::to_string(lockstep::OptimizerKind::lamb)'
+wing_main survive 'lockstep::elastic({}, {}) == nullptr'
 wing_main fit 'lockstep::TrainOptions().epochs'
 cmake -S "$work/wings" -B "$work/wings/build" -DCMAKE_PREFIX_PATH="$prefix"
 cmake --build "$work/wings/build"
-said=$(cd "$work/wings/build" && ./models && ./book && ./split && ./lab && ./fit)
-if [[ $said != $'8\n2\n6\nlamb\n10' ]]; then
+said=$(cd "$work/wings/build" && ./models && ./book && ./split && ./lab && ./survive && ./fit)
+if [[ $said != $'8\n2\n6\nlamb\n1\n10' ]]; then
   echo "error: the wings said '$said'."
   exit 1
 fi
