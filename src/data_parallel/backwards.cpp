@@ -119,6 +119,7 @@ void Backwards::average(const std::function<void()>& computes, PartSizes sizes) 
 
 void Backwards::run_by_grains(const std::function<void()>& compute, const std::vector<int64_t>& runs,
                               const PartSizes& sizes) {
+  const HiddenGradients::Shown gradients(replica_.hidden_gradients());  // begin_grains() looks at them
   replica_.averaging()->begin_grains({.runs = runs, .samples = sizes.global, .mark = sizes.mark});
   run(compute, sizes);
   if (!sync_) return;

@@ -139,15 +139,15 @@ TEST_F(CliGpt, IsPlannedAndComparedUnderEachSplit) {
 
 TEST_F(CliGpt, RefusesWhatDoesNotGoTogether) {
   const auto gpt = [&](const Words& more) { return with_model({"train", "--devices", "2xcpu"}, more); };
-  expect_error(gpt({}), 2, "gpt learns the next byte of a text; give one with --text, any file");
+  expect_error(gpt({}), 2, "--model gpt and no --text do not go together");
   expect_error(gpt({"--text", ""}), 2, "--text");
   expect_error(gpt({"--text", "missing"}), 1, "missing': No such file");
   expect_error(gpt({"--text", text(), "--context", "700"}), 1,
                "held out and must be longer than the context, 700 bytes");
   expect_error(gpt({"--text", text(), "--context", "0"}), 2, "--context: 0 is too small");
   expect_error(gpt({"--text", text(), "--heads", "3"}), 2, "3 heads do not divide an embedding of 16");
-  expect_error(gpt({"--text", text(), "--data", "synthetic"}), 2, "leave --data and --data-dir out");
-  expect_error(train({"--text", text()}), 2, "--text is for --model gpt, and lenet learns classes of images");
+  expect_error(gpt({"--text", text(), "--data", "synthetic"}), 2, "--model gpt and --data synthetic do not go together");
+  expect_error(train({"--text", text()}), 2, "--text and a --model of images do not go together");
   expect_error(train({"--layers", "2"}), 2, "lenet has no --layers; it is of gpt");
   expect_error(with_model({"compare"}), 2, "gpt learns from a text; give one with --text");
   expect_error({"compare", "--text", text()}, 2, "--text is for --model gpt");

@@ -73,8 +73,10 @@ void Monitor::explain(const Waiting& waiting, const OpenCall& call, const std::e
 }
 
 void Monitor::report_own(const OpenCall& call, const std::exception_ptr& cause) {
-  report({roster_.name(call.rank) + ": " + call.where() + " failed: " + exception_text(cause),
-          {Error::machine, {call.rank}}});
+  Error::Data data = data_of(cause);
+  if (data.cause == Error::user_code) data.cause = Error::machine;  // no function of a user's runs in a call
+  data.ranks = {call.rank};
+  report({roster_.name(call.rank) + ": " + call.where() + " failed: " + exception_text(cause), std::move(data)});
 }
 
 void Monitor::look_for_failure() {
