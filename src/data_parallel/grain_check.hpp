@@ -25,7 +25,7 @@ class GrainCheck {
   // Before this rank's part of a batch is computed, or a part of that. It may call mean_of() until compare() is done.
   virtual void begin(const Batch& part, const SampleScope::Place& place, const MeanOf& mean_of) = 0;
 
-  // What training gets for a grain: a parameter's gradient, or without a parameter the loss.
+  // Training got `value` for a grain: the gradient of `parameter`, or if that is undefined the loss.
   virtual void note(int64_t grain, const at::Tensor& parameter, const at::Tensor& value) = 0;
 
   // Once the step's gradients are averaged, and before parameters change. All ranks call it.

@@ -43,7 +43,7 @@ void GrainTerms::begin(const GrainPlan& plan, bool backward_outside) {
   }
 }
 
-// What one rank alone has added would never be averaged. A gradient that zero_grad() left may stay.
+// Nobody would ever average values that one rank alone has added. A gradient that zero_grad() left may stay.
 void GrainTerms::refuse_gradients_from_outside() const {
   for (const auto& slot : gradients_.slots) {
     const at::Tensor& gradient = slot.parameter.grad();

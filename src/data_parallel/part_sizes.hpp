@@ -1,4 +1,4 @@
-// What ranks must know of a batch and of their parts of it, to average the gradients of a backward.
+// PartSizes and GrainPlan: a batch and the ranks' parts of it, as far as averaging gradients needs to know them.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ struct PartSizes {
   bool partial = false;  // see PartOfStep; the sizes are not of whole batches
 };
 
-// Which grains of a batch which rank has: rank r those from runs[r] up to runs[r + 1].
+// The ranks' grains of a batch: rank r has those from runs[r] up to runs[r + 1].
 struct GrainPlan {
   std::vector<int64_t> runs = {};
   int64_t samples = 0;  // of the whole batch

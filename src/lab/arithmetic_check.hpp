@@ -37,7 +37,7 @@ struct CheckedGrain {
 // compute them at the same time. runs[r] up to runs[r + 1] are rank r's. None if there is one rank.
 std::vector<CheckedGrain> drawn_grains(double fraction, uint64_t seed, int64_t step, const std::vector<int64_t>& runs);
 
-// What ranks have got for one grain: one hash for its loss and one for each parameter's gradient.
+// The ranks' results for one grain: one hash for its loss and one for each parameter's gradient.
 using GrainHashes = std::vector<int64_t>;
 
 // The ranks that computed it wrongly: that once differ from what more than half of all ranks get when all of them
@@ -77,7 +77,7 @@ class ArithmeticCheck final : public GrainCheck {
   std::optional<Rank> rank_;
   NamedParameters parameters_;
   std::map<const c10::TensorImpl*, size_t> places_;  // in GrainHashes
-  // What belongs to the step's batch:
+  // These belong to the step's batch:
   std::vector<CheckedGrain> drawn_;
   Batch part_;  // this rank's, or one of its parts
   SampleScope::Place place_;
