@@ -1,3 +1,4 @@
+// Labels: long
 // train() with fewer and smaller messages: what is sent and learnt, what a stopped run goes on from, what is refused.
 #include <gmock/gmock.h>
 #include <torch/torch.h>
