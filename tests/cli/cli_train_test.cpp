@@ -1,3 +1,4 @@
+// Labels: long
 // lockstep train and eval with a pipe at the other end: what they print, what they keep, what runs again.
 #include <lockstep/devices/devices.hpp>
 #include <lockstep/models/models.hpp>

@@ -1,4 +1,4 @@
-// Labels: concurrency
+// Labels: concurrency 2x2 3x3 2x4
 // rank.backend() is c10d's interface, so a program that knows c10d gets from it what c10d promises, or an Error. The
 // cases are those of PyTorch's tests of its collectives: kinds of tensors, values that differ by rank, what nobody
 // waits for, and what is refused. They run on ranks in threads, in processes, in both, and over NCCL's stand-in.

@@ -1,3 +1,4 @@
+// Labels: 3x3
 // check_replicas: a replica that has become another one is found, whatever changed it, and named on all ranks.
 #include <gmock/gmock.h>
 #include <torch/torch.h>

@@ -1,4 +1,4 @@
-// Labels: concurrency
+// Labels: concurrency 3x3 2x4
 // DataParallel with communication hooks over 1 to 4 CPU ranks: a user's own, the order of their rounds, 16 bits.
 #include <gmock/gmock.h>
 #include <torch/torch.h>

@@ -1,4 +1,4 @@
-// Labels: concurrency
+// Labels: concurrency arithmetic long 3x3 2x4
 // DataParallel: replicas over 1 to 5 CPU ranks against one module that sees the whole batch, with gradients in many
 // buckets, in one, and averaged after backward.
 #include <gmock/gmock.h>

@@ -1,4 +1,4 @@
-// Labels: concurrency
+// Labels: concurrency arithmetic 3x3 2x4
 // A net with divided parameters over 1 to 4 CPU ranks: against LibTorch on one device, and whole parameters on the same
 // ranks; and what it refuses.
 #include <ATen/CPUGeneratorImpl.h>

@@ -1,4 +1,5 @@
-// Labels: concurrency
+// Labels: concurrency arithmetic long
+// Not under sanitizers: Seeds/*/5:Seeds/*/6:Seeds/*/7:Seeds/*/8:Seeds/*/9
 // With a grain, training gives the same bits on any number of ranks, however their parts and averages are made.
 #include <gmock/gmock.h>
 #include <torch/torch.h>

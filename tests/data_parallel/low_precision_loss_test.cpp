@@ -1,4 +1,4 @@
-// Labels: concurrency
+// Labels: concurrency arithmetic
 // A loss of 16 bits cannot hold the weight of each part of a batch. The gradients are right all the same.
 #include <gmock/gmock.h>
 #include <torch/torch.h>

@@ -1,4 +1,4 @@
-// Labels: concurrency
+// Labels: concurrency arithmetic
 // An Optimizer: against LibTorch's own, the same in each layout of its net, and saved in one to go on in another.
 #include <gmock/gmock.h>
 #include <torch/torch.h>

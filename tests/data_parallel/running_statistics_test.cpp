@@ -1,4 +1,4 @@
-// Labels: concurrency
+// Labels: concurrency arithmetic
 // average_running_statistics over 1 to 4 CPU ranks.
 #include <gmock/gmock.h>
 #include <torch/torch.h>

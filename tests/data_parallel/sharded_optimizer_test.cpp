@@ -1,4 +1,4 @@
-// Labels: concurrency
+// Labels: concurrency arithmetic 3x3 2x4
 // An Optimizer over 1 to 4 CPU ranks, of whole parameters and of slices, against LibTorch's on one device.
 #include <gmock/gmock.h>
 #include <torch/torch.h>

@@ -1,4 +1,4 @@
-// Labels: concurrency
+// Labels: concurrency arithmetic 3x3 2x4
 // SyncBatchNorm over 1 to 4 CPU ranks, against LibTorch's BatchNorm on the whole batch.
 #include <ATen/record_function.h>
 #include <gmock/gmock.h>

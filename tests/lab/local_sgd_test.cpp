@@ -1,3 +1,4 @@
+// Labels: arithmetic 3x3 2x4
 // LocalSgd over 1 to 4 CPU ranks, against local SGD and DiLoCo written out for all ranks on one.
 #include <gmock/gmock.h>
 #include <torch/torch.h>

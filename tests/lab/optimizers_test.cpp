@@ -1,3 +1,4 @@
+// Labels: arithmetic
 // Lars and Lamb against the published algorithms written out, number by number; make_optimizer against LibTorch's.
 #include <gmock/gmock.h>
 #include <torch/torch.h>

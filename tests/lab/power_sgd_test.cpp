@@ -1,3 +1,4 @@
+// Labels: arithmetic 3x3 2x4
 // PowerSgdHook over 1 to 4 CPU ranks, against the paper's algorithms 1 and 2 written out in float64.
 #include <gmock/gmock.h>
 #include <torch/torch.h>

@@ -1,3 +1,4 @@
+// Labels: arithmetic
 // batch_norm_relu against LibTorch's operators in float64: forward, backward and twice backward, on the kernels and
 // beside them. CMakeLists.txt runs this test once per instruction set that the CPU may have.
 #include <gmock/gmock.h>

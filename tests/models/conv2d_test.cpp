@@ -1,3 +1,4 @@
+// Labels: arithmetic
 // fast_conv2d against LibTorch's convolution in float64: forward, backward and twice backward, on Winograd's kernels
 // and beside them. CMakeLists.txt runs this test once per instruction set that the CPU may have.
 #include <gmock/gmock.h>

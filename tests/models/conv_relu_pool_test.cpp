@@ -1,4 +1,4 @@
-// Labels: concurrency
+// Labels: concurrency arithmetic
 // conv_relu_pool against LibTorch's three operators: forward, backward and twice backward, on the kernels and beside
 // them. CMakeLists.txt runs this test once per instruction set that the CPU may have.
 #include <gmock/gmock.h>

@@ -1,3 +1,4 @@
+// Labels: arithmetic
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>

@@ -1,3 +1,4 @@
+// Labels: arithmetic
 // fast_linear and FastLinear compute what LibTorch's linear computes, with all gradients, whatever kernels they take.
 #include <ATen/Parallel.h>
 #include <gmock/gmock.h>

@@ -1,3 +1,4 @@
+// Labels: arithmetic
 // The kernels that transpose and add matrices, beside plain loops. Nothing outside of the target changes.
 #include <gtest/gtest.h>
 

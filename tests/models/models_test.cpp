@@ -1,3 +1,4 @@
+// Not under sanitizers: Models.Learn
 // The models: sizes that the book and the papers give, weights from the seed alone, layers by name, and that they
 // learn.
 #include <gmock/gmock.h>

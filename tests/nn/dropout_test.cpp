@@ -1,4 +1,4 @@
-// Labels: concurrency
+// Labels: concurrency 2x2 2x4
 // Dropout: the same masks over any number of ranks, in parts and microbatches, however the network is split; and
 // training with it as on one device.
 #include <gmock/gmock.h>

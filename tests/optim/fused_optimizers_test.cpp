@@ -1,3 +1,4 @@
+// Labels: arithmetic
 // FusedSgd, FusedAdam and FusedAdamW against the optimizers of LibTorch that they are.
 #include "optim/fused_optimizers.hpp"
 

@@ -1,3 +1,4 @@
+// Labels: arithmetic
 // The reproducible norm: the same bits for any cutting and order, and as exact as a sum in higher precision.
 #include <gtest/gtest.h>
 #include <torch/torch.h>

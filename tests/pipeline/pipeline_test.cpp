@@ -1,4 +1,4 @@
-// Labels: concurrency
+// Labels: concurrency arithmetic 3x3 2x4
 // Pipeline: 1 to 4 CPU ranks against one device that holds the whole net, under every schedule.
 #include <gtest/gtest.h>
 #include <torch/torch.h>

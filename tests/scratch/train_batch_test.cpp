@@ -1,4 +1,4 @@
-// Labels: concurrency
+// Labels: concurrency arithmetic
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>

@@ -20,7 +20,7 @@ stand_in() { # NAME BODY
 }
 
 run_dev help || fail "help failed"
-for command in train test test-gpu build lint clean; do expect_said "./dev $command"; done
+for command in train test nightly test-gpu build lint clean; do expect_said "./dev $command"; done
 code=0
 run_dev trian || code=$?
 ((code == 2)) || fail "an unknown command ended with code $code, not 2"
@@ -88,6 +88,21 @@ stand_in clang++-98 'exit 0'
 stand_in clang++-9 'exit 0'
 stand_in clang++-97 'exit 0'
 built_with "$work/bin/clang++-98"
+
+# A part of the tests: those of the core are in each, and each of the others is in one.
+# shellcheck disable=SC2016
+stand_in ctest 'case "$*" in
+  *" -N "*" core") echo "  Test #1: a_test" ;;
+  *" -N "*) printf "  Test #%s: %s_test\n" 1 a 2 b 3 c 4 d ;;
+  *) echo "$*" ;;
+esac'
+part_of_tests() { # N/M PATTERN
+  (cd "$house" && LOCKSTEP_PART=$1 PATH="$PATH" ./dev test -L repeated >"$work/said" 2>&1 </dev/null) || fail "./dev test failed"
+  expect_said " -L repeated -R ^($2)\$"
+}
+part_of_tests 1/2 "a_test|b_test|d_test"
+part_of_tests 2/2 "a_test|c_test"
+part_of_tests 1/1 "a_test|b_test|c_test|d_test"
 
 mkdir "$work/others"
 ln -s /usr/bin/* "$work/others/"

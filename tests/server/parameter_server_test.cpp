@@ -1,4 +1,4 @@
-// Labels: concurrency
+// Labels: concurrency 3x3 2x4
 // The parameter server: equal to DataParallel when synchronous, every push counted otherwise, and what happens when a
 // worker or a server fails.
 #include <gmock/gmock.h>

@@ -1,3 +1,4 @@
+// Labels: arithmetic 3x3 2x4
 // Clipping: the norm and the steps of LibTorch's on one device, however gradients are shared out.
 #include "data_parallel/averaged_gradients.hpp"
 

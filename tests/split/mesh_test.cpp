@@ -1,4 +1,4 @@
-// Labels: concurrency
+// Labels: concurrency 3x3 2x4
 // Groups of ranks (Rank::group), and the mesh that is made of them.
 #include <gmock/gmock.h>
 #include <torch/torch.h>

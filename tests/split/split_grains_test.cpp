@@ -1,4 +1,4 @@
-// Labels: concurrency
+// Labels: concurrency arithmetic
 // With a grain, a network gives the same bits on any mesh of data and pipeline, under every schedule.
 #include <gmock/gmock.h>
 #include <torch/torch.h>

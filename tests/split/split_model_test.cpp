@@ -1,4 +1,4 @@
-// Labels: concurrency
+// Labels: concurrency arithmetic 3x3 2x4
 // SplitModel: over every mesh a net learns what it learns on one device.
 #include <gmock/gmock.h>
 #include <torch/torch.h>

@@ -1,4 +1,4 @@
-// Labels: processes program
+// Labels: processes program long
 // lockstep train under lockstep launch --elastic: killed processes change neither the weights nor the metrics.
 #include <lockstep/models/models.hpp>
 

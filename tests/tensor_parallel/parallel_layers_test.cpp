@@ -1,4 +1,4 @@
-// Labels: concurrency
+// Labels: concurrency arithmetic 3x3 2x4
 // Tensor parallelism's layers over 1 to 4 CPU ranks, against the same computed whole.
 #include <gmock/gmock.h>
 #include <torch/torch.h>

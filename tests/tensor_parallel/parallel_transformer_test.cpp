@@ -1,4 +1,4 @@
-// Labels: concurrency
+// Labels: concurrency arithmetic
 // A transformer split by channels, and its layers alone, over 1 to 3 CPU ranks, against LibTorch's whole ones.
 #include <gmock/gmock.h>
 #include <torch/torch.h>

@@ -1,4 +1,4 @@
-// Labels: concurrency
+// Labels: concurrency 3x3 2x4
 // shard() and unshard() over 1 to 4 CPU ranks, against the net that was sharded: random nets under random rules, the
 // program's models, dropout, the parallel loss, bad input. What is exchanged: shard_traffic_test.cpp.
 #include <gmock/gmock.h>

@@ -1,4 +1,4 @@
-// Labels: concurrency
+// Labels: concurrency 3x3 2x4
 // Nets over 1 to 4 CPU ranks of which it is known what each layer sends: they send that and nothing else, and train as
 // on one device.
 #include <gmock/gmock.h>

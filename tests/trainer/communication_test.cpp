@@ -1,3 +1,4 @@
+// Labels: long
 // train() with fewer and smaller messages: what is sent and learnt, and what a stopped run goes on from.
 #include <gmock/gmock.h>
 #include <torch/torch.h>

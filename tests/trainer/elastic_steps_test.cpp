@@ -1,4 +1,4 @@
-// Labels: concurrency
+// Labels: concurrency long
 // What a rank of an elastic job has when another one is gone, at whichever of its calls, or when another one's memory
 // has changed: whole steps, with which the others go on to the weights and the metrics of a run in peace.
 #include <gmock/gmock.h>

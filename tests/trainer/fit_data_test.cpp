@@ -1,3 +1,4 @@
+// Labels: 3x3 2x4
 // fit() and a loop of one's own on batches of more than x and y, on files, with an optimizer of one's own and an
 // average of the weights: each gives what LibTorch's own loop gives.
 #include <gmock/gmock.h>

@@ -1,3 +1,4 @@
+// Labels: 3x3 2x4 4x4
 // fit() gives what LibTorch's own loop gives, however its ranks divide the work: by data at every stage of ZeRO, by
 // layers, by channels, and by several of these.
 #include <gmock/gmock.h>

@@ -1,3 +1,4 @@
+// Labels: 3x3 2x4 4x4
 // fit(): a network, a loss, data and metrics of one's own give what LibTorch's own loop gives, go on with the same bits
 // and end early; and what cannot be trained is refused.
 #include <gmock/gmock.h>

@@ -1,4 +1,4 @@
-// Labels: concurrency
+// Labels: concurrency long
 // RankTrainer with recorded steps, on a stand-in for the graph: the steps around a recording are those of a run
 // without.
 #include "trainer/rank_trainer.hpp"

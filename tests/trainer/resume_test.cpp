@@ -1,3 +1,4 @@
+// Labels: long
 // A run that was stopped and goes on gives the same bits as one that was not; and what cannot go on is refused.
 #include <gmock/gmock.h>
 #include <torch/torch.h>

@@ -1,4 +1,4 @@
-// Labels: concurrency
+// Labels: concurrency long
 // A run with a grain gives one hash of the weights, and one train loss, on every layout of its ranks.
 #include <gmock/gmock.h>
 #include <torch/torch.h>

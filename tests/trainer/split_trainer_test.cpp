@@ -1,4 +1,5 @@
 // Labels: concurrency
+// Not under sanitizers: SplitTrainer.Learns*
 // train() with a split: what a run by data alone learns, a network split by layers and channels learns too, and keeps.
 #include <gmock/gmock.h>
 #include <torch/torch.h>

@@ -1,4 +1,5 @@
-// Labels: concurrency
+// Labels: concurrency long
+// Not under sanitizers: Trainer.Learns*
 // train() and evaluate_run(): equal results on any number of devices, what is kept, and what bad input leaves behind.
 #include <gmock/gmock.h>
 #include <signal.h>

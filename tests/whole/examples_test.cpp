@@ -1,3 +1,4 @@
+// Labels: arithmetic
 // The examples: each runs on small data and prints what its head comment promises; but for losses, accuracies and
 // seconds where these depend on the machine.
 #include <gmock/gmock.h>

@@ -1,3 +1,4 @@
+// Labels: 3x3 2x4
 // Programs as users write them, whose modules know nothing of lockstep: each trained by plain LibTorch on whole batches
 // and by DataParallel over 1 to 4 ranks, in float64.
 #include <gmock/gmock.h>

@@ -1,4 +1,4 @@
-// Labels: concurrency
+// Labels: concurrency arithmetic 3x3 2x4
 // Gpt: against a decoder in plain LibTorch, over every split and ZeRO stage; and as `train()` trains it on a text.
 #include <gmock/gmock.h>
 #include <torch/torch.h>

@@ -1,3 +1,4 @@
+// Labels: 2x2
 // No lifetime ends in a crash: what is kept, moved, or made of a Rank that is gone works, or is an Error.
 #include <gmock/gmock.h>
 #include <torch/torch.h>

@@ -1,4 +1,5 @@
 // Labels: processes
+// Not under sanitizers: *InOperationOrSizeAlone*
 // Ranks of several processes that make calls which do not fit together: all are told so, with both calls.
 #include "timed_job.hpp"
 

@@ -1,4 +1,4 @@
-// Labels: processes
+// Labels: processes long
 // Processes that Open MPI's mpirun starts: where no port is given, they find rank 0's.
 #include "job.hpp"
 

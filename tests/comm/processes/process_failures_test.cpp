@@ -1,4 +1,5 @@
-// Labels: processes
+// Labels: processes long
+// Not under sanitizers: *IsGoneWithinASecond
 // What goes wrong between processes: every process says who is to blame, soon, and nothing waits for ever.
 #include "timed_job.hpp"
 

@@ -1,4 +1,4 @@
-// Labels: processes
+// Labels: processes long
 // The same program as processes of our own launcher: every collective, training, repeated runs.
 #include "job.hpp"
 #include "support/random_training.hpp"

@@ -1,4 +1,4 @@
-// Labels: processes program
+// Labels: processes program repeated
 // lockstep train that is killed a hundred times, at random moments, and goes on each time from what it finds: the bits
 // are those of a run in peace. (killed_writes_test kills at the calls that write.)
 #include "cli/cli_fixture.hpp"

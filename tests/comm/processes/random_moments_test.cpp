@@ -1,4 +1,4 @@
-// Labels: processes program
+// Labels: processes program long repeated
 // A process that is killed, and a job that is asked to stop, at random moments between the start of the processes and
 // their end: all others end soon, say why, and nothing is left.
 #include "cli/cli_fixture.hpp"

@@ -1,4 +1,4 @@
-// Labels: concurrency
+// Labels: concurrency 2x2 3x3 2x4
 // lockstep's own backend: every collective on worlds of 1 to 5 ranks, with values that differ by rank.
 #include <gmock/gmock.h>
 #include <torch/torch.h>
