@@ -188,8 +188,7 @@ class RanksHere {
     start();
     open_.wait([this] { return why(); }, [this](const std::string& text) { warn(text); });
     for (auto& thread : threads_) thread.join();
-    at::set_num_threads(
-        threads_before);  // the ranks' last call of it counts for threads that have not computed yet too
+    at::set_num_threads(threads_before);  // the ranks' last call of it counts for threads that have not computed yet
     failure_.rethrow(world_.finish());
   }
 

@@ -1,8 +1,7 @@
 #include "elastic_run.hpp"
 
-#include "checkpoint_folder.hpp"
 #include "elastic.hpp"
-#include "run_folder.hpp"
+#include "train_options.hpp"
 
 #include <filesystem>
 #include <string>

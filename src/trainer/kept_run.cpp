@@ -1,7 +1,6 @@
 #include "kept_run.hpp"
 
 #include "batch_settings.hpp"
-#include "checkpoint_folder.hpp"
 #include "resume.hpp"
 #include "take_over.hpp"
 #include "train_options.hpp"
