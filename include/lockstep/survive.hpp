@@ -1,4 +1,5 @@
-// survive: jobs on one machine that go on when a process is killed. A wing: component survive, target lockstep::survive.
+// survive: jobs on one machine that go on when a process is killed. A wing: component survive, target
+// lockstep::survive.
 //   survive/elastic  makes a run() of your own go on so
 // How it works: src/survive/README.md.
 #pragma once

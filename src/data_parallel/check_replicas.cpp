@@ -76,7 +76,6 @@ std::vector<std::vector<size_t>> ranks_by_replica(const Hashes& all) {
   return groups;
 }
 
-
 std::string differences(const Hashes& all, const std::vector<std::vector<size_t>>& groups, bool majority) {
   std::string text;
   for (size_t i = 1; i < groups.size(); ++i) {

@@ -68,7 +68,7 @@ class Loss::Part {
   std::vector<Piece> pieces_ = {};
   const bool is_interleaved_ = false;
   std::function<at::Tensor()> compute_ = {};  // interleaved: the function that backward() calls, once
-  at::Tensor sum_ = {};  // by grains: of the samples' losses; else the part's mean
+  at::Tensor sum_ = {};                       // by grains: of the samples' losses; else the part's mean
 };
 
 }  // namespace lockstep

@@ -134,5 +134,4 @@ void Criterion::check_weights(const at::Tensor& weights_of_classes) {
       "function of your own: net.loss(batch, function)");
 }
 
-
 }  // namespace lockstep

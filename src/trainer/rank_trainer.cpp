@@ -90,8 +90,8 @@ RankTrainer::RankTrainer(const TrainOptions& options, const TrainCallbacks& call
       net_(made_.layers, traffic_.rank(), split_of(options, rank.world_size()),
            {.average = flat(options.way).sync_every == 0,
             .hook = hook_,
-             .sharded = static_cast<Sharded>(flat(options.way).zero_stage),
-             .grain_check = options.check_arithmetic > 0 ? check_arithmetic(options.check_arithmetic) : nullptr},
+            .sharded = static_cast<Sharded>(flat(options.way).zero_stage),
+            .grain_check = options.check_arithmetic > 0 ? check_arithmetic(options.check_arithmetic) : nullptr},
            made_.takes_batch),
       update_(options, net_,
               {.optimizer = task.optimizer,
@@ -142,8 +142,7 @@ EpochMetrics RankTrainer::epoch(int number, const Keep& keep) {
   metrics.train_loss = losses / trained;
   metrics.train_accuracy = task_.accuracy ? totals_.correct.item<double>() / trained : kNotCounted;
   // What is evaluated, and kept, is one network. With a grain it is one already.
-  if (options_.batch.grain == 0)
-    average_running_statistics(net_, totals_.samples);
+  if (options_.batch.grain == 0) average_running_statistics(net_, totals_.samples);
   show();
   evaluate_now(metrics, /*to_the_end=*/static_cast<bool>(keep));
   metrics.written = written_now(number);

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 #include <lockstep/data/sample_files.hpp>
+#include <lockstep/data_parallel/optimizer.hpp>
 #include <lockstep/lab/check_arithmetic.hpp>
 #include <lockstep/lab/optimizers.hpp>
 #include <lockstep/nn/tensor_files.hpp>
@@ -395,7 +396,7 @@ TEST(FitData, AnAverageOfASplitNetworkGoesOn) {
 TEST_P(FitDataWorlds, GroupsOfParametersGiveWhatLibTorchsLoopGives) {
   const auto make = [](const Task::Groups& groups) {
     auto adamw = std::make_unique<torch::optim::AdamW>(groups, torch::optim::AdamWOptions(0.02).weight_decay(0.5));
-    Optimizer::set_weight_decay(adamw->param_groups().at(1), 0);
+    lockstep::Optimizer::set_weight_decay(adamw->param_groups().at(1), 0);
     return adamw;
   };
   Task task = masked();

@@ -38,8 +38,8 @@ enum class MemoryFormat {
 
 // What a run does when a step's loss or gradients are not finite. All ranks do the same in the same step.
 enum class OnNan {
-  stop,  // train() throws Error::not_finite; what was kept before stays. On a CPU the step is not taken. On a GPU this
-         // is noticed one step later, so that nothing waits: the step was taken, and nothing is kept of it
+  stop,   // train() throws Error::not_finite; what was kept before stays. On a CPU the step is not taken. On a GPU this
+          // is noticed one step later, so that nothing waits: the step was taken, and nothing is kept of it
   skip,   // the step changes nothing, and a warning names it. If an epoch has only such steps, train() throws
           // Error::not_finite. On a GPU each step waits for the check
   go_on,  // nothing is checked
