@@ -94,8 +94,9 @@ TEST_F(CliUpdate, ShowsAndKeepsAGrain) {
 
 TEST_F(CliUpdate, RefusesWhatMakesNoSense) {
   expect_refused({"--grain", "0"}, {"--grain: 0 is too small"});
-  expect_refused({"--grain", "33"}, {"(--grain) are 33; they must be from 1 to 32"});
-  expect_refused({"--grain", "8", "--threads-per-rank", "2"}, {"--grain gives the same bits", "--devices 2xcpu"});
+  expect_refused({"--grain", "33"}, {"--grain is 33; it must be from 0 to 32"});
+  expect_refused({"--grain", "8", "--threads-per-rank", "2"},
+                 {"--grain and --threads-per-rank above 1 do not go together", "--devices"});
   expect_refused({"--grain", "8", "--compress", "fp16"}, {"--compress fp16 rounds"});
   expect_refused({"--balance", "fast"}, {"\"fast\"", "equal, auto, or a share for each device, as in 2,1"});
   expect_refused({"--balance", "2,1,1"}, {"--balance", "3 shares for 2 parts"});

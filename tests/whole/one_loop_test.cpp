@@ -322,10 +322,9 @@ TEST(OneLoop, APipelinesLossHasItsValueAfterBackward) {
     int calls = 0;
     const auto criterion = [&](const Tensor& y_hat, const Tensor& y) { return ++calls, F::cross_entropy(y_hat, y); };
     Loss loss = net.loss(batch, criterion);
-    const auto not_yet = AllOf(HasSubstr(rank.name()), HasSubstr("In a pipeline backward() computes forward too"));
-    EXPECT_THAT(error_of([&] { loss.item(); }), not_yet);
-    EXPECT_THAT(error_of([&] { loss.value(); }), not_yet);
-    EXPECT_THAT(error_of([&] { loss.global_item(); }), not_yet);
+    EXPECT_THAT(error_of([&] { loss.item(); }), Refused());
+    EXPECT_THAT(error_of([&] { loss.value(); }), Refused());
+    EXPECT_THAT(error_of([&] { loss.global_item(); }), Refused());
     { Loss dropped = net.loss(batch, criterion); }
     if (rank.index() == 1) Loss dropped = net.loss(batch, criterion);  // nobody waits for it
     EXPECT_EQ(calls, 0);
@@ -335,7 +334,7 @@ TEST(OneLoop, APipelinesLossHasItsValueAfterBackward) {
     EXPECT_GT(loss.item(), 0);
     EXPECT_EQ(loss.item(), loss.global_item());
     EXPECT_EQ(net.steps_done(), 1);
-    EXPECT_THAT(error_of([&] { loss.backward(); }), HasSubstr("backward() was called before"));
+    EXPECT_THAT(error_of([&] { loss.backward(); }), Refused());
     EXPECT_EQ(sgd.gradients().size(), rank.index() == 0 ? 4u : 2u);
   });
 }

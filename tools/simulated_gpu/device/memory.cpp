@@ -24,7 +24,7 @@ c10::DataPtr Allocator::allocate(size_t bytes) {
     spare.pop_back();
   } else {
     size_t& taken = taken_[index];
-    TORCH_CHECK(taken + size <= kBytes, "simulated device ", index, " is out of memory");
+    TORCH_CHECK_WITH(OutOfMemoryError, taken + size <= kBytes, "simulated device ", index, " is out of memory");
     block = new Block{device(index).memory() + taken, size, &stream, {}, {}, nullptr, true};
     taken += size;
   }
