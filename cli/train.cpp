@@ -350,6 +350,16 @@ void check_elastic_flags(const TrainFlags& flags) {
   if (flags.plan() == "auto") throw UsageError("--plan auto cannot go with an elastic job; leave it out");
 }
 
+// Trains in a process of a launched job that is not the first: the first one prints.
+int train_in_silence(const TrainOptions& options, StopOnSignals& signals) {
+  try {
+    return exit_code(train(options, {.on_warning = [](const std::string&) {}, .stop = signals.token()}), signals);
+  } catch (const Error& error) {
+    if (error.cause() != Error::not_finite) throw;
+    return kNotFinite;
+  }
+}
+
 // Under a launcher only the process with rank 0 prints, and keeps the run. In an elastic job any process may become
 // that.
 int train_command(const TrainFlags& flags, Output& output) {
@@ -378,15 +388,7 @@ int train_command(const TrainFlags& flags, Output& output) {
     const std::string line = plan_here(options);
     if (is_first) report.planned(line);
   }
-  if (!is_first && !elastic) {
-    callbacks.on_warning = [](const std::string&) {};  // the first process prints it
-    try {
-      return exit_code(train(options, callbacks), signals);
-    } catch (const Error& error) {
-      if (error.cause() != Error::not_finite) throw;
-      return kNotFinite;  // rank 0's process prints it
-    }
-  }
+  if (!is_first && !elastic) return train_in_silence(options, signals);
   callbacks.on_data = show(&RunReport::data_loaded);
   callbacks.on_step = show(&RunReport::step);
   callbacks.on_epoch = show(&RunReport::epoch);

@@ -52,7 +52,7 @@ bool profiled(const ModelProfile& profile, int tensor) {
                                     [&](const SlicedLayers& sliced) { return sliced.ranks == tensor; });
 }
 
-std::string describe(const Plan& plan) {
+std::string words_of(const Plan& plan) {
   return to_string(plan.split.mesh) + ", " + std::to_string(plan.split.microbatches) + " microbatches" +
          (plan.split.recompute ? ", recomputing" : "");
 }
@@ -137,7 +137,7 @@ class Search {
     if (least_) {
       double most = 0;
       for (const auto& device : cluster_.devices) most = std::max(most, device.memory_bytes);
-      throw Error("no plan for " + net + " fits the devices' memory: the one that needs least (" + describe(*least_) +
+      throw Error("no plan for " + net + " fits the devices' memory: the one that needs least (" + words_of(*least_) +
                   ") needs " + bytes_text(least_->prediction.memory_bytes()) + " on a device, and the largest has " +
                   bytes_text(most) + ". More devices or a smaller batch need less");
     }
