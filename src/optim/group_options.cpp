@@ -90,7 +90,7 @@ void check_kind(const torch::optim::OptimizerOptions& here, const json& members)
   }
   try {
     set_members(*here.clone(), members);
-  } catch (const c10::Error&) {  // whose text speaks of LibTorch's own source
+  } catch (const c10::Error&) {  // its text speaks of LibTorch's own source
     throw Error("the options are not like this optimizer's: they are " + members.dump());
   }
 }

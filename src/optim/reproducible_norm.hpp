@@ -20,10 +20,8 @@
 
 namespace lockstep {
 
-// float64 [2]: the largest
-// value
-// , or 0 if that is not finite; and 0 if all are finite, 1 for an infinity, 2 for a NaN. The maxima of several calls'
-// results are the result for all their pieces.
+// Gives float64 [2]: the largest |value|, or 0 if that is not finite; and 0 if all are finite, 1 for an infinity, 2 for
+// a NaN. The maxima of several calls' results are the result for all their pieces.
 at::Tensor largest_magnitude(const std::vector<at::Tensor>& pieces, const c10::Device& device);
 
 // float64 [4]: the sum of squares in four numbers, scaled by a power of two. `largest` must be that of all pieces of
