@@ -1,4 +1,4 @@
-// explain_failure(): what LibTorch's exceptions mean for a user of DataParallel, with names.
+// explain_failure() tells a user of DataParallel in names what LibTorch's exceptions mean.
 #pragma once
 
 #include <torch/nn/module.h>

@@ -203,8 +203,8 @@ void GrainStatistics::check_grains(const std::vector<int64_t>& runs) const {
   }
 }
 
-// float64, one row per grain: the values of all layers, each layer's mean before its variance; what each layer keeps;
-// its number of forwards.
+// Gives float64, one row per grain: the values of all layers, each layer's mean before its variance; then what each
+// layer keeps; then its number of forwards.
 Tensor GrainStatistics::own_table(const Range& grains) const {
   std::vector<Tensor> statistics;
   std::vector<double> kept, forwards, numbers;

@@ -70,7 +70,7 @@ class GrainStatistics {
     int64_t forwards = 0;
     double kept = 1;
   };
-  using Notes = std::map<int64_t, std::vector<Note>>;  // by grain, one per layer
+  using Notes = std::map<int64_t, std::vector<Note>>;  // the key is the grain; it has one Note per layer
 
   void check_grains(const std::vector<int64_t>& runs) const;
   at::Tensor own_table(const Range& grains) const;

@@ -26,8 +26,8 @@ using MeanOf = std::function<at::Tensor(const Batch& samples)>;
 // backward(), just before that piece's backward, so that one graph is in memory at a time; value() is known then.
 Loss loss_of(const std::shared_ptr<Replica>& replica, const Batch& batch, const MeanOf& mean_of);
 Loss late_loss_of(const std::shared_ptr<Replica>& replica, const Batch& batch, const MeanOf& mean_of);
-// The same where pieces interleave, as in a pipeline: backward() calls compute(), which does forward and backward of
-// all of them, averages the gradients, and returns the part's mean loss.
+// Does the same where pieces interleave, as in a pipeline: backward() calls compute(), which must do forward and
+// backward of all pieces, average the gradients, and return the part's mean loss.
 Loss interleaved_loss_of(const std::shared_ptr<Replica>& replica, const Batch& batch,
                          std::function<at::Tensor()> compute);
 

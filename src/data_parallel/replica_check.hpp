@@ -46,8 +46,8 @@ void compare_replicas(const io::NamedTensors& replica, Rank& rank, const std::ve
 // Does what check_replicas() promises. With an optimizer compares its state too, unless the net is sharded.
 void compare_replicas(TrainedNet& net, const torch::optim::Optimizer* optimizer);
 
-// For groups of ranks that hold different parts: calls compare(), in which each group compares its own part. If it
-// throws ReplicasDiffer in one group, this throws it on all ranks of `world`, which all must call it.
+// Calls compare(), in which each group of ranks that hold one part compares that part. If it throws ReplicasDiffer in
+// one group, this throws it on all ranks of `world`, which all must call it.
 void compare_in_groups(const std::function<void()>& compare, Rank& world);
 
 }  // namespace lockstep

@@ -21,7 +21,7 @@ using torch::serialize::OutputArchive;
 
 constexpr const char* kKind = "kind";  // the key of the options' type, by which Adam's are not AdamW's
 
-// Null for a type that JSON lacks.
+// Gives null for a type that JSON lacks.
 json json_of(const c10::IValue& value) {
   if (value.isBool()) return value.toBool();
   if (value.isInt()) return value.toInt();

@@ -60,8 +60,8 @@ class Criterion {
   template <class Options>
   Criterion(at::Tensor (*function)(const at::Tensor&, const at::Tensor&, const Options&))
       : Criterion([function](const at::Tensor& y_hat, const at::Tensor& y) { return function(y_hat, y, Options{}); }) {}
-  // With its options. Throws Error for another reduction than the mean over the samples, and for weights of classes:
-  // the average of parts' weighted means is not the whole batch's.
+  // Takes the loss with its options. Throws Error for another reduction than the mean over the samples, and for weights
+  // of classes: the average of parts' weighted means is not the whole batch's.
   template <class Options>
   Criterion(at::Tensor (*function)(const at::Tensor&, const at::Tensor&, const Options&),
             const std::type_identity_t<Options>& options)

@@ -65,7 +65,7 @@ class Optimizer {
   template <class Net>
   Optimizer(Net& net, const Make& make, const Grouping& grouping = {}) : Optimizer(net.trained(), make, grouping) {}
 
-  // The same with LibTorch's optimizer of these options: an SGD, Adam, AdamW, Adagrad or RMSprop.
+  // Makes LibTorch's optimizer of these options: an SGD, Adam, AdamW, Adagrad or RMSprop.
   template <class Net>
   Optimizer(Net& net, const torch::optim::SGDOptions& options, const Grouping& grouping = {})
       : Optimizer(net, maker<torch::optim::SGD>(options), grouping) {}
