@@ -15,7 +15,7 @@ namespace {
 
 using at::Tensor;
 
-// The groups of ranks that have different gradients.
+// Gives the groups of ranks that have different gradients.
 std::vector<Rank*> spread_over(TrainedNet& net) {
   std::vector<Rank*> groups;
   if (net.replica()->sharded()) groups.push_back(&net.replica()->rank());

@@ -1,6 +1,6 @@
-// What an Optimizer does with averaged gradients before it steps: their norm, clipping, and whether they are finite.
-// The gradients may lie in slices, or in parts of a network; equal gradients give a norm of the same bits wherever they
-// lie.
+// Looks at averaged gradients before an Optimizer steps: takes their norm, clips them, and tells whether they are
+// finite. The gradients may lie in slices, or in parts of a network. Equal gradients give a norm of the same bits in
+// each layout.
 //
 // Used by the rank's thread only. All ranks must call each function.
 #pragma once
@@ -15,17 +15,17 @@
 
 namespace lockstep {
 
-// What this rank has of them, by the parameters' names. Throws Error if the net is sharded and nothing was averaged.
+// Gives the averaged gradients that this rank has, by the parameters' names. Throws Error if the net is sharded and
+// nothing was averaged.
 std::vector<std::pair<std::string, at::Tensor>> averaged_gradients_of(Replica& replica);
 
-// Scales them so that their norm is at most max_norm (Pascanu et al. 2013). Returns the norm before, a float64 on the
-// rank's device. Nothing waits for a GPU. Cost: three passes over what this rank has, and two exchanges of a few
-// numbers where ranks have different parts.
+// Scales the gradients so that their norm is at most max_norm (Pascanu et al. 2013). Returns the norm before, a float64
+// on the rank's device. Nothing waits for a GPU. Cost: three passes over this rank's gradients, and two exchanges of a
+// few numbers where ranks have different parts.
 at::Tensor clip_gradients(TrainedNet& net, double max_norm);
 
-// False if some rank has a number that is not finite in what averaged_gradients_of() gives. A sum beyond its type's
-// range counts as infinite. Cost: one pass, and an allreduce of one number over each axis. On a
-// GPU it waits for the gradients.
+// Gives false if some rank's averaged_gradients_of() has a number that is not finite. A sum beyond its type's range
+// counts as infinite. Cost: one pass, and an allreduce of one number over each axis. The host waits for a GPU.
 bool has_finite_gradients(TrainedNet& net);
 
 }  // namespace lockstep

@@ -12,14 +12,14 @@
 namespace lockstep {
 namespace {
 
-constexpr int64_t kCompared = 256;  // values, which takes less than a microsecond
+constexpr int64_t kCompared = 256;  // so many values take less than a microsecond
 
 }  // namespace
 
 void BackwardReport::post(const std::vector<bool>& had, const PartSizes& sizes, const Compared& compared) {
   parameters_ = had.size();
   const bool on_gpu = !rank_.device().is_cpu();
-  const auto options = at::TensorOptions(at::kLong).pinned_memory(on_gpu);  // a copy that the host does not wait for
+  const auto options = at::TensorOptions(at::kLong).pinned_memory(on_gpu);  // the host waits for no copy of it
   on_host_ = at::zeros({size(parameters_, rank_.world_size())}, options);
   auto* const cells = on_host_.data_ptr<int64_t>();
   for (size_t i = 0; i < had.size(); ++i) cells[i] = had[i] ? 1 : 0;
@@ -52,8 +52,8 @@ bool BackwardReport::reads_all() const {
   return rank_.device().is_cpu() || checked_ < kChecksOnGpu;
 }
 
-// It is of a few values, at another place each time that the parameter's turn comes. 0, which says nothing, where
-// reading them would cost too much.
+// The digest covers a few values, at another place each time that the parameter's turn comes. It is 0, which says
+// nothing, where reading them would cost too much.
 int32_t BackwardReport::digest_of(const at::Tensor& values) const {
   if (rank_.world_size() == 1 || !reads_all() || !values.defined() || !values.is_contiguous() || values.numel() == 0)
     return 0;
@@ -85,7 +85,7 @@ void BackwardReport::check_sizes(const int64_t* sizes) const {
     parts += (rank == 0 ? "" : ", ") + std::string("rank ") + std::to_string(rank) + " " + std::to_string(theirs[0]) +
              " of " + std::to_string(theirs[2]);
   }
-  if (!known) return;  // a backward that is not one Loss
+  if (!known) return;  // this backward is not that of one Loss
   if (!equal) {
     throw Error(name_ + ": the ranks' parts are of global batches of different sizes (" + parts +
                     "). Give all ranks the same data and the same batch size",

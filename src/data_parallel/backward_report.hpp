@@ -2,8 +2,8 @@
 // parameters had a gradient, how large the parts were, of which batch, and whether the networks are still equal.
 // Reducer and ShardedReducer use it.
 //
-// Reading it costs nothing on the CPU. On a GPU the host would wait for the device. So there all but the parameters
-// with a gradient is checked in the first backwards only, and these are read only by a rank that lacks one.
+// Reading the report costs nothing on the CPU; on a GPU the host waits. So on a GPU sizes, batches and networks are
+// checked in the first backwards only, and a rank reads who had gradients only if it lacks one.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -39,22 +39,23 @@ class BackwardReport {
   // the same place among their calls.
   void post(const std::vector<bool>& had, const PartSizes& sizes, const Compared& compared);
 
-  // Waits for it. Throws Error, on all ranks, if the parts do not make up the batch or are of several batches, and if
-  // the ranks' networks differ. Between processes that is a warning: their CPUs may be of different kinds.
+  // Waits for the report. Throws Error, on all ranks, if the parts do not make up the batch or are of several batches,
+  // and if the ranks' networks differ. Between processes a difference is a warning: their CPUs may be of different
+  // kinds.
   void wait();
 
-  // Whether any rank had a gradient of this parameter.
+  // Gives whether any rank had a gradient of this parameter.
   bool any_had(size_t parameter);
 
-  const c10::intrusive_ptr<c10d::Work>& open() const { return work_; }  // posted, and not waited for; may be null
+  const c10::intrusive_ptr<c10d::Work>& open() const { return work_; }  // the report under way; may be null
 
  private:
-  static constexpr int kNumbers = 5;  // of a rank's part
+  static constexpr int kNumbers = 5;  // numbers that tell about one rank's part
 
-  const int64_t* cells();  // on the host
+  const int64_t* cells();  // gives the table on the host
   void check_sizes(const int64_t* parts) const;
   void check_marks(const int64_t* parts) const;
-  bool reads_all() const;  // this backward's table
+  bool reads_all() const;  // gives whether this backward's table is read whole
   int32_t digest_of(const at::Tensor& values) const;
   void check_networks(const int64_t* parts);
 
@@ -63,8 +64,8 @@ class BackwardReport {
   size_t parameters_ = 0;
   at::Tensor table_, on_host_;  // a number for each parameter, and five for each rank
   c10::intrusive_ptr<c10d::Work> work_;
-  int checked_ = 0;     // backwards
-  int64_t posted_ = 0;  // backwards
+  int checked_ = 0;     // the number of backwards checked
+  int64_t posted_ = 0;  // the number of backwards posted
   std::string compared_;
   bool has_warned_ = false;
 };

@@ -21,15 +21,15 @@ class Backwards {
  public:
   explicit Backwards(Replica& replica);
 
-  // See DataParallel::backward_through. The sizes are of the rank's part and of its batch, which the parts must make
-  // up.
+  // See DataParallel::backward_through. The sizes are those of the rank's part and of its batch, which the parts must
+  // make up.
   void run(const std::function<void()>& compute, const PartSizes& sizes = {});
 
-  // The same by grains: compute() calls ReplicaGrains::backward() for each grain of this rank, ascending. `runs` are
-  // Batch::runs.
+  // Does the same by grains: compute() must call ReplicaGrains::backward() for each grain of this rank, ascending.
+  // `runs` are Batch::runs.
   void run_by_grains(const std::function<void()>& compute, const std::vector<int64_t>& runs, const PartSizes& sizes);
 
-  bool was_by_grains() const { return by_grains_; }  // the last one was
+  bool was_by_grains() const { return by_grains_; }  // the last backward was by grains
 
   // Lets a caller time backwards, as Balance does. computed() runs when all that this rank itself computes in a
   // backward is queued (on the CPU: computed), before it waits for the other ranks' gradients. averaged() runs when
@@ -47,9 +47,9 @@ class Backwards {
   void set_sync(bool sync);
 
   Replica& replica_;
-  const std::unordered_set<const c10::TensorImpl*> parameters_;  // when the replica was made
+  const std::unordered_set<const c10::TensorImpl*> parameters_;  // the parameters when the replica was made
   bool sync_ = true;
-  bool partial_ = false;                       // a PartOfStep lives
+  bool partial_ = false;                       // true while a PartOfStep lives
   bool by_grains_ = false;                     // see was_by_grains()
   int64_t waiting_ = 0;                        // samples of the parts that the next averaged backward averages too
   std::function<void()> computed_, averaged_;  // see watch(); empty: nobody watches

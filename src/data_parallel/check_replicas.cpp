@@ -22,7 +22,7 @@
 namespace lockstep {
 namespace {
 
-// What the ranks found in their replicas: one row of hashes per rank, and the tensors' names.
+// Holds the hashes that the ranks computed, one row per rank, and the tensors' names.
 struct Hashes {
   std::vector<std::string> ranks;
   std::vector<std::string> tensors;
@@ -65,7 +65,7 @@ std::string difference(const Hashes& all, size_t one, size_t other) {
   return first + (more == 0 ? "" : " and " + std::to_string(more) + " more");
 }
 
-// Ranks with equal replicas, the largest group first.
+// Groups ranks with equal replicas, the largest group first.
 std::vector<std::vector<size_t>> ranks_by_replica(const Hashes& all) {
   std::map<std::vector<int64_t>, std::vector<size_t>> by_row;
   for (size_t rank = 0; rank < all.rows.size(); ++rank) by_row[all.rows[rank]].push_back(rank);

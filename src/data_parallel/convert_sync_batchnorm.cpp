@@ -46,7 +46,7 @@ bool is_batch_norm(const Module& module) {
 
 struct NormPlace {
   Module& parent;
-  std::string name;  // of the BatchNorm in its parent
+  std::string name;  // the BatchNorm's name in its parent
   std::shared_ptr<Module> norm;
 };
 

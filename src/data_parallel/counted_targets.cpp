@@ -12,8 +12,8 @@ namespace {
 
 using torch::autograd::Node;
 
-constexpr size_t kNodesSeen = 8;              // from the root: a sum of a few losses, each with a factor
-constexpr int64_t kExact = int64_t{1} << 24;  // float32 counts so far
+constexpr size_t kNodesSeen = 8;              // so many nodes cover a sum of a few losses, each with a factor
+constexpr int64_t kExact = int64_t{1} << 24;  // float32 counts exactly up to here
 
 void refuse_counted(double counted, int64_t targets, const std::string& name, const std::string& how) {
   throw Error(

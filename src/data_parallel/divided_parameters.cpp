@@ -13,7 +13,7 @@
 namespace lockstep {
 namespace {
 
-// What LibTorch's own operators do here is no use of the parameters, whatever mode the user computes in.
+// Keeps operators that are called here from counting as uses of the parameters, whatever mode the user computes in.
 struct Quiet {
   const at::DisableRecordFunctionGuard no_callbacks = {};
   const c10::InferenceMode no_inference{false};
@@ -124,8 +124,8 @@ void DividedParameters::complete(size_t index) {
   unit.version = version_of(unit.parameters);
 }
 
-// One that is on its way is waited for: the other ranks wait for it too. These may still have a tensor of its memory,
-// by their handles of the call.
+// Waits for a gather under way, since the other ranks wait for it too. They may still have a tensor of its memory, by
+// their handles of the call.
 void DividedParameters::drop(size_t index) {
   Unit& unit = units_[index];
   if (unit.work) {
@@ -135,7 +135,7 @@ void DividedParameters::drop(size_t index) {
   unit.work.reset();
   unit.memory.reset();
   if (!unit.whole) return;
-  // Who holds all parameters may have changed them in ways that leave their versions alone.
+  // The holder of all parameters may have changed them in ways that leave their versions alone.
   if (holds_ > 0 || unit.version != version_of(unit.parameters)) {
     unit.parameters.slice.copy_(slice_of_flat(unit.parameters.values, rank_));
   }
@@ -182,7 +182,7 @@ void DividedParameters::hold() {
 void DividedParameters::release() {
   const std::lock_guard lock(mutex_);
   const Quiet quiet;
-  try {  // a destructor calls it
+  try {  // a destructor calls this, so it must not throw
     if (holds_ == 1 && !ended_) drop_all();
   } catch (...) {
     failure_ = std::current_exception();
@@ -202,13 +202,13 @@ void DividedParameters::refuse_all(const std::string& text) {
   }
 }
 
-// What is on its way stays so: waiting could take for ever where another rank has failed, and a work keeps its tensors.
+// Gathers under way are not waited for: if another rank has failed they may never end. A work keeps its tensors.
 void DividedParameters::end(const std::string& reason) {
   const std::lock_guard lock(mutex_);
   if (std::exchange(ended_, true)) return;
   watch_.reset();
   for (const auto& unit : units_) {
-    if (unit.whole || !failure_) leave_memory(unit.parameters.values);  // else it is refused already
+    if (unit.whole || !failure_) leave_memory(unit.parameters.values);  // otherwise the unit is refused already
   }
   refuse_all(reason);
 }

@@ -40,19 +40,18 @@ class DividedParameters : private MemoryFiller {
   DividedParameters(const DividedParameters&) = delete;
   DividedParameters& operator=(const DividedParameters&) = delete;
 
-  // Around an update of the slices.
+  // Call put_away() before an update of the slices, and bring_back() after it.
   void put_away();
   void bring_back();
 
-  // Gathers all units, until release(). They nest. hold() is a collective call.
+  // Gathers all units, until release(). Calls of hold() nest. All ranks must call hold().
   void hold();
   void release();
 
-  // A failure within an operator reaches its caller as LibTorch's exception. This throws the failure itself, if there
-  // was one.
+  // Throws the failure of a gather, if there was one. Its operator's caller got LibTorch's exception instead.
   void rethrow_failure() const;
 
-  // Nothing is gathered any more. Whoever reads a parameter that is not whole gets an exception that says `reason`.
+  // Ends all gathering. Whoever reads a parameter that is not whole gets an exception that says `reason`.
   void end(const std::string& reason);
 
  private:
@@ -60,35 +59,35 @@ class DividedParameters : private MemoryFiller {
 
   struct Unit {
     ShardedBucket parameters;
-    at::Tensor memory = {};                    // into which it is gathered
-    c10::intrusive_ptr<c10d::Work> work = {};  // that gathers it; null: nothing is under way
+    at::Tensor memory = {};                    // the memory into which the unit is gathered
+    c10::intrusive_ptr<c10d::Work> work = {};  // the call that gathers the unit; null: none is under way
     bool whole = false;
-    int64_t version = 0;  // of its parameters, when it was gathered
+    int64_t version = 0;  // the parameters' version when the unit was gathered
   };
 
   void before_operator(const std::vector<size_t>& units) noexcept override;
   void after_operator() noexcept override;
 
-  // All of these under mutex_.
+  // These functions are called under mutex_.
   void need(const std::vector<size_t>& units);
   void gather_ahead();
   void gather_all();
   void post(size_t unit);
   void complete(size_t unit);
-  void drop(size_t unit);  // gives it back
+  void drop(size_t unit);  // gives the unit's memory back
   void drop_all();
   void refuse_all(const std::string& text);
 
   Rank rank_;
   const bool ahead_;
-  size_t most_bytes_ = 0;  // of units that are whole or gathered ahead; see 3
+  size_t most_bytes_ = 0;  // the most bytes of units whole or gathered ahead; see 3
   mutable std::mutex mutex_;
   std::vector<Unit> units_;
-  std::vector<size_t> current_;  // units of the operators that ran last
-  // What was gathered last, and before it; and which unit followed on such a pair, when it was last there.
+  std::vector<size_t> current_;  // the units that the last operators read
+  // The two units gathered last, and for each such pair the unit that came next the last time.
   std::pair<size_t, size_t> latest_ = {kNone, kNone};
   std::map<std::pair<size_t, size_t>, size_t> followers_;
-  int operators_ = 0;  // that run now, one inside the other
+  int operators_ = 0;  // the number of operators that run now, one inside the other
   int holds_ = 0;
   std::exception_ptr failure_;
   bool ended_ = false;

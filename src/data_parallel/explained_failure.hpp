@@ -1,4 +1,4 @@
-// explain_failure(): what LibTorch's exceptions mean for a user of DataParallel, with names.
+// explain_failure() tells a user of DataParallel in names what LibTorch's exceptions mean.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -6,8 +6,8 @@
 
 namespace lockstep {
 
-// While an exception is handled: throws Error, with the exception nested, if it is one of those that name neither the
-// tensor nor what to do. Else returns. `of_batch_of_one` says whether that of a BatchNorm is among them.
+// Call it while an exception is handled. Throws Error, with that exception nested, if the exception names neither the
+// tensor nor what to do; else returns. `of_batch_of_one`: a BatchNorm's exception for one value per channel counts too.
 void explain_failure(const torch::nn::Module& module, const Rank& rank, bool of_batch_of_one);
 
 }  // namespace lockstep

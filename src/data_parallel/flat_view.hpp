@@ -18,10 +18,10 @@ at::Tensor view_in_flat(const at::Tensor& tensor, const at::Tensor& flat, int64_
 at::Tensor flat_copy(const std::vector<at::Tensor>& tensors);
 std::vector<at::Tensor> parts_like(const std::vector<at::Tensor>& tensors, const at::Tensor& flat);
 
-// Whether both are the same values at the same addresses.
+// Gives whether both are the same values at the same addresses.
 bool same_memory(const at::Tensor& a, const at::Tensor& b);
 
-// Whether both have the same values; NaN equals NaN. On a GPU the host waits.
+// Gives whether both have the same values; NaN equals NaN. On a GPU the host waits.
 bool same_values(const at::Tensor& a, const at::Tensor& b);
 
 }  // namespace lockstep

@@ -45,7 +45,7 @@ void GradientBuckets::average_during(const std::function<void()>& backward, cons
         "of step with the other ranks. End the run there. What failed: " + exception_text(std::current_exception());
     try {
       give_up();
-    } catch (const std::exception&) {  // of a device that has failed too; what failed first counts
+    } catch (const std::exception&) {  // the device may have failed too; the first failure counts
     }
     throw;
   }
@@ -97,13 +97,13 @@ void GradientBuckets::on_gradient(size_t index) {
     if (kind_.may_change_alone) alone_.note(slot.name, slot.parameter);
     return;
   }
-  if (slot.ready) {  // a backward inside the backward, as activation checkpointing does it
+  if (slot.ready) {  // activation checkpointing runs a backward inside the backward
     if (buckets_[slot.bucket].posted) refuse_growth(slot);
     return collect(index);
   }
   const comm::Purpose purpose(backward_name_);
   if (listening_ || !kind_.in_slices) collect(index);
-  if (!listening_) return;  // the next backwards add to it
+  if (!listening_) return;  // the next backwards add to this gradient
   --buckets_[slot.bucket].missing;
   note_ready(index);
 }
@@ -148,7 +148,7 @@ void GradientBuckets::post_next() {
   ++next_;
 }
 
-// Bucket by bucket, because one that is posted may give its memory to the next.
+// Goes bucket by bucket, because a posted bucket may give its memory to the next.
 void GradientBuckets::finish(const PartSizes& sizes) {
   const std::lock_guard lock(mutex_);
   const comm::Purpose purpose(backward_name_);
@@ -173,7 +173,7 @@ void GradientBuckets::finish(const PartSizes& sizes) {
   if (!learnt_) learn_order();
 }
 
-// One parameter is compared with the other ranks'. The parameters take turns.
+// Compares one parameter with the other ranks'. The parameters take turns.
 void GradientBuckets::report(const PartSizes& sizes) {
   std::vector<bool> had;
   for (const auto& slot : slots_) had.push_back(slot.had);
@@ -227,7 +227,7 @@ void GradientBuckets::learn_order() {
 void GradientBuckets::warn_of_unused() const {
   std::string names;
   for (const auto& slot : slots_) {
-    if (slot.used || !slot.parameter.requires_grad()) continue;  // what is frozen meanwhile is not to be used
+    if (slot.used || !slot.parameter.requires_grad()) continue;  // parameters frozen since then are not missed
     names += (names.empty() ? "" : ", ") + slot.name;
   }
   if (names.empty() || rank_.index() != 0) return;

@@ -39,9 +39,9 @@ class GradientBuckets {
   // alone has changed parameters since.
   void average_during(const std::function<void()>& backward, const PartSizes& sizes);
 
-  void end(const std::string& reason) { failure_ = reason; }  // every later average_during throws an Error that says it
+  void end(const std::string& reason) { failure_ = reason; }  // each later average_during() throws Error with `reason`
 
-  // Somebody else compares the ranks' networks, and says more of a difference than a backward could.
+  // Leaves it to the caller to compare the ranks' networks, as it can say more of a difference.
   void leave_comparing() { compares_ = false; }
 
   // Says whether a gradient computed from now on is its parameter's last in this backward, so that it may be averaged.
@@ -55,9 +55,9 @@ class GradientBuckets {
   std::vector<int64_t> order() const;
   void set_order(const std::vector<int64_t>& order);
 
-  // By grains: begin_grains() comes before the first of a step, each is between open_grain() and close_grain(), and the
-  // next averaged backward ends the step. The average is the grains' sum in one order, divided by the batch's samples.
-  // See GrainTerms. Throws Error also for a way to average that depends on the ranks.
+  // By grains: call begin_grains() before the first grain of a step, and compute each grain between open_grain() and
+  // close_grain(). The next averaged backward ends the step. The average is the grains' sum in one order, divided by
+  // the batch's samples. See GrainTerms. Throws Error also for a way to average that depends on the ranks.
   void begin_grains(const GrainPlan& plan);
   void open_grain(int64_t number, int64_t stand_ins = 0);
   void close_grain();
@@ -66,34 +66,34 @@ class GradientBuckets {
 
  protected:
   struct Kind {
-    std::string collective;        // for the profiler
-    bool overlap = true;           // with backward
+    std::string collective;        // the collective's name, for the profiler
+    bool overlap = true;           // buckets are averaged while backward computes
     bool in_slices = false;        // a rank gets its slice of the averages, and .grad does not stay
     bool may_change_alone = true;  // each rank has all parameters, which an optimizer of its own gradients could change
   };
   GradientBuckets(const Rank& rank, const Kind& kind);
 
   // How buckets are exchanged. All of these are called under mutex_.
-  virtual void begin(bool by_grains) = 0;  // before the first gradients of a step; throws Error if they cannot be
+  virtual void begin(bool by_grains) = 0;  // begins a step; throws Error if it cannot be averaged
   virtual void collect(size_t slot) = 0;   // moves .grad, or zeros, into the bucket's memory
-  virtual void post(size_t bucket) = 0;    // begins to average it
+  virtual void post(size_t bucket) = 0;    // begins to average the bucket
   // Posts buckets that are ready, and moves open works on, in the one order of all ranks. Stops at a bucket that is not
   // ready and, unless it may wait, at what is not complete.
   virtual void move_on(bool may_wait) = 0;
-  // Waits for all buckets, whose averages are then where they belong. `partial`: other parts of the step follow.
+  // Waits for all buckets; then their averages are where they belong. `partial`: other parts of the step follow.
   virtual void complete(bool partial) = 0;
   // After a failure: forgets what was posted. If queues_calls_, the stream to which memory goes back waits for it.
   virtual void abandon() = 0;
-  // Takes the order in which rank 0 got its gradients: slots, without those that it had none of.
+  // Takes the order in which rank 0 got its gradients, as slots. Slots of which rank 0 had none are not in it.
   virtual void follow(const std::vector<size_t>& order) = 0;
 
   void add_slot(const std::string& name, const at::Tensor& parameter);
   bool next_is_ready() const;
   void post_next();
   [[noreturn]] void refuse_growth(const GradientSlot& slot) const;
-  bool records() const;  // a CUDA graph records this step
+  bool records() const;  // gives whether a CUDA graph records this step
   bool by_grains() const { return terms_.active(); }
-  const std::string& name() const { return name_; }  // which rank this is, and what the user calls the object
+  const std::string& name() const { return name_; }  // names this rank, and the object as the user calls it
 
   Rank rank_;
   const bool queues_calls_;
@@ -108,13 +108,13 @@ class GradientBuckets {
   std::vector<GradientSlot>& slots_ = gradients_.slots;
   std::vector<GradientSlots::Bucket>& buckets_ = gradients_.buckets;
   GrainTerms terms_;
-  std::vector<size_t> order_;  // of buckets, in which they are posted
-  size_t next_ = 0;            // in order_: all before it are posted
-  bool learnt_ = false;        // order_ follows rank 0
+  std::vector<size_t> order_;  // the order in which buckets are posted
+  size_t next_ = 0;            // all buckets before this place in order_ are posted
+  bool learnt_ = false;        // order_ follows rank 0's gradients
 
  private:
   void average(const std::function<void()>& backward, const PartSizes& sizes);
-  void on_gradient(size_t slot);  // the hook
+  void on_gradient(size_t slot);  // the hook calls it
   void on_grain_gradient(size_t slot);
   void note_ready(size_t slot);
   void check_types() const;
@@ -127,17 +127,17 @@ class GradientBuckets {
   void give_up();
 
   BackwardReport report_;
-  size_t turns_ = 0;  // backwards in which a parameter was compared
+  size_t turns_ = 0;  // the number of backwards in which a parameter was compared
   bool compares_ = true;
-  UnaveragedGradients alone_;        // of backwards outside, since the last start()
+  UnaveragedGradients alone_;        // notes gradients of backwards outside since the last start()
   bool outside_ = false;             // a backward outside added to a gradient, since the last start()
-  std::vector<size_t> ready_order_;  // of slots, in this backward
+  std::vector<size_t> ready_order_;  // the slots in the order in which this backward made them ready
   std::vector<size_t> followed_;     // slots in which rank 0 had a gradient; empty until it is learnt
-  bool active_ = false;              // between start() and finish(): hooks only note outside
+  bool active_ = false;              // true between start() and finish(); outside, hooks only note
   bool listening_ = true;            // see listen()
   int64_t backwards_ = 0;
-  std::string backward_name_;  // of the one under way, equal on all ranks
-  std::string failure_;        // of an earlier backward; empty while all is well
+  std::string backward_name_;  // the name of the present backward, equal on all ranks
+  std::string failure_;        // the failure of an earlier backward; empty while all is well
 };
 
 }  // namespace lockstep

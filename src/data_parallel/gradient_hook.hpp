@@ -19,7 +19,7 @@ class GradientHook {
   // The parameter needs a gradient.
   GradientHook(const at::Tensor& parameter, std::function<void()> function);
   ~GradientHook();                                         // takes the hook off again: the parameter may live on
-  static bool is_behind(const at::TensorImpl& parameter);  // whether there is one
+  static bool is_behind(const at::TensorImpl& parameter);  // gives whether the parameter has a hook
   GradientHook(const GradientHook&) = delete;
   GradientHook& operator=(const GradientHook&) = delete;
 

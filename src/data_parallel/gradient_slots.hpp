@@ -18,18 +18,18 @@ namespace lockstep {
 struct GradientSlot {  // one parameter's place
   std::string name;
   at::Tensor parameter;
-  at::ScalarType type = parameter.scalar_type();  // when this was made
+  at::ScalarType type = parameter.scalar_type();  // the parameter's type when the slot was made
   size_t bucket = 0;
-  int64_t offset = 0;    // in the bucket's flat memory
-  at::Tensor view = {};  // of its gradient, in its bucket's memory, with the parameter's shape and strides
+  int64_t offset = 0;    // the slot's place in the bucket's flat memory
+  at::Tensor view = {};  // the gradient's place in the bucket's memory, with the parameter's shape and strides
   bool ready = false;    // its gradient is there, in this backward
   bool had = false;      // this rank computed one; false: it stands for zeros
   bool used = false;     // some rank had one, when the ranks last told each other
-  bool adds = false;     // to an average that it had before this backward
+  bool adds = false;     // the average is added to that of an earlier backward
   // By grains:
-  size_t place = 0;                             // in its bucket
+  size_t place = 0;                             // the slot's number in its bucket
   bool taken = false;                           // the open grain's gradient is added up
-  std::optional<GradientFactors> factors = {};  // of the open grain's gradient, in the place of .grad
+  std::optional<GradientFactors> factors = {};  // the factors of the open grain's gradient, in the place of .grad
   at::Tensor before = {};                       // the gradient to which the average is added
   std::unique_ptr<GradientHook> hook = {};
 
@@ -40,11 +40,11 @@ struct GradientSlots {
   struct Bucket {
     std::vector<size_t> slots = {};
     size_t missing = 0;                              // slots that are not ready yet
-    bool posted = false;                             // in this backward
-    std::unique_ptr<at::RecordFunction> range = {};  // on a profiler's timeline, from post to completion
+    bool posted = false;                             // the bucket is posted in this backward
+    std::unique_ptr<at::RecordFunction> range = {};  // the bucket's range on a profiler's timeline
     // By grains:
-    int64_t columns = 0;                   // of its flat memory: equal slices of the ranks
-    at::Tensor row = {};                   // memory for its first sum that nothing else needs; undefined: there is none
+    int64_t columns = 0;                   // the values in its flat memory, in equal slices of the ranks
+    at::Tensor row = {};                   // free memory for its first sum; undefined: there is none
     std::unique_ptr<GrainSums> sums = {};  // null before the first grain
   };
   std::vector<GradientSlot> slots;

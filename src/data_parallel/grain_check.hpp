@@ -19,16 +19,18 @@ class GrainCheck {
   using MeanOf = std::function<at::Tensor(const Batch& grain)>;
   virtual ~GrainCheck() = default;
 
-  // Once: the net and the rank that it is to check. The module outlives it.
+  // Gets the net and the rank to check; called once. The module outlives this object.
   virtual void watch(const torch::nn::Module& module, const Rank& rank) = 0;
 
-  // Before this rank's part of a batch is computed, or a part of that. It may call mean_of() until compare() is done.
+  // Is called before this rank's part of a batch is computed, or a piece of that part. It may call mean_of() until
+  // compare() is done.
   virtual void begin(const Batch& part, const SampleScope::Place& place, const MeanOf& mean_of) = 0;
 
-  // Training got `value` for a grain: the gradient of `parameter`, or if that is undefined the loss.
+  // Gets the `value` of a grain that training computed: the gradient of `parameter`, or the loss if `parameter` is
+  // undefined.
   virtual void note(int64_t grain, const at::Tensor& parameter, const at::Tensor& value) = 0;
 
-  // Once the step's gradients are averaged, and before parameters change. All ranks call it.
+  // Is called once the step's gradients are averaged, and before parameters change. All ranks must call it.
   virtual void compare() = 0;
 };
 

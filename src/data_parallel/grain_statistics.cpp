@@ -32,7 +32,7 @@ namespace nn = torch::nn;
 
 // How a layer's statistics follow what it sees.
 struct Following {
-  std::optional<double> momentum;  // without one they are the mean over all batches so far
+  std::optional<double> momentum;  // if empty, statistics are the mean over all batches so far
   bool counts_batches = true;
 };
 
@@ -50,7 +50,7 @@ std::optional<Following> following(const nn::Module& module) {
                       nn::InstanceNorm2dImpl, nn::InstanceNorm3dImpl>(module);
 }
 
-// Each column of `columns`, repeated for all values of its layer. `counts` are the layers' numbers of values.
+// Repeats each column of `columns` for all values of its layer. `counts` are the layers' numbers of values.
 Tensor spread_over_values(const Tensor& columns, const std::vector<int64_t>& counts) {
   std::vector<Tensor> parts;
   for (size_t i = 0; i < counts.size(); ++i) {
@@ -59,7 +59,7 @@ Tensor spread_over_values(const Tensor& columns, const std::vector<int64_t>& cou
   return at::cat(parts, 1);
 }
 
-// Whether a BatchNorm threw it because it got one value per channel.
+// Gives whether a BatchNorm threw the error because it got one value per channel.
 bool needs_more_values(const c10::Error& error) {
   return error.msg().find("Expected more than 1 value per channel") != std::string::npos;
 }
@@ -163,7 +163,8 @@ void GrainStatistics::forward(int64_t number, const std::function<void()>& compu
 
 // ---- What all ranks make of it.
 
-// In float64 and by elementwise multiplications and additions, so that bits do not depend on what lies where.
+// Computes in float64 and by elementwise multiplications and additions, so that no bit depends on how memory is laid
+// out.
 void GrainStatistics::finish(const std::vector<int64_t>& runs) {
   if (layers_.empty()) return;
   const c10::NoGradGuard no_grad;
@@ -202,8 +203,8 @@ void GrainStatistics::check_grains(const std::vector<int64_t>& runs) const {
   }
 }
 
-// float64, one row per grain: the values of all layers, each layer's mean before its variance; what each layer keeps;
-// its number of forwards.
+// Gives float64, one row per grain: the values of all layers, each layer's mean before its variance; then what each
+// layer keeps; then its number of forwards.
 Tensor GrainStatistics::own_table(const Range& grains) const {
   std::vector<Tensor> statistics;
   std::vector<double> kept, forwards, numbers;
@@ -222,7 +223,8 @@ Tensor GrainStatistics::own_table(const Range& grains) const {
   const auto columns = static_cast<int64_t>(2 * layers_.size());
   const auto type = at::TensorOptions(at::kDouble);
   if (grains.size() == 0) return at::zeros({0, values() + columns}, type.device(rank_.device()));
-  // Pinned: of other memory CUDA does not say when it has read it, and this is free when the call is over.
+  // The memory is pinned: CUDA does not tell when it has read other memory, and this memory is freed when the call is
+  // over.
   const Tensor on_host = at::empty({grains.size(), columns}, type.pinned_memory(!rank_.device().is_cpu()));
   std::copy(numbers.begin(), numbers.end(), on_host.mutable_data_ptr<double>());
   const Tensor of_host = on_host.to(type.device(rank_.device()), /*non_blocking=*/true);
@@ -238,7 +240,7 @@ int64_t GrainStatistics::values() const {
 void GrainStatistics::apply(const Tensor& table) {
   const auto layers = static_cast<int64_t>(layers_.size());
   const Tensor kept = table.narrow(1, values(), layers), forwards = table.narrow(1, values() + layers, layers);
-  Tensor weights;  // of the values, if it is not 1 for all layers
+  Tensor weights;  // the weights of the values; undefined if all are 1
   for (int64_t i = 0; i < layers; ++i) {
     if (following(*layers_[i].module)->momentum) continue;
     if (!weights.defined()) weights = at::ones_like(forwards);

@@ -63,28 +63,28 @@ class GrainStatistics {
     at::Tensor mean, variance, batches;  // its buffers
     bool counts_batches = true;          // LibTorch's InstanceNorm does not
   };
-  // What the forwards of one grain would make of a layer's statistics: statistics * kept + the values here. If the
-  // layer has no momentum, the values are the means over these forwards.
+  // Holds the change that one grain's forwards make to a layer's statistics: statistics * kept + the values here. If
+  // the layer has no momentum, the values are the means over these forwards.
   struct Note {
     at::Tensor mean, variance;  // undefined if the layer was in eval mode
     int64_t forwards = 0;
     double kept = 1;
   };
-  using Notes = std::map<int64_t, std::vector<Note>>;  // by grain, one per layer
+  using Notes = std::map<int64_t, std::vector<Note>>;  // the key is the grain; it has one Note per layer
 
   void check_grains(const std::vector<int64_t>& runs) const;
   at::Tensor own_table(const Range& grains) const;
   void apply(const at::Tensor& table);
-  int64_t values() const;  // of the statistics of all layers
+  int64_t values() const;  // gives the number of values in all layers' statistics
 
   Rank rank_;
   std::vector<Layer> layers_;
   Notes notes_;
-  bool open_ = false;  // a Guard
+  bool open_ = false;  // a Guard lives
   int64_t samples_ = 0, grain_ = 0;
 };
 
-// See begin().
+// Guards one grain's forward: see begin().
 class GrainStatistics::Guard {
  public:
   ~Guard();
@@ -101,8 +101,8 @@ class GrainStatistics::Guard {
   };
 
   GrainStatistics& owner_;
-  const int exceptions_;      // that were under way before
-  Notes notes_;               // of this grain
+  const int exceptions_;      // the exceptions that were under way before
+  Notes notes_;               // the notes of this grain
   std::vector<Saved> saved_;  // one per layer
 };
 

@@ -12,7 +12,7 @@
 namespace lockstep {
 namespace {
 
-int64_t memory_of(const std::vector<GradientFactors>& factors) {  // in values
+int64_t memory_of(const std::vector<GradientFactors>& factors) {  // gives the number of values
   int64_t values = 0;
   for (const auto& one : factors) values += one.grad.numel() + one.x.numel();
   return values;
@@ -117,7 +117,7 @@ bool GrainSums::stays(const GrainBlock& block) const {
   return block.begin % (2 * block.size) != 0 || block.begin + 2 * block.size > run_.end;
 }
 
-// False: these do not all have factors, or their memory is too large.
+// Gives false if not all of these have factors, or if their memory is too large.
 bool GrainSums::join_factors(Column& column, size_t into) {
   auto& sums = column.sums;
   int64_t memory = 0;

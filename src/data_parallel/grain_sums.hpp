@@ -21,7 +21,7 @@ namespace lockstep {
 
 class GrainSums {
  public:
-  // A parameter's part of a row, with the parameter's shape.
+  // Gives a parameter's part of a row, with the parameter's shape.
   using View = std::function<at::Tensor(size_t parameter, const at::Tensor& row)>;
   GrainSums(size_t parameters, int64_t columns, const at::TensorOptions& options, View view);
 
@@ -33,35 +33,35 @@ class GrainSums {
   // False: one that did not.
   bool add(size_t parameter, int64_t grain, const at::Tensor& gradient);
 
-  // The same for a gradient of which there are the factors, if it takes them. The parameter is contiguous. They are
-  // kept, and are summed together with those of other grains of their block, as long as these take no more memory than
-  // the gradient.
+  // Adds a gradient that is given by its factors; false if it does not take them. The parameter must be contiguous.
+  // Factors are kept, and are summed together with those of other grains of their block, as long as they take no more
+  // memory than the gradient.
   bool add(size_t parameter, int64_t grain, const GradientFactors& factors);
   static bool takes(const GradientFactors& factors);
 
-  bool any(size_t parameter) const;  // it had a gradient of some grain
+  bool any(size_t parameter) const;  // gives whether it had a gradient of some grain
 
-  // After the run's last grain: brings all sums to their rows, on the stream on which the gradients are.
+  // Call it after the run's last grain. Brings all sums to their rows, on the stream on which the gradients are.
   void finish();
 
-  // Then the sums of blocks_of(run), valid until the next begin().
+  // Gives the sums of blocks_of(run), valid until the next begin(). Call finish() first.
   std::vector<at::Tensor> rows() const;
 
   const at::Tensor& first_row() { return row(0); }  // also where the run is empty
 
-  // Gives all memory back that is its own, until the next begin(). Nobody may read the rows any more.
+  // Gives all memory of its own back, until the next begin(). Do not read the rows any more.
   void release();
 
  private:
-  struct Sum {                                  // of a block
+  struct Sum {                                  // the sum of a block's gradients
     at::Tensor value = {};                      // its row, or a gradient
-    std::vector<GradientFactors> factors = {};  // of all of its grains. Without both: no grain of it had a gradient
+    std::vector<GradientFactors> factors = {};  // all its grains' factors; without both, no grain had a gradient
   };
-  struct Column {                         // of one parameter
-    int64_t next = 0;                     // grain
+  struct Column {                         // the sums of one parameter
+    int64_t next = 0;                     // the next grain
     std::vector<GrainBlock> blocks = {};  // a row each
-    std::vector<Sum> sums = {};           // of the blocks
-    std::vector<at::Tensor> rows = {};    // views of all of them
+    std::vector<Sum> sums = {};           // the sums of the blocks
+    std::vector<at::Tensor> rows = {};    // this parameter's views of all rows
     bool any = false;
   };
   bool add_sum(size_t parameter, int64_t grain, Sum sum);
@@ -70,7 +70,7 @@ class GrainSums {
   void sum_factors(Column& column, size_t number, bool to_row);
   void take_to_row(Column& column, size_t number);  // a value that is defined
   void add_up(Column& column, size_t into);         // the sums from number `into` on, which becomes their sum
-  bool stays(const GrainBlock& block) const;        // as it is, in this run
+  bool stays(const GrainBlock& block) const;        // gives whether this run leaves the block as it is
   const at::Tensor& row(size_t number);
   void set_row(size_t number, const at::Tensor& memory);
 
@@ -78,7 +78,7 @@ class GrainSums {
   const at::TensorOptions options_;
   const View view_;
   Range run_;
-  std::vector<at::Tensor> rows_;  // of all parameters; undefined: not needed yet
+  std::vector<at::Tensor> rows_;  // the rows that the parameters share; undefined: not needed yet
   at::Tensor own_first_;
   std::vector<Column> parameters_;
 };

@@ -28,7 +28,7 @@ class GrainTerms {
   GrainTerms(const Rank& rank, std::string name, GradientSlots& gradients, bool in_slices)
       : rank_(rank), name_(std::move(name)), gradients_(gradients), in_slices_(in_slices) {}
 
-  // Is told of each gradient before it is added up; then no layer hands over factors. Null: nobody is.
+  // Tells `check` of each gradient before it is added up; then no layer hands over factors. Null: tells nobody.
   void observe(std::shared_ptr<GrainCheck> check) { check_ = std::move(check); }
 
   // From begin() to end() gradients are of grains. Throws Error: another plan than that of the grains before; a
@@ -43,15 +43,16 @@ class GrainTerms {
   // are dropped. Throws Error: a grain out of order.
   void open(int64_t number, int64_t stand_ins);
   bool is_open() const { return grain_.has_value(); }
-  bool is_last() const { return last_; }                                           // no grain follows, nor a stand-in
-  void take(size_t slot);                                                          // its gradient, or its factors
+  bool is_last() const { return last_; }  // no grain follows, nor a stand-in
+  void take(size_t slot);                 // takes the slot's gradient, or its factors
   bool take_factors(const at::Tensor& parameter, const GradientFactors& factors);  // false: it does not take them
   void close();
 
-  // After the last grain: begins to average a bucket. `target` becomes the average, or this rank's slice of it.
+  // Call these after the last grain. post() begins to average a bucket; `target` becomes the average, or this rank's
+  // slice of it.
   void finish(size_t bucket) { gradients_.buckets[bucket].sums->finish(); }
   CommunicationHook::Round post(size_t bucket, const at::Tensor& target);
-  void note_had();  // which slots had a gradient
+  void note_had();  // notes which slots had a gradient
 
  private:
   void refuse_gradients_from_outside() const;
@@ -61,10 +62,10 @@ class GrainTerms {
   GradientSlots& gradients_;
   const bool in_slices_;
   std::shared_ptr<GrainCheck> check_;
-  std::unordered_map<const at::TensorImpl*, size_t> slot_of_;  // of each parameter
+  std::unordered_map<const at::TensorImpl*, size_t> slot_of_;  // the slot of each parameter
   std::optional<GrainPlan> plan_;
   Range run_;                     // this rank's grains
-  std::optional<int64_t> grain_;  // the one that is open, or kStandIn
+  std::optional<int64_t> grain_;  // the open grain's number, or kStandIn
   bool last_ = false;
 };
 

@@ -21,14 +21,14 @@ struct GrainBlock {
   friend bool operator==(const GrainBlock&, const GrainBlock&) = default;
 };
 
-// Whether the two make up a block together.
+// Gives whether the two make up a block together.
 bool are_halves(const GrainBlock& left, const GrainBlock& right);
 
-// The fewest blocks that make up a run of grains, ascending: one, or at most twice the logarithm of its length.
+// Gives the fewest blocks that make up a run of grains, ascending: one, or at most twice the logarithm of its length.
 std::vector<GrainBlock> blocks_of(const Range& grains);
 
-// The additions, in their order, that leave the sum of all blocks of a batch in the first one. `blocks` are those of
-// all runs of the batch, one after the other.
+// Gives the additions, in their order, that leave the sum of all blocks of a batch in the first one. `blocks` are those
+// of all runs of the batch, one after the other.
 std::vector<comm::Addition> additions_of(const std::vector<GrainBlock>& blocks);
 
 }  // namespace lockstep

@@ -14,7 +14,7 @@ class HiddenGradients {
  public:
   explicit HiddenGradients(const torch::nn::Module& module);
 
-  // While one lives, `.grad` has the gradients. They nest. For a null `hidden` it does nothing.
+  // Shows the gradients in `.grad` while it lives. Guards nest. For a null `hidden` it does nothing.
   class Shown {
    public:
     explicit Shown(HiddenGradients* hidden);

@@ -6,7 +6,7 @@
 
 namespace lockstep {
 
-// "rank 1 (cpu) and rank 3 (cpu)": those with these numbers among `names`.
+// Joins the names of the ranks with these numbers, as "rank 1 (cpu) and rank 3 (cpu)".
 template <class Number>
 std::string joined_names(const std::vector<Number>& ranks, const std::vector<std::string>& names) {
   std::string text;

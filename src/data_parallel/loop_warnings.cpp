@@ -25,7 +25,7 @@
 namespace lockstep {
 namespace {
 
-// The name of a layer in eval() mode that acts otherwise in training; empty if there is none.
+// Gives the name of a layer in eval() mode that acts otherwise in training; empty if there is none.
 std::string layer_that_evaluates(const torch::nn::Module& net) {
   for (const auto& item : net.named_modules()) {
     const torch::nn::Module& layer = *item.value();
@@ -39,10 +39,10 @@ std::string layer_that_evaluates(const torch::nn::Module& net) {
   return first_random_layer(net);
 }
 
-constexpr int kChanges = 3;        // of a parameter, between forwards
+constexpr int kChanges = 3;        // so many changes of a parameter between forwards bring a warning
 constexpr int kForwardsOnGpu = 6;  // the host waits for what is compared
 
-// Undefined: nothing is trained.
+// Gives an undefined tensor if nothing is trained.
 at::Tensor smallest_trained(const torch::nn::Module& net) {
   at::Tensor smallest;
   for (const auto& parameter : net.parameters()) {
@@ -66,7 +66,7 @@ struct OwnBuffer {
   uint32_t version = 0;
 };
 
-// Those that are no running statistics, which by grains are other tensors during a forward.
+// Gives the buffers that are no running statistics. By grains, running statistics are other tensors during a forward.
 std::vector<OwnBuffer> own_buffers(const torch::nn::Module& net) {
   std::vector<OwnBuffer> buffers;
   for (const auto& item : net.named_buffers()) {
@@ -154,7 +154,7 @@ void LoopWarnings::check_targets(const at::Tensor& mean, int64_t samples, int64_
   check_counted_targets(mean, samples, rank.name() + ": DataParallel");
 }
 
-// Whatever another rank of this process draws meanwhile is seen too, and repeats as little.
+// Draws of another rank of this process are seen too, and repeat as little.
 void LoopWarnings::see_grain(const std::function<void()>& forward, const torch::nn::Module& net, const Rank& rank) {
   if (rank.index() != 0 || grains_ >= kGrainsSeen) return forward();
   const at::Tensor state = rank.device().is_cpu() ? state_of_default_generator() : at::Tensor();

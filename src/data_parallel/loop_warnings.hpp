@@ -40,11 +40,11 @@ class LoopWarnings {
   void tell_of_buffer(const std::string& name, const Rank& rank);
 
   bool averages_ = false;                   // a backward was averaged, or see_forward() has warned
-  at::Tensor parameter_, value_;            // that see_forward() watches, and what it was
-  int forwards_ = 0, changes_ = 0;          // of it
-  int32_t first_mark_ = 0, last_mark_ = 0;  // of shuffled batches
-  int grains_ = 0;                          // that were looked at
-  int targets_checked_ = 0;                 // means, on a GPU
+  at::Tensor parameter_, value_;            // the parameter that see_forward() watches, and its value
+  int forwards_ = 0, changes_ = 0;          // forwards with parameter_, and its changes
+  int32_t first_mark_ = 0, last_mark_ = 0;  // the marks of shuffled batches
+  int grains_ = 0;                          // the number of grains that were looked at
+  int targets_checked_ = 0;                 // the number of means checked on a GPU
   bool mode_told_ = false, order_told_ = false, loss_seen_ = false, draws_told_ = false, buffer_told_ = false;
 };
 

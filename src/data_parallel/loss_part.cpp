@@ -28,12 +28,12 @@ PartSizes sizes_of(const Batch& batch) {
   return {.local = batch.size(), .global = batch.global_size, .mark = batch.mark, .by_grains = batch.grain > 0};
 }
 
-// Whether an empty part must go through the layers all the same, because one of them exchanges in its forward.
+// Gives whether an empty part must go through the layers too, because one of them exchanges in its forward.
 bool forwards_empty_parts(const Replica& replica) {
   return replica.divides_parameters() || has_sync_batchnorm(replica.module());
 }
 
-// Where nothing is to be trained, no loss has a graph.
+// Returns if nothing is to be trained: then no loss has a graph.
 void refuse_loss_without_graph(const Replica& replica) {
   for (const auto& parameter : replica.module().parameters()) {
     if (!parameter.requires_grad()) continue;
@@ -188,11 +188,11 @@ void Loss::Part::check(const Piece& piece) const {
   replica_->warnings().check_targets(piece.mean, piece.size, sizes_.global, replica_->rank());
 }
 
-// Without a graph, as an empty part mostly is, gradients are what they were. A stand-in's gradients, which are dropped,
-// are of no samples, hence zero.
+// Leaves gradients as they are if the mean has no graph, as for most empty parts. A stand-in has no samples, so its
+// gradients are zero, and they are dropped.
 void Loss::Part::backward_of(const Piece& piece, int64_t stand_ins) const {
   if (!piece.mean.requires_grad()) return;
-  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);  // it takes forward's types
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);  // forward chose the types
   const double weight = sizes_.by_grains ? static_cast<double>(piece.size) : weight_of(sizes_, *replica_);
   const WeighedBackward weighed(piece.mean, weight, replica_->module());
   if (!sizes_.by_grains) return piece.mean.backward(weighed.seed());
@@ -221,8 +221,8 @@ at::Tensor Loss::Part::value() const {
   return sizes_.by_grains && !is_interleaved_ ? sum_ / std::max<double>(1, static_cast<double>(sizes_.local)) : sum_;
 }
 
-// With a grain each one has a row that one rank fills, so that the ranks' sum is exact. The rows are added in their
-// order, which is that of the grains.
+// Gives each grain a row of a table, which one rank fills, so that the ranks' sum is exact. Rows are added in the order
+// of the grains.
 double Loss::Part::global_value() const {
   Rank& rank = replica_->rank();
   if (!sizes_.by_grains) return rank.mean(value().item<double>(), static_cast<double>(sizes_.local));

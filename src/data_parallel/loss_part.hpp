@@ -26,8 +26,8 @@ using MeanOf = std::function<at::Tensor(const Batch& samples)>;
 // backward(), just before that piece's backward, so that one graph is in memory at a time; value() is known then.
 Loss loss_of(const std::shared_ptr<Replica>& replica, const Batch& batch, const MeanOf& mean_of);
 Loss late_loss_of(const std::shared_ptr<Replica>& replica, const Batch& batch, const MeanOf& mean_of);
-// The same where pieces interleave, as in a pipeline: backward() calls compute(), which does forward and backward of
-// all of them, averages the gradients, and returns the part's mean loss.
+// Does the same where pieces interleave, as in a pipeline: backward() calls compute(), which must do forward and
+// backward of all pieces, average the gradients, and return the part's mean loss.
 Loss interleaved_loss_of(const std::shared_ptr<Replica>& replica, const Batch& batch,
                          std::function<at::Tensor()> compute);
 
@@ -45,10 +45,10 @@ class Loss::Part {
 
  private:
   struct Piece {
-    int64_t number = 0;     // of a grain, or kStandIn
-    int64_t size = 0;       // samples
-    at::Tensor mean = {};   // with its graph
-    at::Tensor value = {};  // of the mean
+    int64_t number = 0;     // the grain's number, or kStandIn
+    int64_t size = 0;       // the number of samples
+    at::Tensor mean = {};   // the mean loss, with its graph
+    at::Tensor value = {};  // the mean's value, without a graph
   };
   static bool is_stand_in(const Piece& piece) { return piece.number == kStandIn; }
   at::Tensor mean_of(const Piece& piece) const;
@@ -68,7 +68,7 @@ class Loss::Part {
   std::vector<Piece> pieces_ = {};
   const bool is_interleaved_ = false;
   std::function<at::Tensor()> compute_ = {};  // interleaved: the function that backward() calls, once
-  at::Tensor sum_ = {};                       // by grains: of the samples' losses; else the part's mean
+  at::Tensor sum_ = {};                       // by grains, the sum of the samples' losses; else the part's mean
 };
 
 }  // namespace lockstep

@@ -12,11 +12,11 @@
 namespace lockstep {
 namespace {
 
-// What a memory's DataPtr carries.
+// Travels in a memory's DataPtr and says who fills the memory.
 struct OnDemand {
   MemoryFiller* filler;
   size_t number;
-  at::DataPtr memory;  // null: it is empty
+  at::DataPtr memory;  // the memory itself; null: it is empty
 };
 
 void delete_on_demand(void* context) {
@@ -36,7 +36,7 @@ void set_memory(const at::Tensor& flat, at::DataPtr memory, size_t bytes, Memory
   storage->set_nbytes(bytes);
 }
 
-// The memories of an operator that belong to one filler.
+// Lists the memories of an operator that belong to one filler.
 struct Reading {
   MemoryFiller* filler;
   std::vector<size_t> memories;
@@ -71,7 +71,7 @@ std::unique_ptr<at::ObserverContext> on_begin(const at::RecordFunction& function
   std::vector<Reading> readings;
   try {
     for (const c10::IValue& argument : function.inputs()) note_memories(argument, readings);
-  } catch (const std::exception&) {  // refused memory: the operator will throw the same
+  } catch (const std::exception&) {  // the memory is refused; the operator fails in the same way and reports it
     return nullptr;
   }
   if (readings.empty()) return nullptr;
@@ -115,7 +115,7 @@ void leave_memory(const at::Tensor& flat) {
   flat.storage().unsafeGetStorageImpl()->set_data_ptr_noswap(std::move(own));
 }
 
-// With its full size views can be made, so that it is the text that tells what is wrong.
+// Keeps the full size, so that views can be made and the text tells what is wrong.
 void refuse_memory(const at::Tensor& flat, const std::string& text) {
   auto* const storage = flat.storage().unsafeGetStorageImpl();
   storage->set_nbytes(flat.nbytes());

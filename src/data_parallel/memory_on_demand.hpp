@@ -17,13 +17,13 @@
 
 namespace lockstep {
 
-// Whoever fills memories, which it knows by numbers.
+// Fills memories, which it knows by numbers.
 class MemoryFiller {
  public:
   virtual ~MemoryFiller() = default;
 
-  // An operator is about to run that has tensors in these memories. Operators may call others. What this threw would be
-  // lost: LibTorch catches it.
+  // An operator with tensors in these memories is about to run. Operators may call others. Throw nothing: LibTorch
+  // would catch it, and it would be lost.
   virtual void before_operator(const std::vector<size_t>& memories) noexcept = 0;
   virtual void after_operator() noexcept = 0;
 };
@@ -40,13 +40,13 @@ class OperatorWatch {
   const at::CallbackHandle handle_;
 };
 
-// All of these change the memory that `flat` and its views share. `flat` is all of it. empty_memory() gives it back;
-// fill_memory() puts the memory of `from` there, which is as large, and which then has none.
+// These functions change the memory that `flat` and its views share; pass all of it as `flat`. empty_memory() gives the
+// memory back. fill_memory() puts the memory of `from` there, which is as large; `from` then has none.
 void empty_memory(const at::Tensor& flat, MemoryFiller& filler, size_t memory);
 void fill_memory(const at::Tensor& flat, const at::Tensor& from, MemoryFiller& filler, size_t memory);
-// Operators are no longer reported to the filler.
+// Ends reporting operators to the filler.
 void leave_memory(const at::Tensor& flat);
-// From here on whoever reads it, also by its address, gets an exception with this text.
+// Gives everybody who reads the memory, also by its address, an exception with this text.
 void refuse_memory(const at::Tensor& flat, const std::string& text);
 
 }  // namespace lockstep

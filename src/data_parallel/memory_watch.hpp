@@ -22,11 +22,11 @@ namespace lockstep {
 struct WatchedTensor {
   std::string name;
   at::Tensor values;
-  // Another number whenever somebody has written there, as a forward may: then nothing can be said of its bits.
+  // The version is another number when somebody has written there, as a forward may. Then the bits tell nothing.
   int64_t version = 0;
 };
 
-// With the version that LibTorch counts.
+// Makes one with the version that LibTorch counts.
 WatchedTensor watched(const std::string& name, const at::Tensor& tensor);
 
 class MemoryWatch {
@@ -35,8 +35,9 @@ class MemoryWatch {
   void forget();
   bool has_notes() const { return has_notes_; }
 
-  // All ranks of the run must call it, each with the tensors that it noted. Throws ReplicasDiffer on all of them if one
-  // rank's have changed. It names that rank, and its ranks() are empty if no rank's are as noted.
+  // Throws ReplicasDiffer on all ranks if one rank's tensors have changed since note(). The error names that rank; its
+  // ranks() are empty if no rank's tensors are as noted. All ranks of the run must call it, each with the tensors that
+  // it noted.
   void check(const std::vector<WatchedTensor>& tensors, Rank& rank) const;
 
  private:
@@ -45,7 +46,7 @@ class MemoryWatch {
   };
   std::string what_has_changed(const std::vector<WatchedTensor>& tensors) const;
 
-  bool has_notes_ = false;  // also of no tensors
+  bool has_notes_ = false;  // true also after note() of no tensors
   std::map<std::string, Note> notes_;
 };
 

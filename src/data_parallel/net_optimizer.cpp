@@ -24,7 +24,7 @@
 namespace lockstep {
 namespace {
 
-constexpr const char* kOptionsKey = "options";  // of the file's metadata
+constexpr const char* kOptionsKey = "options";  // the key of the options in the file's metadata
 
 Optimizer::Groups groups_of(const Replica& replica, const Optimizer::Grouping& grouping) {
   if (grouping) return grouping(replica.module());
@@ -35,7 +35,7 @@ Optimizer::Groups groups_of(const Replica& replica, const Optimizer::Grouping& g
   return groups;
 }
 
-// Such an optimizer would scale by the norm of a slice.
+// Refuses Lars and Lamb on slices: they would scale by the norm of a slice.
 void check_value_by_value(const torch::optim::Optimizer& optimizer, const std::string& name) {
   for (const auto& group : optimizer.param_groups()) {
     if (dynamic_cast<const LayerWise*>(&group.options()) == nullptr) continue;

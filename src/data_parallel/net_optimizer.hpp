@@ -29,11 +29,11 @@ class NetOptimizer {
   NetOptimizer(const NetOptimizer&) = delete;
   NetOptimizer& operator=(const NetOptimizer&) = delete;
 
-  // Gradients become undefined; or with `in_place` zeros that stay where they are, unless the net is sharded.
+  // Makes gradients undefined; or with `in_place`, unless the net is sharded, sets them to zero where they are.
   void zero_grad(bool in_place = false);
 
-  at::Tensor clip(double max_norm);  // the norm before; nothing waits for a GPU
-  void update();                     // with the gradients as they are
+  at::Tensor clip(double max_norm);  // gives the norm before; nothing waits for a GPU
+  void update();                     // steps with the gradients as they are
   Step step(const StepOptions& options);
 
   // Throws Error if ranks have groups or steps with different options, on all ranks that see it. All ranks must call
@@ -44,17 +44,19 @@ class NetOptimizer {
 
   std::vector<at::Tensor> gradients() const;  // see Optimizer
 
-  // The state of the whole network, by name, equal on all ranks; and back. All ranks must call them.
+  // state() gives the state of the whole network, by name, equal on all ranks; load_state() sets it. All ranks must
+  // call these four.
   io::NamedTensors state();
   void load_state(const io::NamedTensors& state);
   void save(const std::filesystem::path& file);
   void load(const std::filesystem::path& file);
 
   const std::shared_ptr<Replica>& replica() const { return net_->replica(); }
-  torch::optim::Optimizer& inner() const { return *inner_; }  // of the slices, where the net is sharded
+  torch::optim::Optimizer& inner() const { return *inner_; }  // steps the slices, if the net is sharded
   const std::shared_ptr<ShardedNet>& sharded() const { return sharded_; }
 
-  // What this rank alone has of a sharded net: its slices of the state, and with Sharded::parameters of these too.
+  // Gives the tensors that this rank alone has of a sharded net: its slices of the state, and with Sharded::parameters
+  // also those of the parameters.
   std::vector<WatchedTensor> slices() const;
 
  private:

@@ -38,7 +38,7 @@ void check_units(const NamedParameters& parameters, const std::vector<std::strin
   }
 }
 
-// The named unit that has the module; empty: none.
+// Gives the named unit that has the module; empty: none.
 std::string named_unit_of(const std::string& module, const std::vector<std::string>& units) {
   for (const auto& unit : units) {
     if (is_within(module, unit)) return unit;
@@ -58,7 +58,7 @@ int64_t most_bytes(const NamedParameters& parameters, const DataParallelOptions&
   return std::min(options.bucket_bytes, std::max(bytes_of(parameters) / units, kLeastUnitBytes));
 }
 
-// The parameters that each module has itself.
+// Gives the parameters that each module has itself.
 std::vector<NamedParameters> in_modules(const NamedParameters& parameters) {
   std::vector<NamedParameters> modules;
   for (const auto& parameter : parameters) {
@@ -77,7 +77,7 @@ std::vector<NamedParameters> units_of(const NamedParameters& parameters, const D
   const int64_t most = most_bytes(parameters, options, rank);
   std::vector<NamedParameters> units;
   std::string last_unit;
-  int64_t bytes = 0;  // of the last unit
+  int64_t bytes = 0;  // the last unit's bytes
   for (const auto& module : in_modules(parameters)) {
     const std::string unit = named_unit_of(module_of(module[0].first), options.units);
     const int64_t more = bytes_of(module);

@@ -12,13 +12,13 @@
 
 namespace lockstep {
 
-// With less a call costs more than what it sends.
+// A call with fewer bytes costs more than sending them.
 constexpr int64_t kLeastUnitBytes = 64 << 10;
 
-// The parameters of each unit, in their order. Each module in options.units is one. The others are taken in runs of at
-// most options.bucket_bytes, a sixteenth of the net, and an eighth of a rank's slice of it. Such a run has at least one
-// whole module, and at least kLeastUnitBytes (or options.bucket_bytes), for which it takes one module more. Throws
-// Error: a name that is none of a module with such parameters, or that is within another one.
+// Gives the parameters of each unit, in their order. Each module in options.units is one. The others are taken in runs
+// of at most options.bucket_bytes, a sixteenth of the net, and an eighth of a rank's slice of it. Such a run has at
+// least one whole module, and at least kLeastUnitBytes (or options.bucket_bytes), for which it takes one module more.
+// Throws Error for a name of no module with such parameters, or of a module within another one.
 std::vector<NamedParameters> units_of(const NamedParameters& parameters, const DataParallelOptions& options,
                                       const Rank& rank);
 

@@ -19,12 +19,12 @@ struct PartSizes {
 // The ranks' grains of a batch: rank r has those from runs[r] up to runs[r + 1].
 struct GrainPlan {
   std::vector<int64_t> runs = {};
-  int64_t samples = 0;  // of the whole batch
+  int64_t samples = 0;  // the number of samples in the whole batch
   int32_t mark = 0;     // Batch::mark
   friend bool operator==(const GrainPlan&, const GrainPlan&) = default;
 };
 
-// The number that a stand-in for a grain has. Its gradients are dropped.
+// A stand-in for a grain has this number. Its gradients are dropped.
 constexpr int64_t kStandIn = -1;
 
 }  // namespace lockstep

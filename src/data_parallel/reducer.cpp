@@ -82,7 +82,7 @@ void Reducer::collect(size_t index) {
   if (!gradient.defined()) {
     let_go_of(index);
     slot.view.zero_();
-    if (!slot.parameter.requires_grad()) return;  // frozen since: no gradient, so that an optimizer leaves it alone
+    if (!slot.parameter.requires_grad()) return;  // it was frozen since: an optimizer leaves it alone
   } else {
     slot.refuse_sparse(name());
     if (same_memory(gradient, slot.view)) return;
@@ -96,7 +96,7 @@ void Reducer::collect(size_t index) {
 // its own, and a CUDA graph writes where it was recorded.
 void Reducer::let_go_of(size_t index) {
   GradientSlot& slot = slots_[index];
-  constexpr size_t kOwn = 2;  // the slot's, and the bucket's list
+  constexpr size_t kOwn = 2;  // the slot and the bucket's list hold the view
   if (slot.view.use_count() <= kOwn || options_.hook || records()) return;
   GradientBucket& gradients = exchanges_[slot.bucket].gradients;
   at::Tensor kept = std::exchange(slot.view, view_in_flat(slot.parameter, gradients.flat, slot.offset));
@@ -120,7 +120,7 @@ void Reducer::make_buckets(const std::vector<size_t>& order, size_t used) {
     while (!filling.empty()) close(filling.begin()->first);
   };
   for (size_t i = 0; i < order.size(); ++i) {
-    if (i == used) close_all();  // what comes during backward does not wait for what never comes
+    if (i == used) close_all();  // buckets that fill do not wait for slots that never do
     const at::Tensor& parameter = slots_[order[i]].parameter;
     const auto type = parameter.scalar_type();
     filling[type].slots.push_back(order[i]);
@@ -210,12 +210,13 @@ void Reducer::take_turns(bool may_wait) {
   }
 }
 
-// The average, and not the sum, because gradients of an earlier backward that are equal on all ranks must stay what
-// they are.
+// Averages instead of adding up, because gradients of an earlier backward that are equal on all ranks must stay as they
+// are.
 void Reducer::post(size_t index) {
   Exchange& exchange = exchanges_[index];
   if (in_rounds()) {
-    if (by_grains()) exchange.average = buckets_[index].sums->first_row();  // of the stream that adds it to .grad
+    // The stream that adds the average to .grad allocates it.
+    if (by_grains()) exchange.average = buckets_[index].sums->first_row();
     if (poll_stream_) queue_after(current_stream(rank_.device()), *poll_stream_);
     const c10::OptionalStreamGuard guard(poll_stream_);
     const c10::AutoGradMode no_grad(false);

@@ -26,16 +26,16 @@ class Reducer : public GradientBuckets {
   ~Reducer() override;
 
  private:
-  struct Exchange {  // of a bucket
+  struct Exchange {  // one bucket's exchange
     GradientBucket gradients;
-    at::Tensor memory = {};               // of the gradients, with room for as many equal slices as there are ranks
-    CommunicationHook::Round round = {};  // that was begun last
-    at::Tensor average = {};              // by grains: of the memory's size, or the memory
+    at::Tensor memory = {};               // the gradients' memory, in equal slices of the ranks
+    CommunicationHook::Round round = {};  // the round that was begun last
+    at::Tensor average = {};              // by grains, a tensor of the memory's size, or the memory itself
   };
 
   void begin(bool by_grains) override;
   void collect(size_t slot) override;  // makes .grad the slot's view, without changing its value
-  void post(size_t bucket) override;   // its first round
+  void post(size_t bucket) override;   // begins the bucket's first round
   // In turn t bucket t's first round begins, then the next round of each earlier bucket that has one.
   void move_on(bool may_wait) override;
   void complete(bool partial) override;
@@ -46,21 +46,21 @@ class Reducer : public GradientBuckets {
   void take_turns(bool may_wait);
   void poll();
   void leave_gradients();       // by grains: makes .grad the average, or adds it to what was there
-  void let_go_of(size_t slot);  // of a gradient that somebody keeps beyond its step
+  void let_go_of(size_t slot);  // moves a gradient that somebody keeps beyond its step out of its bucket
   bool in_rounds() const { return options_.hook || by_grains(); }
-  bool is_complete(const Exchange& exchange) const;  // its present round
-  void go_on(Exchange& exchange);                    // with its next round, once the one before is complete
-  void end_of(size_t bucket);                        // after its last round
-  void make_buckets(const std::vector<size_t>& order, size_t used);  // the first `used` slots apart from the rest
+  bool is_complete(const Exchange& exchange) const;  // gives whether its present round is complete
+  void go_on(Exchange& exchange);                    // begins its next round; call it when the one before is complete
+  void end_of(size_t bucket);                        // ends a bucket after its last round
+  void make_buckets(const std::vector<size_t>& order, size_t used);  // keeps the first `used` slots apart from the rest
   void give_memory(size_t bucket);
 
   const DataParallelOptions options_;
   const TrainedParameters parameters_;
   std::optional<c10::Stream> poll_stream_;  // see is_complete(); all of a hook's work is on it
-  std::vector<Exchange> exchanges_;         // of the buckets, in their order
+  std::vector<Exchange> exchanges_;         // the buckets' exchanges, in the buckets' order
   std::vector<size_t> open_;                // posted buckets that were not complete when last polled
-  size_t turn_ = 0;                         // how many buckets are before this turn's, whose next rounds are part of it
-  size_t place_ = 0;                        // the first of them that this turn has not come to
+  size_t turn_ = 0;                         // the number of earlier buckets, whose next rounds are part of this turn
+  size_t place_ = 0;                        // the first earlier bucket that this turn has not come to
 };
 
 }  // namespace lockstep

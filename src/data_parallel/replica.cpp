@@ -65,10 +65,10 @@ void Replica::rethrow_failure() const {
 // ---- A part of a network, or sharded.
 
 void Replica::become_part() {
-  if (!sharded_) hidden_ = std::make_unique<HiddenGradients>(*module_);  // a sharded net's are elsewhere
+  if (!sharded_) hidden_ = std::make_unique<HiddenGradients>(*module_);  // a sharded net keeps its gradients elsewhere
 }
 
-// `.grad` is undefined after the backward.
+// Without an Optimizer nobody could step: `.grad` is undefined after the backward.
 void Replica::check_optimizer() const {
   if (optimizers_ > 0 || (!sharded_ && !hidden_)) return;
   throw Error(

@@ -41,20 +41,21 @@ class Replica {
   Backwards& backwards() { return backwards_; }
   const Backwards& backwards() const { return backwards_; }
 
-  // Whether ranks get slices of the gradients, for which they wait within backward; and of the parameters, so that
-  // forward and backward exchange them, and a rank without samples computes too.
+  // Give whether ranks get slices of the gradients, for which they wait within backward; and of the parameters, so that
+  // forward and backward exchange, and a rank without samples computes too.
   bool divides_gradients() const { return sharded_ && sharded_->reducer()->divides_gradients(); }
   bool divides_parameters() const { return sharded_ && sharded_->divides_parameters(); }
 
-  // While an exception of a forward or a backward is handled: throws what failed, where the exception does not tell.
-  // Parameters that could not be gathered make an operator throw LibTorch's.
+  // Call it while an exception of a forward or a backward is handled. Throws what failed, if the exception does not
+  // tell: parameters that could not be gathered make an operator throw LibTorch's.
   void rethrow_failure() const;
 
-  // The module is a part of a network, whose other parts other ranks hold: its gradients are hidden from here on.
+  // Makes the module a part of a network, whose other parts other ranks hold. Its gradients are hidden from here on.
   void become_part();
   HiddenGradients* hidden_gradients() const { return hidden_.get(); }  // null: `.grad` has them
 
-  // An Optimizer of the net comes and goes. check_optimizer() throws Error if there is none and nobody else could step.
+  // An Optimizer of the net calls these as it comes and goes. check_optimizer() throws Error if there is none and
+  // nobody else could step.
   void add_optimizer() { ++optimizers_; }
   void remove_optimizer() { --optimizers_; }
   void check_optimizer() const;

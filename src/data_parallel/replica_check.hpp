@@ -20,18 +20,20 @@ namespace lockstep {
 
 class TrainedNet;
 
-// Thrown on all ranks at once. ranks(): those that differ from most others, by their index; none if it is not known
-// whose replica is wrong.
+// Is thrown on all ranks at once. ranks() gives the indices of those that differ from most others; none if it is not
+// known whose replica is wrong.
 class ReplicasDiffer : public Error {
  public:
   ReplicasDiffer(const std::string& text, std::vector<int> ranks)
       : Error(text, {Error::difference, std::move(ranks)}) {}
 };
 
-// Parameters and buffers, but for running statistics; and with an optimizer its state. They share the module's memory.
+// Gives parameters and buffers, except running statistics, and with an optimizer its state. The tensors share the
+// module's memory.
 io::NamedTensors replica_of(const torch::nn::Module& module, const torch::optim::Optimizer* optimizer = nullptr);
 
-// All other buffers (running_statistics_names.hpp). With grains they are equal on all ranks, once a backward is done.
+// Gives the running statistics (running_statistics_names.hpp). With grains they are equal on all ranks, once a backward
+// is done.
 io::NamedTensors running_statistics_of(const torch::nn::Module& module);
 
 std::vector<int64_t> hashes_of(const io::NamedTensors& tensors);
@@ -41,11 +43,11 @@ std::vector<int64_t> hashes_of(const io::NamedTensors& tensors);
 // must call it. Throws ReplicasDiffer, and Error where ranks have other numbers of tensors.
 void compare_replicas(const io::NamedTensors& replica, Rank& rank, const std::vector<int64_t>& noted = {});
 
-// What check_replicas() does; with an optimizer its state too, unless the net is sharded.
+// Does what check_replicas() promises. With an optimizer compares its state too, unless the net is sharded.
 void compare_replicas(TrainedNet& net, const torch::optim::Optimizer* optimizer);
 
-// For groups of ranks that hold different parts: calls compare(), in which each group compares its own part. If it
-// throws ReplicasDiffer in one group, this throws it on all ranks of `world`, which all must call it.
+// Calls compare(), in which each group of ranks that hold one part compares that part. If it throws ReplicasDiffer in
+// one group, this throws it on all ranks of `world`, which all must call it.
 void compare_in_groups(const std::function<void()>& compare, Rank& world);
 
 }  // namespace lockstep

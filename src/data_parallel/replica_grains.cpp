@@ -68,7 +68,8 @@ Batch ReplicaGrains::checked(const Batch& batch) {
   if (whole.first < 0) refuse("has a grain and no Batch::first, where its samples begin in the whole batch");
   check_place(whole, batch);
   const auto index = static_cast<size_t>(rank.index());
-  if (whole.first == whole.runs[index] * batch.grain) statistics_->abandon();  // of a loss without a backward
+  // A loss without a backward may have left notes.
+  if (whole.first == whole.runs[index] * batch.grain) statistics_->abandon();
   statistics_->set_sizes(batch.global_size, batch.grain);
   return whole;
 }

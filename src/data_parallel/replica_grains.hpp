@@ -24,7 +24,7 @@ class ReplicaGrains {
   using MeanOf = GrainCheck::MeanOf;
   ReplicaGrains(Replica& replica, std::shared_ptr<GrainCheck> check);
 
-  // A batch with a grain, with what it leaves to its default filled in: this rank's part, which is computed next. See
+  // Checks the batch that is computed next, which has a grain, and gives it back with its defaults filled in. See
   // DataParallel::loss for what it refuses.
   Batch checked(const Batch& batch);
 
@@ -32,15 +32,16 @@ class ReplicaGrains {
   // Running statistics wait for finish(), and a stand-in leaves all buffers as they are.
   at::Tensor mean_of_grain(const Batch& grain, SampleScope::Place place, const MeanOf& mean_of);
   at::Tensor mean_of_stand_in(const Batch& part, SampleScope::Place place, const MeanOf& mean_of);
-  // How often this rank computes a stand-in, so that all ranks compute the layers equally often.
+  // Gives how often this rank computes a stand-in, so that all ranks compute the layers equally often.
   int64_t stand_ins_of(const Batch& part) const;
 
-  // The forward and the backward of a grain, for who computes them alone, as a pipeline does. `stand_ins` follow in the
-  // same backward.
+  // Computes the forward or the backward of a grain, for callers that compute them alone, as a pipeline does.
+  // `stand_ins` follow in the same backward.
   void forward(int64_t number, const std::function<void()>& forward);
   void backward(int64_t number, const std::function<void()>& backward, int64_t stand_ins = 0);
 
-  void finish(const std::vector<int64_t>& runs) { statistics_->finish(runs); }  // after the step's last backward
+  // Call it after the step's last backward.
+  void finish(const std::vector<int64_t>& runs) { statistics_->finish(runs); }
   bool is_in_forward() const { return statistics_ && statistics_->is_open(); }
   GrainCheck* check() const { return check_.get(); }  // null: none was asked for
 

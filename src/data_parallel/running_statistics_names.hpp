@@ -1,12 +1,12 @@
-// Which of a module's buffers are running statistics, which follow a rank's own samples: those that have the names of
-// LibTorch's BatchNorm, in any layer. By grains a layer with one of them must be one that GrainStatistics knows.
+// Tells which of a module's buffers are running statistics, which follow a rank's own samples: those that have the
+// names of LibTorch's BatchNorm, in any layer. By grains GrainStatistics must know each layer that has one of them.
 #pragma once
 
 #include <string>
 
 namespace lockstep {
 
-// "bn1.running_mean": "running_mean".
+// Gives "running_mean" for "bn1.running_mean".
 inline std::string name_of_buffer(const std::string& path) {
   return path.substr(path.rfind('.') + 1);
 }

@@ -7,7 +7,7 @@
 namespace lockstep {
 namespace {
 
-// Whether the options are of one of these types.
+// Sets it if the options are of one of these types; gives whether they are.
 template <class... Types>
 bool set_weight_decay_of(torch::optim::OptimizerOptions& options, double weight_decay) {
   const auto set = [&](auto* own) {

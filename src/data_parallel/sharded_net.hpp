@@ -31,7 +31,7 @@ class ShardedNet {
   const std::vector<ShardedBucket>& buckets() const { return buckets_; }
   bool divides_parameters() const { return divided_ != nullptr; }
 
-  // The groups, with this rank's slices in the place of the parameters. A group may be empty.
+  // Gives the groups with this rank's slices in the place of the parameters. A group may be empty.
   std::vector<torch::optim::OptimizerParamGroup> sliced(
       const std::vector<torch::optim::OptimizerParamGroup>& groups) const;
 
@@ -39,7 +39,7 @@ class ShardedNet {
   // Sharded::parameters when they are used. All ranks must call it.
   void update(const std::function<void()>& step);
 
-  // From hold() to release() every rank has all parameters whole. They nest. All ranks must call hold().
+  // From hold() to release() every rank has all parameters whole. Calls nest. All ranks must call hold().
   void hold();
   void release();
   void check_that_it_is_held() const;  // throws Error if it is not

@@ -11,13 +11,13 @@
 namespace lockstep {
 namespace {
 
-constexpr int64_t kLine = 64;  // values: two vectors of bfloat16, or more of other types
+constexpr int64_t kLine = 64;  // a line's values: two vectors of bfloat16, or more of other types
 
 int64_t in_lines(int64_t values) {
   return (values + kLine - 1) / kLine * kLine;
 }
 
-// What the slice of rank `number` has of a place.
+// Gives the piece of a place that lies in the slice of rank `number`.
 ShardedBucket::Piece piece_in(const at::Tensor& slice, int64_t number, const ShardedBucket::Place& place) {
   const int64_t begin = slice.numel() * number, end = begin + slice.numel();
   const int64_t first = std::max(begin, place.offset), last = std::min(end, place.offset + place.parameter.numel());

@@ -20,7 +20,7 @@
 namespace lockstep {
 
 struct ShardedBucket {
-  struct Piece {               // what a rank's slice has of one parameter, in the order of its memory
+  struct Piece {               // a parameter's values in a rank's slice, in the order of its memory
     int64_t size = 0;          // the number of values; 0: none
     int64_t in_parameter = 0;  // where they begin in the parameter
     int64_t in_slice = 0;      // where they begin in the slice
@@ -30,14 +30,14 @@ struct ShardedBucket {
     std::string name;
     at::Tensor parameter;  // a view into values, with its shape and strides
     int64_t offset;
-    Piece piece = {};  // this rank's
+    Piece piece = {};  // this rank's piece
   };
   std::vector<Place> places;
-  int64_t size = 0;   // of all parameters together, in whole lines
-  at::Tensor values;  // [ranks * of each]
-  at::Tensor slice;   // this rank's, of values [of each]: a view, or of its own
+  int64_t size = 0;   // the size of all parameters together, in whole lines
+  at::Tensor values;  // the ranks' slices, one after the other: [ranks * slice]
+  at::Tensor slice;   // this rank's slice of values: a view, or memory of its own
 
-  // The place of a parameter in a flat tensor like `values`, with the parameter's shape and strides.
+  // Gives a parameter's place in a flat tensor like `values`, with the parameter's shape and strides.
   static at::Tensor view(const Place& place, const at::Tensor& flat);
 };
 
@@ -46,10 +46,10 @@ struct ShardedBucket {
 std::vector<ShardedBucket> shard_parameters(const std::vector<std::pair<std::string, at::Tensor>>& parameters,
                                             const Rank& rank, int64_t bucket_bytes, bool own_slices = false);
 
-// All pieces that this rank has, in the order of the buckets and their places.
+// Gives all pieces that this rank has, in the order of the buckets and their places.
 std::vector<at::Tensor> pieces_of(const std::vector<ShardedBucket>& buckets);
 
-// This rank's slice of a flat tensor like `values`: a view.
+// Gives this rank's slice of a flat tensor like `values`: a view.
 at::Tensor slice_of_flat(const at::Tensor& flat, const Rank& rank);
 
 // Puts the ranks' slices together in `flat`. Posts all before it waits for the first. All ranks must call it.

@@ -49,8 +49,8 @@ ShardedReducer::ShardedReducer(const std::vector<ShardedBucket>& buckets, const 
 
 // ---- Gradients and their memory.
 
-// All of it is sent, also what belongs to no parameter. So it begins as zeros. (Not zeros_like(): that is an operator
-// on the parameters, which Sharded::parameters would gather.)
+// Begins as zeros, since all of the memory is sent, also values that belong to no parameter. (zeros_like() would be an
+// operator on the parameters, which Sharded::parameters would gather.)
 void ShardedReducer::take_memory(size_t index) {
   if (divided_) complete_all();
   Reduction& reduction = reductions_[index];
@@ -61,7 +61,8 @@ void ShardedReducer::take_memory(size_t index) {
   }
 }
 
-// Nobody reads it any more, but other ranks may still have a tensor of it, by their handles of the finished call.
+// Nobody reads the memory any more, but other ranks may still have a tensor of it, by their handles of the finished
+// call.
 void ShardedReducer::give_memory(size_t index) {
   Reduction& reduction = reductions_[index];
   for (const size_t slot : buckets_[index].slots) slots_[slot].view.reset();
@@ -74,7 +75,7 @@ void ShardedReducer::collect(size_t index) {
   GradientSlot& slot = slots_[index];
   if (!slot.view.defined()) take_memory(slot.bucket);
   auto& gradient = slot.parameter.mutable_grad();
-  const bool grows = slot.ready;  // by a backward inside the backward
+  const bool grows = slot.ready;  // a backward inside the backward adds to it
   slot.had = slot.had || gradient.defined();
   if (!gradient.defined()) {
     if (!grows) slot.view.zero_();
@@ -99,7 +100,7 @@ void ShardedReducer::zero_grad() {
   averaged_ = false;
 }
 
-// variable_data: not a view for autograd, of which an optimizer's zero_grad() could not call detach_().
+// variable_data makes no view for autograd: an optimizer's zero_grad() could not call detach_() of one.
 at::Tensor ShardedReducer::gradient_of(size_t slot) const {
   const auto& mine = places_[slot].piece;
   if (!slots_[slot].used || mine.size == 0) return {};
@@ -218,7 +219,7 @@ void ShardedReducer::complete_oldest() {
   }
 }
 
-// By when rank 0 completed them; those that it did not complete come last.
+// Orders buckets by when rank 0 completed them. Buckets that it did not complete come last.
 void ShardedReducer::follow(const std::vector<size_t>& order) {
   std::vector<size_t> completed(buckets_.size(), 0), missing(buckets_.size());
   for (size_t bucket = 0; bucket < buckets_.size(); ++bucket) missing[bucket] = buckets_[bucket].slots.size();

@@ -39,23 +39,23 @@ class ShardedReducer final : public GradientBuckets {
   // averages of a step's parts add up.
   bool divides_gradients() const { return !keeps_memory(); }
 
-  // If parameters could not be gathered, an operator throws LibTorch's exception. This then throws what failed.
+  // Throws what failed if parameters could not be gathered. Then an operator has thrown LibTorch's exception.
   void rethrow_failure() const;
 
   void zero_grad();
 
   // Gives the slices their gradients, for an update. Throws Error if nothing was averaged.
-  void use();  // they are used up: the next backward begins anew
+  void use();  // uses the averages up: the next backward begins anew
 
  private:
-  struct Reduction {  // of a bucket
+  struct Reduction {  // one bucket's reduction
     ShardedBucket parameters;
-    at::Tensor gradient;      // of its slice
-    at::Tensor memory = {};   // of all its gradients; kept with Sharded::state, else only while there are some
-    at::Tensor average = {};  // where the reduction that is under way puts the slice's
-    bool adds = false;        // to what an earlier backward has left
+    at::Tensor gradient;                       // the gradient of its slice
+    at::Tensor memory = {};                    // the memory of its gradients; kept with Sharded::state
+    at::Tensor average = {};                   // the reduction under way puts the slice's average here
+    bool adds = false;                         // the average is added to that of an earlier backward
     c10::intrusive_ptr<c10d::Work> work = {};  // null: nothing to wait for
-    std::function<void()> finish = {};         // by grains: makes it, once the work is complete; empty: nothing to do
+    std::function<void()> finish = {};         // by grains, makes the average once the work is complete; else empty
   };
   // Afterwards each bucket's slice has the average of all gradients that were computed since zero_grad() or use().
   void begin(bool by_grains) override;
@@ -67,21 +67,21 @@ class ShardedReducer final : public GradientBuckets {
   void follow(const std::vector<size_t>& order) override;
 
   void check_averaged() const;
-  at::Tensor gradient_of(size_t slot) const;  // the average of its piece; undefined if no rank had one
+  at::Tensor gradient_of(size_t slot) const;  // gives its piece's average; undefined if no rank had one
   void take_memory(size_t bucket);
   void give_memory(size_t bucket);
-  void complete_oldest();  // waits for it
+  void complete_oldest();  // waits for the oldest bucket under way
   void complete_all();
   bool one_by_one() const { return divided_ && !options_.overlap; }
-  bool keeps_memory() const { return options_.sharded == Sharded::state; }  // of the buckets, all the time
+  bool keeps_memory() const { return options_.sharded == Sharded::state; }  // keeps buckets' memory all the time
 
   const DataParallelOptions options_;
   const std::shared_ptr<DividedParameters> divided_;
-  std::vector<ShardedBucket::Place> places_;  // of the slots
-  std::vector<Reduction> reductions_;         // of the buckets
-  std::deque<size_t> open_;                   // buckets under way
+  std::vector<ShardedBucket::Place> places_;  // the slots' places
+  std::vector<Reduction> reductions_;         // the buckets' reductions
+  std::deque<size_t> open_;                   // the buckets under way
   bool averaged_ = false;                     // there is something to use()
-  bool of_grains_ = false;                    // by grains
+  bool of_grains_ = false;                    // the averages are of grains
 };
 
 }  // namespace lockstep

@@ -24,7 +24,7 @@ namespace {
 
 using Place = ShardedBucket::Place;
 
-// Under the parameters' names, of each of which a rank has one piece or none.
+// Gives this rank's pieces under the parameters' names. It has one piece of a parameter or none.
 io::NamedTensors named_pieces_of(const std::vector<ShardedBucket>& buckets) {
   io::NamedTensors pieces;
   for (const auto& bucket : buckets) {
@@ -41,9 +41,9 @@ using ByName = std::map<std::string, at::Tensor>;
 
 struct Entry {
   at::ScalarType type;
-  std::optional<int64_t> number;  // the bits of what is one number for a parameter, as a count of steps is
+  std::optional<int64_t> number;  // the bits of a member that is one number, such as a count of steps
 };
-using Entries = std::map<std::string, Entry>;  // by name, as ByName
+using Entries = std::map<std::string, Entry>;  // the key is the name, as in ByName
 
 at::Tensor tensor_of(const Entry& entry) {
   return at::isFloatingType(entry.type) ? at::scalar_tensor(std::bit_cast<double>(*entry.number), entry.type)
@@ -80,7 +80,7 @@ Entries entries_of_all_ranks(const ByName& mine, Rank& rank) {
   return entries;
 }
 
-// One member's values for a bucket. All ranks must call it.
+// Gives one member's values for a bucket. All ranks must call it.
 at::Tensor gathered(const std::string& member, at::ScalarType type, const ShardedBucket& bucket, const ByName& mine,
                     Rank& rank) {
   at::Tensor flat = at::zeros(bucket.values.sizes(), bucket.values.options().dtype(type));

@@ -13,7 +13,7 @@
 
 namespace lockstep {
 
-// The same as optimizer_state() of such an optimizer of whole parameters. All ranks must call it.
+// Gives what optimizer_state() of such an optimizer of whole parameters gives. All ranks must call it.
 io::NamedTensors whole_state(const torch::optim::Optimizer& optimizer, const std::vector<ShardedBucket>& buckets,
                              Rank& rank);
 
@@ -21,7 +21,7 @@ io::NamedTensors whole_state(const torch::optim::Optimizer& optimizer, const std
 void load_slices_of_state(torch::optim::Optimizer& optimizer, const std::vector<ShardedBucket>& buckets,
                           const io::NamedTensors& state);
 
-// What this rank has of that state, for a MemoryWatch; and the pieces of the parameters themselves, with the
+// Give tensors for a MemoryWatch: this rank's slices of that state, and its pieces of the parameters with the
 // parameters' versions.
 std::vector<WatchedTensor> watched_slices_of_state(const torch::optim::Optimizer& optimizer,
                                                    const std::vector<ShardedBucket>& buckets);

@@ -13,7 +13,7 @@
 namespace lockstep {
 namespace {
 
-// The first `count` rows; if there are fewer, the first one again in the place of the others.
+// Gives the first `count` rows; if there are fewer, the first one again in place of the missing ones.
 at::Tensor rows_of(const at::Tensor& tensor, int64_t count) {
   if (tensor.size(0) >= count) return tensor.slice(0, 0, count).clone();
   return at::cat(std::vector<at::Tensor>(static_cast<size_t>(count), tensor.slice(0, 0, 1)));

@@ -7,9 +7,9 @@
 
 namespace lockstep {
 
-// Two samples of the part, or one if the batch's grains have one: of one alone a BatchNorm may have no variance. A part
-// without samples gives its example (Batch::like) twice. Throws Error, which names the rank, if it has none, or if the
-// example is of another type, device or shape than the part.
+// Gives two samples of the part, or one if the batch's grains have one: of one alone a BatchNorm may have no variance.
+// A part without samples gives its example (Batch::like) twice. Throws Error, which names the rank, if the part has no
+// example, or one of another type, device or shape than the part.
 Batch stand_in_for(const Batch& part, const Rank& rank);
 
 }  // namespace lockstep

@@ -29,18 +29,19 @@ using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// Statistics over the values of all ranks, per channel.
+// Holds statistics over the values of all ranks, per channel.
 struct ChannelStatistics {
   Tensor mean;      // [channels]; float64 if x is, else float32
   Tensor variance;  // likewise; divided by the count
-  Tensor count;     // of values in each channel: float64, on the device
+  Tensor count;     // the number of values in each channel: float64, on the device
 };
 
 at::ScalarType type_of_statistics(const Tensor& x) {
   return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
 }
 
-// float64 [2 channels + 1]: the means and the variances of this rank's values, and how many there are in each channel.
+// Gives float64 [2 channels + 1]: the means and the variances of this rank's values, and the number of values in each
+// channel.
 Tensor own_statistics(const Tensor& x) {
   const int64_t channels = x.size(1);
   const auto type = at::TensorOptions(x.device()).dtype(at::kDouble);
@@ -78,7 +79,7 @@ Tensor normalised(const Tensor& x, const Tensor& weight, const Tensor& bias, con
                                            /*momentum=*/0, eps));
 }
 
-// The sums over this rank's values of dy * xhat and of dy, per channel: also the gradients of weight and bias.
+// Gives the sums over this rank's values of dy * xhat and of dy, per channel: also the gradients of weight and bias.
 std::pair<Tensor, Tensor> own_sums(const Tensor& dy, const Tensor& x, const ChannelStatistics& statistics, double eps) {
   if (x.numel() == 0) return {at::zeros_like(statistics.mean), at::zeros_like(statistics.mean)};
   // Unless it computes x's gradient too, CUDA's kernel reads save_mean and save_invstd also in eval mode, and makes the
@@ -95,7 +96,7 @@ struct RankForBackward : torch::CustomClassHolder {
   Rank rank;
 };
 
-// What the function needs, apart from tensors that have gradients.
+// Holds the inputs of Normalise that have no gradients.
 struct Normalisation {
   ChannelStatistics statistics;
   double eps;

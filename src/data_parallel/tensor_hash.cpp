@@ -7,7 +7,7 @@
 
 namespace lockstep {
 
-// Four lanes, so that one product need not wait for another.
+// Uses four lanes, so that one product need not wait for another.
 int64_t tensor_hash(const at::Tensor& tensor) {
   const at::Tensor here = tensor.detach().cpu().contiguous();
   std::array<uint64_t, 4> lanes{kGolden, kGolden + 1, kGolden + 2, kGolden + 3};

@@ -1,4 +1,4 @@
-// tensor_hash: a number made of a tensor's values, to the bit, for ranks that compare what they have.
+// tensor_hash makes a number of a tensor's values, to the bit, for ranks that compare what they have.
 #pragma once
 
 #include <ATen/core/Tensor.h>

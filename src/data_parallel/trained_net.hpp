@@ -21,15 +21,17 @@ class TrainedNet {
 
   const std::shared_ptr<Replica>& replica() const { return replica_; }
 
-  // Groups of ranks that hold other parameters of the network than this one.
+  // Gives the groups of ranks that hold other parameters of the network than this one.
   virtual std::vector<Rank*> other_parts() { return {}; }
-  // Whether this rank's values of a parameter count in a norm. If several ranks hold the parameter, only one counts.
+  // Gives whether this rank's values of a parameter count in a norm. If several ranks hold the parameter, only one
+  // counts.
   virtual bool counts(const std::string& /*parameter*/) { return true; }
-  virtual bool slices_layers() { return false; }  // a rank has slices of layers, and others have the rest
-  virtual bool is_first() { return replica_->rank().index() == 0; }  // of all ranks that hold the network
+  virtual bool slices_layers() { return false; }  // gives whether ranks have slices of layers
+  // Gives whether this rank is the first of all that hold the network.
+  virtual bool is_first() { return replica_->rank().index() == 0; }
 
-  // An optimizer's state, by the parameters' names: joined() gives the whole network's of this rank's, and part_of()
-  // the reverse. All ranks must call them.
+  // joined() makes the whole network's optimizer state of this rank's, by the parameters' names; part_of() does the
+  // reverse. All ranks must call them.
   virtual io::NamedTensors joined(io::NamedTensors state) { return state; }
   virtual io::NamedTensors part_of(io::NamedTensors state) { return state; }
 

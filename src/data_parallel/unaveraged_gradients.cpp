@@ -9,7 +9,7 @@
 namespace lockstep {
 namespace {
 
-constexpr int kNotedOnGpu = 3;  // first times, and as often compared
+constexpr int kNotedOnGpu = 3;  // a GPU's parameter is noted and compared at most so often
 
 }  // namespace
 

@@ -20,7 +20,7 @@ class UnaveragedGradients {
   // loop calls neither net(x) nor a backward that is averaged.
   void note(const std::string& parameter_name, const at::Tensor& parameter);
 
-  void forget();  // what was noted: an averaged backward begins
+  void forget();  // forgets the notes; call it as an averaged backward begins
 
   // Throws Error if the first parameter that was noted has changed since.
   void check() const;
@@ -31,7 +31,7 @@ class UnaveragedGradients {
   const c10::TensorImpl* noted_parameter_ = nullptr;
   std::string parameter_name_;
   at::Tensor parameter_, value_;  // undefined: none was noted
-  int noted_ = 0, compared_ = 0;  // times, on a GPU
+  int noted_ = 0, compared_ = 0;  // how often a GPU's parameter was noted and compared
 };
 
 }  // namespace lockstep

@@ -1,4 +1,4 @@
-// uses_in_graph: which tensors a loss leads to.
+// uses_in_graph finds the tensors that a loss leads to.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,4 +1,4 @@
-// finite_sum: one number that tells whether all numbers of some tensors are finite.
+// finite_sum gives one number that tells whether all numbers of some tensors are finite.
 #pragma once
 
 #include <ATen/core/Tensor.h>

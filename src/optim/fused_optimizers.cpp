@@ -24,15 +24,16 @@ namespace {
 using torch::optim::OptimizerParamGroup;
 using States = ska::flat_hash_map<void*, std::unique_ptr<torch::optim::OptimizerParamState>>;
 
-// Whether the tensors lie in memory alike: a kernel goes through the memory of all its tensors in step.
+// Gives whether the tensors lie in memory alike: a kernel goes through the memory of all its tensors in step.
 bool lie_alike(const at::Tensor& parameter, const at::Tensor& other) {
   return other.defined() && other.layout() == at::kStrided && other.scalar_type() == parameter.scalar_type() &&
          other.device() == parameter.device() && other.sizes() == parameter.sizes() &&
          other.strides() == parameter.strides();
 }
 
-// Whether kernels can take the group's parameters that have a gradient, with the members of their states. A kernel
-// takes one type, and each type has its own kernel. So parameters of another type on the same rank change no bit.
+// Gives whether kernels can take the group's parameters that have a gradient, with the members of their states. A
+// kernel takes one type, and each type has its own kernel. So parameters of another type on the same rank change no
+// bit.
 template <class Members>
 bool fits_kernel(const OptimizerParamGroup& group, const States& states, const Members& members_of) {
   const at::Tensor* first = nullptr;

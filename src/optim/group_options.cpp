@@ -21,7 +21,7 @@ using torch::serialize::OutputArchive;
 
 constexpr const char* kKind = "kind";  // the key of the options' type, by which Adam's are not AdamW's
 
-// Null for a type that JSON lacks.
+// Gives null for a type that JSON lacks.
 json json_of(const c10::IValue& value) {
   if (value.isBool()) return value.toBool();
   if (value.isInt()) return value.toInt();
@@ -90,7 +90,7 @@ void check_kind(const torch::optim::OptimizerOptions& here, const json& members)
   }
   try {
     set_members(*here.clone(), members);
-  } catch (const c10::Error&) {  // whose text speaks of LibTorch's own source
+  } catch (const c10::Error&) {  // its text speaks of LibTorch's own source
     throw Error("the options are not like this optimizer's: they are " + members.dump());
   }
 }

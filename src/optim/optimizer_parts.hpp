@@ -15,7 +15,7 @@
 
 namespace lockstep {
 
-// above / below for scalars on one device, or 1 where `defined_when` is false. Reads nothing back from a GPU.
+// Gives above / below for scalars on one device, or 1 where `defined_when` is false. Reads nothing back from a GPU.
 inline at::Tensor ratio_or_1(const at::Tensor& above, const at::Tensor& below, const at::Tensor& defined_when) {
   return at::where(defined_when, above / below, at::ones_like(above));
 }

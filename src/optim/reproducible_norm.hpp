@@ -20,20 +20,18 @@
 
 namespace lockstep {
 
-// float64 [2]: the largest
-// value
-// , or 0 if that is not finite; and 0 if all are finite, 1 for an infinity, 2 for a NaN. The maxima of several calls'
-// results are the result for all their pieces.
+// Gives float64 [2]: the largest |value|, or 0 if that is not finite; and 0 if all are finite, 1 for an infinity, 2 for
+// a NaN. The maxima of several calls' results are the result for all their pieces.
 at::Tensor largest_magnitude(const std::vector<at::Tensor>& pieces, const c10::Device& device);
 
-// float64 [4]: the sum of squares in four numbers, scaled by a power of two. `largest` must be that of all pieces of
-// all ranks. Several calls' sums may be added; that is exact. On the CPU this is a loop, elsewhere operators.
+// Gives float64 [4]: the sum of squares in four numbers, scaled by a power of two. `largest` must be that of all pieces
+// of all ranks. Several calls' sums may be added; that is exact. On the CPU this is a loop, elsewhere operators.
 at::Tensor sums_of_squares(const std::vector<at::Tensor>& pieces, const at::Tensor& largest);
 
 // Computes these sums by LibTorch's operators, on any device.
 at::Tensor sums_by_operators(const std::vector<at::Tensor>& pieces, const at::Tensor& largest);
 
-// float64, one number: infinite or NaN where a value is.
+// Gives float64, one number: infinite or NaN where a value is.
 at::Tensor norm_of(const at::Tensor& sums, const at::Tensor& largest);
 
 }  // namespace lockstep

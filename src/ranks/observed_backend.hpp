@@ -14,7 +14,7 @@
 
 namespace lockstep {
 
-// It is told of one rank's calls, on the thread that makes them.
+// Hears of one rank's calls, on the thread that makes them.
 class CallObserver {
  public:
   virtual ~CallObserver() = default;

@@ -1,4 +1,4 @@
-// The ranks of this process that have not ended, and which code of their user they are in. Thread-safe.
+// Keeps the ranks of this process that have not ended, and which code of their user they are in. Thread-safe.
 #pragma once
 
 #include <lockstep/devices/devices.hpp>

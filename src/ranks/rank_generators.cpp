@@ -10,7 +10,7 @@
 
 namespace lockstep {
 
-// It is a copy of the device's default generator, which is LibTorch's way to get one for any device.
+// Copies the device's default generator, which is LibTorch's way to get one for any device.
 at::Generator generator_on(const c10::Device& device, uint64_t seed) {
   at::Generator shared = at::globalContext().defaultGenerator(device);
   at::Generator own = [&] {

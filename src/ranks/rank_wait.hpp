@@ -21,12 +21,12 @@ inline void wait_for(const Rank& rank, const c10::Event& end) {
   place.world().check_values(place.world_rank);
 }
 
-// The same for all work that the rank's current stream has been given. On the CPU it does not wait.
+// Waits for all work that the rank's current stream has been given. On the CPU it does not wait.
 inline void synchronize(const Rank& rank) {
   if (!rank.device().is_cpu()) wait_for(rank, end_of_stream(rank.device()));
 }
 
-// The same, but throws nothing if the run has failed: for what a failed run leaves to the next one.
+// Waits likewise, but throws nothing if the run has failed: use it for what a failed run leaves to the next one.
 inline void drain(const Rank& rank) {
   if (rank.device().is_cpu()) return;
   const auto& place = comm::RankPlace::of(rank);
@@ -34,7 +34,7 @@ inline void drain(const Rank& rank) {
            {.who = comm::name_of(place.world_rank, place.run->devices), .timeout = place.run->timeout, .look = [] {}});
 }
 
-// Whether the rank's calls are queued on streams of NCCL's own. Then their Work's wait() keeps no host waiting.
+// Gives whether the rank's calls are queued on streams of NCCL's own. Then their Work's wait() keeps no host waiting.
 inline bool queues_its_calls(Rank& rank) {
   return !rank.device().is_cpu() && rank.backend().getBackendName() == "nccl";
 }

@@ -16,7 +16,7 @@ void keep_shared_seed(const Rank& rank);
 // Warns, once in a run, if its threads share LibTorch's CPU generator and one has set its seed outside of in_turn().
 void warn_of_shared_seed(const Rank& rank);
 
-// The same for `layer` of `owner`, which draws from that generator. Does nothing if `layer` is empty.
+// Warns likewise of `layer` of `owner`, which draws from that generator. Does nothing if `layer` is empty.
 void warn_of_shared_draws(const Rank& rank, const std::string& owner, const std::string& layer);
 
 }  // namespace lockstep

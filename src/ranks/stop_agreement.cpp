@@ -14,7 +14,7 @@ bool StopAgreement::now() {
   const auto taken = std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - asked_).count();
   const at::Tensor all =
       of_all_ranks(rank_, {stop_.stop_requested() ? 1 : 0, static_cast<int64_t>(taken), stop_.stop_possible() ? 1 : 0});
-  if (steps_ > 0) {  // at most twice as many steps as last time, since the first steps say little
+  if (steps_ > 0) {  // the first steps say little, so the interval doubles at most
     const int64_t slowest = std::max<int64_t>(all.select(1, 1).max().item<int64_t>() / steps_, 1);
     interval_ = std::clamp<int64_t>(between / slowest, 1, 2 * interval_);
   }

@@ -30,7 +30,7 @@ class StopAgreement {
   Clock::time_point asked_ = Clock::now();
   int64_t steps_ = 0;     // steps since asked_
   int64_t interval_ = 1;  // steps until the next time
-  bool can_stop_ = true;  // as far as is known, some rank can be asked to stop
+  bool can_stop_ = true;  // some rank can be asked to stop, as far as is known
 };
 
 }  // namespace lockstep

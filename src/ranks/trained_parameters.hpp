@@ -15,8 +15,8 @@ namespace lockstep {
 
 using NamedParameters = std::vector<std::pair<std::string, at::Tensor>>;
 
-// All of a module's parameters, in the order of registration. A parameter with several names comes once, under the
-// first.
+// Gives all of a module's parameters, in the order of registration. A parameter with several names comes once, under
+// the first.
 NamedParameters parameters_of(const torch::nn::Module& module);
 
 class TrainedParameters {

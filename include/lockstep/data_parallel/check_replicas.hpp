@@ -31,6 +31,6 @@ requires requires(const Net& net) {
 void check_replicas(const Net& net) {
   check_replicas(*net.trained());
 }
-void check_replicas(const torch::nn::Module& module, Rank& rank);  // between `rank`'s ranks
+void check_replicas(const torch::nn::Module& module, Rank& rank);  // compares `rank`'s ranks
 
 }  // namespace lockstep

@@ -60,8 +60,8 @@ class Criterion {
   template <class Options>
   Criterion(at::Tensor (*function)(const at::Tensor&, const at::Tensor&, const Options&))
       : Criterion([function](const at::Tensor& y_hat, const at::Tensor& y) { return function(y_hat, y, Options{}); }) {}
-  // With its options. Throws Error for another reduction than the mean over the samples, and for weights of classes:
-  // the average of parts' weighted means is not the whole batch's.
+  // Takes the loss with its options. Throws Error for another reduction than the mean over the samples, and for weights
+  // of classes: the average of parts' weighted means is not the whole batch's.
   template <class Options>
   Criterion(at::Tensor (*function)(const at::Tensor&, const at::Tensor&, const Options&),
             const std::type_identity_t<Options>& options)
@@ -95,7 +95,7 @@ class Replicas {
   Replicas(const Replicas&) = default;
   Replicas& operator=(const Replicas&) = default;
 
-  // See Whole. Before save_weights(), evaluate() and check_replicas().
+  // Call it before save_weights(), evaluate() and check_replicas(). See Whole.
   Whole whole() const { return Whole(replica_); }
 
   // A Loss of a mean that you compute yourself. `local_mean` is the scalar mean over this rank's `local_size` samples,
@@ -114,11 +114,11 @@ class Replicas {
   int64_t steps_done() const;
   void set_steps_done(int64_t steps);
 
-  // For a backward that is not that of one Loss. compute() calls LibTorch's backward itself, any number of times. When
-  // this returns, all gradients are averages over the ranks, as after Loss::backward(). A parameter's gradient may be
-  // averaged as soon as something was added to it. So compute every contribution but the last under no_sync(). All
-  // ranks must call it. Throws as Loss::backward() does. Of which batch it is, it takes from the one that this thread
-  // took last from batches().
+  // Averages a backward that is not that of one Loss. compute() calls LibTorch's backward itself, any number of times.
+  // When this returns, all gradients are averages over the ranks, as after Loss::backward(). A parameter's gradient may
+  // be averaged as soon as something was added to it. So compute every contribution but the last under no_sync(). All
+  // ranks must call it. Throws as Loss::backward() does. The backward counts as that of the batch that this thread took
+  // last from batches().
   void backward_through(const std::function<void()>& compute);
 
   // The factor for a part's mean loss with which the average over the ranks is the gradient of the global batch's mean
@@ -133,7 +133,7 @@ class Replicas {
   // Gradients of several whole batches add up to their sum, as in LibTorch.
   [[nodiscard]] NoSync no_sync() { return NoSync(replica_); }
 
-  std::shared_ptr<TrainedNet> trained() const;  // for an Optimizer
+  std::shared_ptr<TrainedNet> trained() const;  // an Optimizer needs it
   // These two are for lockstep's own code: Replica's class is private.
   explicit Replicas(std::shared_ptr<Replica> replica) : replica_(std::move(replica)) {}
   const std::shared_ptr<Replica>& replica() const { return replica_; }
@@ -167,7 +167,7 @@ class DataParallel : public Replicas {
   DataParallel(const DataParallel&) = default;  // a move is a copy too
   DataParallel& operator=(const DataParallel&) = default;
 
-  // The module. In a net that is sharded (DataParallelOptions::sharded) they throw Error but within loss() and while a
+  // Give the module. In a sharded net (DataParallelOptions::sharded) they throw Error except within loss() and while a
   // whole() lives: LibTorch's optimizers and clip_grad_norm_ would find no gradients there.
   Module* operator->() const { return &**this; }
   Module& operator*() const {
@@ -175,7 +175,7 @@ class DataParallel : public Replicas {
     return *module_;
   }
 
-  void train(bool on = true) { module_->train(on); }  // as of a torch::nn::Module, on every layer
+  void train(bool on = true) { module_->train(on); }  // sets the mode of every layer, as torch::nn::Module does
   void eval() { module_->eval(); }
 
   // Calls the module's forward on this rank's replica, without communication.

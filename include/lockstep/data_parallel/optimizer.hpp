@@ -34,11 +34,11 @@ class NetOptimizer;
 class TrainedNet;
 
 struct StepOptions {
-  // Gradients are scaled down so that their norm over all parameters of the network is at most this (Pascanu et al.
-  // 2013). Infinity: the norm is only computed. 0: neither.
+  // Scales gradients down so that their norm over all parameters of the network is at most this (Pascanu et al. 2013).
+  // Infinity: the norm is only computed. 0: neither.
   double clip = 0;
-  // A step whose averaged gradients have a NaN or an infinity is not taken, on all ranks, and the gradients are
-  // dropped. On a GPU the host waits for them.
+  // Skips a step, on all ranks, whose averaged gradients have a NaN or an infinity, and drops the gradients. On a GPU
+  // the host waits for them.
   bool skip_not_finite = false;
 };
 
@@ -65,7 +65,7 @@ class Optimizer {
   template <class Net>
   Optimizer(Net& net, const Make& make, const Grouping& grouping = {}) : Optimizer(net.trained(), make, grouping) {}
 
-  // The same with LibTorch's optimizer of these options: an SGD, Adam, AdamW, Adagrad or RMSprop.
+  // Makes LibTorch's optimizer of these options: an SGD, Adam, AdamW, Adagrad or RMSprop.
   template <class Net>
   Optimizer(Net& net, const torch::optim::SGDOptions& options, const Grouping& grouping = {})
       : Optimizer(net, maker<torch::optim::SGD>(options), grouping) {}
@@ -100,7 +100,7 @@ class Optimizer {
 
   // The groups, for their options. All ranks must set the same.
   std::vector<torch::optim::OptimizerParamGroup>& param_groups();
-  void set_lr(double lr);  // of all groups, from the next step on
+  void set_lr(double lr);  // sets all groups' learning rate, from the next step on
 
   // Sets the weight decay of one group of an optimizer, from the next step on. Do not set it by options given with a
   // group: LibTorch 2.15 ignores an option there that has its class's default value, such as 0. Throws Error for a

@@ -16,7 +16,7 @@ class GrainCheck;
 enum class Sharded {
   nothing,
   state,       // each rank has a slice of the optimizer's state
-  gradients,   // and of the averaged gradients
+  gradients,   // each rank has a slice of the averaged gradients too
   parameters,  // and of the parameters, which are gathered when an operator is about to read them
 };
 
@@ -35,9 +35,9 @@ struct DataParallelOptions {
   // ranks must use the same ones in the same order, on the thread that made the net; a rank that does not is named by
   // an Error. Not in an elastic run (RunOptions::succession).
   Sharded sharded = Sharded::nothing;
-  // For Sharded::parameters: names of modules, such as "layers.3", of each of which the parameters are gathered as one
-  // unit. Other modules are taken in runs: at most bucket_bytes, a sixteenth of the net, and an eighth of a rank's
-  // slice of it (64 KiB in a small one). Best are units that compute one after the other, and are small beside a slice.
+  // Names modules, such as "layers.3", whose parameters Sharded::parameters gathers as one unit each. Other modules are
+  // taken in runs: at most bucket_bytes, a sixteenth of the net, and an eighth of a rank's slice of it (64 KiB in a
+  // small one). Best are units that compute one after the other, and are small beside a slice.
   std::vector<std::string> units = {};
   // Computes grains (BatchOptions::grain) again and compares them, as check_arithmetic(0.01) does
   // (lab/check_arithmetic.hpp). Each rank needs its own. Then all batches need a grain, and not with

@@ -23,7 +23,7 @@ class TrainedNet;
 // is negative, and as Rank::allreduce does.
 void average_running_statistics(torch::nn::Module& module, Rank& rank, int64_t samples);
 
-// The same for a DataParallel or a SplitModel, whose ranks along the data axis call it with equal modules.
+// Does the same for a DataParallel or a SplitModel. All ranks along the data axis must call it, with equal modules.
 void average_running_statistics(TrainedNet& net, int64_t samples);
 template <class Net>
 requires requires(const Net& net) {

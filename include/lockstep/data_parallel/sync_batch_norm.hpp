@@ -53,7 +53,7 @@ class SyncBatchNormImpl : public torch::nn::NormImplBase<0, SyncBatchNormImpl, t
 };
 TORCH_MODULE(SyncBatchNorm);
 
-// Whether `module` is a SyncBatchNorm or holds one.
+// Gives whether `module` is a SyncBatchNorm or holds one.
 bool has_sync_batchnorm(const torch::nn::Module& module);
 
 }  // namespace lockstep
