@@ -51,8 +51,8 @@ class GraphedStep {
   const bool collective_;
   const std::function<void(const Batch&)> step_;
   int warm_up_left_ = kWarmUpSteps;
-  Batch input_;                  // what the graph reads; undefined before the recording
-  std::deque<c10::Event> ends_;  // of the last replays
+  Batch input_;                  // the batch that the graph reads; undefined before the recording
+  std::deque<c10::Event> ends_;  // ends of the last replays
 };
 
 }  // namespace lockstep

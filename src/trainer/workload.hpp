@@ -15,7 +15,7 @@ namespace lockstep {
 struct Workload {
   Task task;
   DataDigests digests = {};
-  std::string announcement = {};  // of the data, for TrainCallbacks::on_data
+  std::string announcement = {};  // text about the data, for TrainCallbacks::on_data
   std::string warning = {};       // of the data; empty: there is none
   std::string title = {};         // of the curve: the network and the data
 };
