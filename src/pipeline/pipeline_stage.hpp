@@ -51,7 +51,7 @@ class PipelineStage {
 
   struct Kept {
     at::Tensor input;   // a leaf
-    at::Tensor output;  // with its graph; undefined if only the input is kept
+    at::Tensor output;  // the output with its graph; undefined if only the input is kept
     Head head;          // the head, for computing forward again
   };
 

@@ -85,7 +85,7 @@ class ElasticLaunch {
   int called_off_ = 0;           // how many generations
   std::vector<Member> members_;  // by number
   std::vector<int> vacant_ = {};
-  std::vector<int> given_up_ = {};  // since the last look; see Look::given_up
+  std::vector<int> given_up_ = {};  // given up since the last look; see Look::given_up
   std::vector<int> coming_ = {};    // members that do not have the state yet
   bool lacked_memory_ = false;
   bool has_lost_ = false;

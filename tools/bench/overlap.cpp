@@ -135,7 +135,7 @@ class CommunicationTimes : public CallObserver {
   double within = 0;        // seconds of posts and polls during backward
   double after = 0;         // seconds of later posts and polls, and of waits
   int64_t bytes = 0;        // the bytes that were posted
-  int64_t bytes_early = 0;  // of these, the bytes that polls found complete during backward
+  int64_t bytes_early = 0;  // posted bytes that polls found complete during backward
 
  private:
   int64_t bytes_of_step_ = 0;  // the bytes that are posted in a step

@@ -26,7 +26,7 @@
 #include <string>
 
 extern "C" {
-extern const char __executable_start, etext;  // of this program, which the linker knows
+extern const char __executable_start, etext;  // the linker sets these to this program's code
 }
 
 namespace {
@@ -270,7 +270,7 @@ int sched_yield() noexcept {
   return 0;
 }
 
-// What the system says of threads is of the whole program's, and of real time: whether one waits for a disk, say.
+// The system's word on threads, such as a wait for a disk, is about the whole program and real time: so hide it.
 int openat(int folder, const char* name, int flags, ...) {
   if (Scheduler::this_thread() != nullptr && std::strcmp(name, "/proc/self/task") == 0) {
     errno = ENOENT;

@@ -28,7 +28,7 @@ class Member : public Network::Endpoint {
   Member(Process& process, int rank, int size);
   ~Member() override;
 
-  void connect(const std::vector<int>& numbers);  // of the members, by rank
+  void connect(const std::vector<int>& numbers);  // `numbers`: the members', by rank
 
   // `finish` gets what each rank gave to this one. With a root, the root alone gives.
   TransferPtr call(uint32_t tag, Inputs to, std::function<void(Inputs&)> finish, int root = -1);

@@ -22,7 +22,7 @@ struct Network {
   struct Host {
     Process* process = nullptr;
     std::map<std::string, Bytes> values = {};
-    std::vector<std::string> generations = {};  // of an elastic job, one after the other, as they were stored
+    std::vector<std::string> generations = {};  // an elastic job's generations, in the order in which they were stored
   };
 
   // Whoever has connections. It hears of the end of a process that it is connected with.
@@ -51,7 +51,7 @@ struct Network {
   Endpoint* endpoint(int number) const;  // null: it is gone
 
   void tell_of_death(const Process& process);
-  bool is_reset(const Process& from, const Process& to) const;  // what is on its way there is lost
+  bool is_reset(const Process& from, const Process& to) const;  // messages on their way there are lost
 
   Scheduler& scheduler;
   std::map<int, std::shared_ptr<Host>> hosts = {};  // by port
@@ -69,6 +69,6 @@ struct Network {
   Time latency_;  // the most that a message usually takes
 };
 
-Network& network();  // of this program's simulation
+Network& network();  // this program's simulation has one network
 
 }  // namespace lockstep::simulation

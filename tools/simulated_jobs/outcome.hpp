@@ -1,4 +1,4 @@
-// What came of a simulated job, and what must hold of it.
+// The outcome of a simulated job, and the rules that it must keep.
 #pragma once
 
 #include "plan.hpp"
@@ -21,14 +21,14 @@ struct Outcome {
   int threads_left = 0;      // beside the first, when the process ended
   int connections_left = 0;  // to stores
   int groups_left = 0;       // whose connections stand
-  std::vector<Steps> ranks;  // of this process
+  std::vector<Steps> ranks;  // steps of this process's ranks
 };
 
 // A generation of an elastic job, as it was in the store.
 struct Past {
   std::vector<int> members;
   bool has_begun;
-  int keys = 0;  // that it has left in the store
+  int keys = 0;  // keys that it has left in the store
 };
 
 using Texts = std::vector<std::string>;

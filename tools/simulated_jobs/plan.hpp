@@ -40,7 +40,7 @@ struct Strike {
   int step = 0;     // of what a rank does
   int call = 0;     // of the disk
   int calls = 0;    // from a lost fsync until the power fails
-  Time length = 0;  // of what ends
+  Time length = 0;  // how long a passing fault lasts
 
   bool is_harmless() const;  // the run must go on
   bool is_by_rank() const;   // a rank does it, in a step
@@ -69,6 +69,6 @@ constexpr int kBetweenCheckpoints = 5;  // steps
 constexpr const char* kKinds = "plain, elastic, \"lost fsync\" or \"two faults\"";
 
 Plan plan_of(uint64_t seed);
-std::vector<Plan> undisturbed();  // of each program and each number of processes and ranks
+std::vector<Plan> undisturbed();  // has one plan for each program and each number of processes and ranks
 
 }  // namespace lockstep::simulation

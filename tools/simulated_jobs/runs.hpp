@@ -21,7 +21,7 @@ struct Result {
   int64_t points = 0;
   Time time = 0, longest_end = 0;  // see Report
   bool ended_early = false;
-  double seconds = 0;  // that the processor worked for it
+  double seconds = 0;  // seconds that the processor worked for it
 };
 
 class Runs {

@@ -63,7 +63,7 @@ class Scheduler {
   static Scheduler* of_this_program();  // null: none
   static Thread* this_thread();         // null: not a simulated one
 
-  // Before run().
+  // Call it before run().
   Process& add_process(const std::string& name);
   void start(Process& process, std::function<void()> body);
 
@@ -93,7 +93,7 @@ class Scheduler {
   void kill(Process& process);
   void stop(Process& process, Time time);
   std::function<void(Process&)> on_death = {};   // the process was killed, or is over
-  int threads_of(const Process& process) const;  // that are not over
+  int threads_of(const Process& process) const;  // counts the threads that are not over
 
   void note(const std::string& text);  // a line of the log; to be asked for with logs() if the text costs time
   bool logs() const { return with_log_; }

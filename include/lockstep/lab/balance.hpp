@@ -67,7 +67,7 @@ class Balance {
   const BalanceOptions options_;
   const std::shared_ptr<LapClock> laps_;
   int64_t full_size_ = 0;
-  int steps_ = 0;  // since the last look
+  int steps_ = 0;  // steps since the last look
   std::vector<double> shares_;
 };
 

@@ -26,7 +26,7 @@ struct StepProgress {
   int epoch = 0;     // from 1
   int64_t done = 0;  // samples of this epoch trained so far, over all ranks
   int64_t total = 0;
-  double seconds = 0;  // since the epoch began
+  double seconds = 0;  // seconds since the epoch began
   double loss = 0;     // the mean over rank 0's samples of the epoch so far
 };
 

@@ -97,7 +97,7 @@ class Exchange {
   std::shared_ptr<Operation> post_message(Group& group, const Side& side, int rank, Call call);
   void join(const std::shared_ptr<Operation>& joined, int rank, Call call);  // after the last call there is work
 
-  // Without the lock:
+  // Call these without the lock:
   Operations before(const Operation* operation, int rank);     // the open calls before it; null: all. Rank in the world
   void forget_complete(int rank, const Operation* last);       // up to this call; null: all. Rank in the world
   static bool is_held_up(const Operations& earlier);           // others still do the last shares of a call
@@ -113,7 +113,7 @@ class Exchange {
   // Sleeps until the operation is complete. Throws Error, see 6.
   void sleep(Operation& operation, const Operations& earlier, int rank, std::chrono::milliseconds timeout);
 
-  // With the lock:
+  // Call these with the lock:
   void set_failure(const Failure& failure);
   [[noreturn]] void fail(int rank, const Failure& reason);  // ends the world and throws; rank in the world
   void throw_if_ended(int rank) const;                      // rank in the world

@@ -32,18 +32,18 @@ class Graph : public std::enable_shared_from_this<Graph> {
   explicit Graph(Stream& origin) : origin_(origin) {}
   ~Graph();
 
-  // What a recorded stream is given. With order().
+  // Record what a recorded stream is given. Hold order().
   void add(Stream& stream, const Launch& launch);
   std::shared_ptr<Point> mark(Stream& stream);
 
-  // `stream` or `point` is recorded. With order().
+  // `stream` or `point` is recorded. Hold order().
   static void follow(Stream& stream, const std::shared_ptr<Point>& point);
 
   // Throws if the host may not wait: for a recorded stream, on a recorded device, or on a thread that records. The
   // recording is refused then. With order().
   static void check_wait(const Stream& stream);
   static void check_wait(int device);
-  static void check_wait(const Point& point);  // without order()
+  static void check_wait(const Point& point);  // do not hold order()
 
  private:
   // One replay: which streams take the places of the recorded ones, and which points.

@@ -46,14 +46,14 @@ class Allocator final : public c10::DeviceAllocator {
     Stream* stream;
     std::set<Stream*> recorded;
     Accesses accesses;
-    const Graph* graph;  // whose own it is; null: nobody's
+    const Graph* graph;  // the graph that owns the block; null: none
     bool is_free;        // no tensor has it
   };
   using Points = std::vector<std::shared_ptr<Point>>;
 
   static void release(void* block);
 
-  // With order().
+  // Hold order().
   void give_back(Block& block);
   void give_back_to_graph(Block& block);
   void spare_after(Block& block, const std::set<Stream*>& streams);
