@@ -78,7 +78,7 @@ struct Result {
   std::string model;
   int64_t parameters = 0, batch_size = 0;
   bool on_gpus = false;
-  std::array<std::vector<Sample>, 3> samples;  // by variant
+  std::array<std::vector<Sample>, 3> samples;  // samples by variant
 };
 
 // Gives the slowest rank's step, with the communication of the rank that waited least.

@@ -26,7 +26,7 @@
 #include <string>
 
 extern "C" {
-extern const char __executable_start, etext;  // the linker sets these to this program's code
+extern const char __executable_start, etext;  // the linker sets both: this program's code lies between
 }
 
 namespace {

@@ -41,7 +41,7 @@ struct Network {
 
   explicit Network(Scheduler& scheduler);
 
-  // When something that is sent now will be there.
+  // The time when something that is sent now will be there.
   Time arrival(const Process& from, const Process& to);
 
   // Nothing passes between the two until then.
@@ -54,7 +54,7 @@ struct Network {
   bool is_reset(const Process& from, const Process& to) const;  // messages on their way there are lost
 
   Scheduler& scheduler;
-  std::map<int, std::shared_ptr<Host>> hosts = {};  // by port
+  std::map<int, std::shared_ptr<Host>> hosts = {};  // hosts by port
   Time lateness = 0;                                // the most by which one message in 50 is late
   std::vector<std::string> wrongs = {};             // what must not happen, and did
 

@@ -17,9 +17,9 @@ struct Outcome {
   bool over = false;         // run() ended
   Time end = 0;              // when
   int place = 0;             // see ElasticLaunch
-  bool was_started = false;  // in an elastic job
+  bool was_started = false;  // it was started in an elastic job
   int threads_left = 0;      // beside the first, when the process ended
-  int connections_left = 0;  // to stores
+  int connections_left = 0;  // connections to stores
   int groups_left = 0;       // whose connections stand
   std::vector<Steps> ranks;  // steps of this process's ranks
 };
@@ -43,10 +43,10 @@ struct Course {
   std::optional<int> launcher_code = {};  // its exit code
   std::vector<Past> generations = {};
   int saved = 0;  // steps in the last checkpoint that was written, as far as its writer knows
-  int found = 0;  // in the one from which a run would go on; 0: there is none
+  int found = 0;  // steps in the checkpoint to go on from; 0: there is none
   StateDigest found_state = {};
   Texts files_left = {};        // in the run's folder
-  std::string unreadable = {};  // why none could be read
+  std::string unreadable = {};  // why no checkpoint could be read
 };
 
 // Sentences about what is wrong; none if all is as it must be.

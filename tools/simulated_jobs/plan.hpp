@@ -37,9 +37,9 @@ struct Strike {
   int victim = 0;   // a process, in an elastic job maybe a successor, if there is one
   int other = 0;    // the other side of a cut
   double part = 0;  // when: the part of the process's scheduling points that lies before it
-  int step = 0;     // of what a rank does
-  int call = 0;     // of the disk
-  int calls = 0;    // from a lost fsync until the power fails
+  int step = 0;     // the step in which a rank does it
+  int call = 0;     // the number of the disk's call
+  int calls = 0;    // calls from a lost fsync until the power fails
   Time length = 0;  // how long a passing fault lasts
 
   bool is_harmless() const;  // the run must go on

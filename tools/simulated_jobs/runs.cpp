@@ -18,7 +18,7 @@
 namespace lockstep::simulation {
 namespace {
 
-constexpr unsigned kRealSeconds = 20;  // for a run, which takes some milliseconds
+constexpr unsigned kRealSeconds = 20;  // limit of a run, which takes some milliseconds
 
 // A child's message to its parent about a run, in memory that both have.
 struct Told {

@@ -122,7 +122,7 @@ class Scheduler {
   std::vector<std::unique_ptr<Process>> processes_;
   std::vector<std::unique_ptr<Thread>> threads_;
   std::vector<Thread*> living_;
-  std::vector<Thread*> due_;  // for choose() alone
+  std::vector<Thread*> due_;  // choose() alone uses it
   std::multimap<Time, std::function<void()>> events_;
   std::map<Process*, std::multimap<int64_t, std::function<void()>>> faults_;
   std::atomic<int> all_done_ = 0;

@@ -77,7 +77,7 @@ class SplitModel {
   void train(bool on = true) { module_->train(on); }  // calls torch::nn::Module's on every layer
   void eval() { module_->eval(); }
 
-  Whole whole() const { return replicas_.whole(); }  // with DataParallelOptions::sharded
+  Whole whole() const { return replicas_.whole(); }  // needs DataParallelOptions::sharded
   std::shared_ptr<TrainedNet> trained() const;       // for an Optimizer
 
  private:
@@ -87,7 +87,7 @@ class SplitModel {
   const ModelSplit split_;
   const bool takes_batch_;
   Mesh mesh_;
-  torch::nn::Sequential sharded_;  // by channels; all layers, as far as this rank keeps them
+  torch::nn::Sequential sharded_;  // layers split by channels, as far as this rank keeps them
   std::optional<Pipeline> pipeline_;
   torch::nn::Sequential module_;
   DataParallel<torch::nn::SequentialImpl> replicas_;

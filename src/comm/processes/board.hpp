@@ -41,7 +41,7 @@ class Board {
   void begin(const Heartbeat& first);  // leaves this process's first keys
 
   void put_heartbeat(const Heartbeat& beat);
-  std::vector<Heartbeat> heartbeats();  // by process
+  std::vector<Heartbeat> heartbeats();  // heartbeats by process
 
   void put_state(int rank, const std::string& text);  // RankState::to_text()
   std::vector<RankState> states();                    // by rank

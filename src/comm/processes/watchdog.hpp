@@ -76,7 +76,7 @@ class Watchdog {
   Activity activity_;
   int64_t own_beats_ = 0;
   SilenceLimit own_limit_;
-  std::map<int, std::string> published_;  // by rank
+  std::map<int, std::string> published_;  // published texts by rank
   std::vector<Heartbeat> beats_;          // by process, at the last look
   std::vector<Clock::time_point> seen_;   // by process: when its count had changed
   Clock::time_point last_beat_ = Clock::now();

@@ -95,7 +95,7 @@ class Exchange {
   };
 
   std::shared_ptr<Operation> post_message(Group& group, const Side& side, int rank, Call call);
-  void join(const std::shared_ptr<Operation>& joined, int rank, Call call);  // after the last call there is work
+  void join(const std::shared_ptr<Operation>& joined, int rank, Call call);  // the last call makes work
 
   // Call these without the lock:
   Operations before(const Operation* operation, int rank);     // the open calls before it; null: all. Rank in the world
@@ -106,7 +106,7 @@ class Exchange {
   void work(Operation& operation);                             // takes shares until none is left
   void complete(const Operations& earlier, int rank, std::chrono::milliseconds timeout);  // rank in the world
   void run_share(Operation& operation, int share);
-  void finish(Operation& operation);  // after the last share
+  void finish(Operation& operation);  // call it after the last share
   void end(const Failure& failure);   // ends the world, unless it has ended already
   // Spins until the operation is complete, the world has ended, or kSpin is over.
   void spin(Operation& operation, const Operations& earlier);
@@ -119,7 +119,7 @@ class Exchange {
   void throw_if_ended(int rank) const;                      // rank in the world
   void throw_if_failed(int rank, const Operation& operation) const;
   void throw_if_left(int rank, const Operation& operation);
-  void throw_if_all_left(int rank, const Operation& operation);  // for a receive from any rank
+  void throw_if_all_left(int rank, const Operation& operation);  // call it for a receive from any rank
   void throw_if_unanswered(int rank);
   [[noreturn]] void fail_late(int rank, const Operation& operation, std::chrono::milliseconds timeout);
   std::vector<int> awaited(const Operation& operation) const;  // who has not posted, by rank in the world
@@ -139,7 +139,7 @@ class Exchange {
   Failure failure_;                                     // why the world ended; empty while all is well
   std::vector<bool> left_;                              // by rank in the world
   std::map<std::string, Group> groups_;                 // by name
-  std::vector<std::vector<const Operation*>> waiting_;  // by rank: what its threads wait for
+  std::vector<std::vector<const Operation*>> waiting_;  // operations that each rank's threads wait for
 };
 
 }  // namespace lockstep::comm

@@ -61,7 +61,7 @@ class Operation {
   Operation(const Members& of, const Side& side);  // a message, perhaps from kAnySource
 
   // Use these in work and check, which run once all members have posted.
-  const std::vector<Member>& members() const { return members_; }  // in a collective: by rank, ascending
+  const std::vector<Member>& members() const { return members_; }  // members of a collective, by ascending rank
   const Call& call(int rank) const;
   std::string text_of(int world_rank) const { return call(of_.index_of(world_rank)).signature.text(); }
   int shares() const { return members_[0].call.shares; }

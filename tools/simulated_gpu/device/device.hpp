@@ -41,7 +41,7 @@ class Device {
   std::atomic<unsigned> taken_low_ = 0, taken_high_ = 0;
 };
 
-Device& device(int index);  // to be used: CUDA makes a context there, which takes hundreds of MB
+Device& device(int index);  // call it only to use the device: CUDA makes a context there, of hundreds of MB
 
 int& current_device();
 int64_t& current_stream_id(int device);

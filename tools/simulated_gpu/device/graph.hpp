@@ -40,7 +40,7 @@ class Graph : public std::enable_shared_from_this<Graph> {
   static void follow(Stream& stream, const std::shared_ptr<Point>& point);
 
   // Throws if the host may not wait: for a recorded stream, on a recorded device, or on a thread that records. The
-  // recording is refused then. With order().
+  // recording is refused then. Hold order().
   static void check_wait(const Stream& stream);
   static void check_wait(int device);
   static void check_wait(const Point& point);  // do not hold order()
@@ -61,7 +61,7 @@ class Graph : public std::enable_shared_from_this<Graph> {
   Stream& origin_;
   bool recording_ = false;
   std::string wrong_;            // why the recording is no good; empty: it is
-  std::map<Stream*, Clock> at_;  // by recorded stream: what of the recording comes before
+  std::map<Stream*, Clock> at_;  // by recorded stream: the part of the recording that comes before
   std::vector<Node> nodes_;
   std::map<const Stream*, Stream*> branches_;  // for the recorded streams but the first
   std::set<Stream*> ran_on_;

@@ -61,9 +61,9 @@ class Allocator final : public c10::DeviceAllocator {
   void reclaim();
 
   std::map<int, size_t> taken_;         // by device: bytes that were given out once
-  std::map<const char*, Block*> used_;  // by address: what a tensor or a graph has
+  std::map<const char*, Block*> used_;  // blocks by address that a tensor or a graph has
   std::map<std::tuple<const Graph*, Stream*, size_t>, std::vector<Block*>> spare_;
-  std::vector<std::pair<Block*, Points>> waiting_;  // until the recorded streams have passed
+  std::vector<std::pair<Block*, Points>> waiting_;  // blocks that wait until the recorded streams have passed
 };
 
 Allocator& allocator();

@@ -9,7 +9,7 @@
 
 namespace simulated {
 
-using Clock = std::map<int, uint64_t>;  // by a stream's number: how many of its tasks come before
+using Clock = std::map<int, uint64_t>;  // tasks of a stream that come before, by its number
 
 std::mutex& order();
 

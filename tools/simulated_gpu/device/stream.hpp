@@ -43,10 +43,10 @@ class Stream {
  public:
   Stream(int device, int64_t id);
 
-  void queue(std::function<void()> task);  // also while the stream is recorded
+  void queue(std::function<void()> task);  // works also while the stream is recorded
 
   std::shared_ptr<Point> mark();                     // with order()
-  void follow(const std::shared_ptr<Point>& point);  // with order()
+  void follow(const std::shared_ptr<Point>& point);  // hold order()
 
   // The host waits. Throws what a task threw, and while the stream is recorded. finish() does not count as one of the
   // host's waits.

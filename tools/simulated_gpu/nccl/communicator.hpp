@@ -30,7 +30,7 @@ class Communicator {
 
   struct Meeting {
     int rank;                 // who looks at it
-    std::vector<Tensors> in;  // by rank
+    std::vector<Tensors> in;  // inputs by rank
     Tensors out;              // this rank's
   };
 
@@ -46,7 +46,7 @@ class Communicator {
   End meet(uint64_t ticket, const std::string& what, const std::vector<View>& in, const std::vector<View>& out,
            const std::function<void(Meeting&)>& work, std::chrono::milliseconds timeout);
 
-  void abort() { aborted_ = true; }  // this rank's flag; the others do not see it
+  void abort() { aborted_ = true; }  // sets this rank's flag; the others do not see it
   bool is_aborted() const { return aborted_; }
 
  private:
