@@ -42,7 +42,7 @@ class PipelineTies {
   Rank rank_;
   std::vector<PipelineTie> ties_;
   std::vector<at::Tensor> parameters_;  // the owner's parameter by tie, if it is here
-  std::vector<at::Tensor> copies_;      // by tie: the borrower's copy, if it is here
+  std::vector<at::Tensor> copies_;      // the borrower's copy by tie, if it is here
 };
 
 }  // namespace lockstep

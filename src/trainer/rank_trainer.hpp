@@ -129,7 +129,7 @@ class RankTrainer {
   const std::unique_ptr<TrainStep> step_;
   int64_t steps_ = 0;  // steps of an unfinished epoch
   EpochClock clock_;
-  std::vector<double> waits_;    // for waits()
+  std::vector<double> waits_;    // the value of waits()
   double began_at_ = 0;          // clock_'s seconds where this part of the epoch began
   int64_t samples_before_ = 0;   // totals_'s samples there
   RankTime own_time_;            // this rank's time in that part

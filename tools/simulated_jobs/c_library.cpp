@@ -38,7 +38,7 @@ using lockstep::simulation::Scheduler;
 using lockstep::simulation::Thread;
 using lockstep::simulation::Time;
 
-constexpr Time kBoot = 1'000 * kSecond;                // what the steady clock shows when a simulation begins
+constexpr Time kBoot = 1'000 * kSecond;                // the steady clock's time when a simulation begins
 constexpr Time kDate = Time{1'800'000'000} * kSecond;  // and the system's
 
 template <class Function>

@@ -23,7 +23,7 @@ using TransferPtr = c10::intrusive_ptr<Transfer>;
 class Member : public Network::Endpoint {
  public:
   using Bytes = Network::Bytes;
-  using Inputs = std::vector<Bytes>;  // by rank
+  using Inputs = std::vector<Bytes>;  // inputs by rank
 
   Member(Process& process, int rank, int size);
   ~Member() override;
@@ -67,8 +67,8 @@ class Member : public Network::Endpoint {
   bool complete(int source, const Key& key);
 
   std::vector<int> numbers_;
-  std::vector<bool> closed_;                                     // by rank
-  std::map<std::pair<int, Key>, std::deque<Bytes>> inbox_;       // by source
+  std::vector<bool> closed_;                                     // closed ranks
+  std::map<std::pair<int, Key>, std::deque<Bytes>> inbox_;       // messages by source
   std::list<Call> calls_;                                        // open
   std::map<std::pair<int, Key>, std::deque<Receive>> receives_;  // open
 };

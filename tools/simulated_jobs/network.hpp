@@ -56,7 +56,7 @@ struct Network {
   Scheduler& scheduler;
   std::map<int, std::shared_ptr<Host>> hosts = {};  // hosts by port
   Time lateness = 0;                                // the most by which one message in 50 is late
-  std::vector<std::string> wrongs = {};             // what must not happen, and did
+  std::vector<std::string> wrongs = {};             // things that must not happen, and did
 
  private:
   using Pair = std::pair<int, int>;

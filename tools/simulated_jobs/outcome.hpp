@@ -15,12 +15,12 @@ namespace lockstep::simulation {
 struct Outcome {
   std::string text;          // the error with which run() ended; "": with none
   bool over = false;         // run() ended
-  Time end = 0;              // when
+  Time end = 0;              // time when it ended
   int place = 0;             // see ElasticLaunch
   bool was_started = false;  // it was started in an elastic job
-  int threads_left = 0;      // beside the first, when the process ended
+  int threads_left = 0;      // threads beside the first, when the process ended
   int connections_left = 0;  // connections to stores
-  int groups_left = 0;       // whose connections stand
+  int groups_left = 0;       // groups with connections left
   std::vector<Steps> ranks;  // steps of this process's ranks
 };
 
@@ -35,11 +35,11 @@ using Texts = std::vector<std::string>;
 
 struct Course {
   Plan plan;
-  std::vector<Time> times = {};           // by strike: when it came; kNever: it did not
+  std::vector<Time> times = {};           // times when the strikes came; kNever: one did not
   std::string host = {};                  // in the words of the library: who keeps the store
   std::string left = {};                  // threads that could not go on
-  std::deque<Outcome> outcomes = {};      // by process; the successors come last
-  Texts said = {};                        // by the launcher of an elastic job
+  std::deque<Outcome> outcomes = {};      // outcomes by process; the successors come last
+  Texts said = {};                        // texts by the launcher of an elastic job
   std::optional<int> launcher_code = {};  // its exit code
   std::vector<Past> generations = {};
   int saved = 0;  // steps in the last checkpoint that was written, as far as its writer knows

@@ -38,7 +38,7 @@ struct Process {
   Time slowness = 0;         // the most that it loses at a scheduling point
   int64_t points = 0;        // scheduling points that it has passed
   int connections = 0;       // to stores
-  int groups = 0;            // that it has a part in
+  int groups = 0;            // groups that it has a part in
   std::set<int> locks = {};  // descriptors of what it has locked, which the system closes with it
 
   bool lives() const { return !killed && !over; }
@@ -63,7 +63,7 @@ class Scheduler {
   static Scheduler* of_this_program();  // null: none
   static Thread* this_thread();         // null: not a simulated one
 
-  // Call it before run().
+  // Adds a process. start() gives it its first thread. Both work also while run() runs.
   Process& add_process(const std::string& name);
   void start(Process& process, std::function<void()> body);
 

@@ -17,7 +17,7 @@ struct Reference {
   std::array<uint64_t, kSteps> weights{};     // after each step, a digest
   std::array<uint64_t, kSteps> optimizers{};  // digests of the checkpoints' optimizers, in an elastic job too
   int64_t points = 0;                         // scheduling points of one process
-  Time time = 0;                              // until it ended
+  Time time = 0;                              // time until it ended
 };
 
 struct Report {
@@ -26,7 +26,7 @@ struct Report {
   uint64_t trace = 0;        // a digest of all that happened
   int64_t points = 0;        // scheduling points of all processes
   Time time = 0;             // virtual
-  Time longest_end = 0;      // from the fault until the last process without one ended
+  Time longest_end = 0;      // time from the fault until the last process without one ended
   bool ended_early = false;  // some process ended with an error
 };
 

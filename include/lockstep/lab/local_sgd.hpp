@@ -5,7 +5,7 @@
 //   lockstep::LocalSgd local(net->parameters(), rank, {.sync_every = 16});
 //   for (auto& batch : …) {
 //     sgd.zero_grad();
-//     net.loss(batch, criterion).backward();  // of this rank's part alone
+//     net.loss(batch, criterion).backward();  // gradients of this rank's part alone
 //     sgd.step();
 //     local.step();                           // every 16th time: the mean of all ranks' parameters
 //   }
@@ -90,7 +90,7 @@ class LocalSgd {
   std::vector<Group> groups_;
   std::shared_ptr<RoundStart> start_;              // null without an outer optimizer
   std::vector<std::pair<size_t, size_t>> places_;  // each parameter's group, and its place in the group
-  int64_t steps_ = 0;                              // since the last round
+  int64_t steps_ = 0;                              // steps since the last round
 };
 
 }  // namespace lockstep

@@ -92,8 +92,8 @@ struct EvalOptions {
 
 struct EvalResult : Score {
   bool counts_answers = true;  // false: `correct` is not counted, as of a text
-  double perplexity = 0;       // of a text: exp(loss)
-  std::string source;          // of the data
+  double perplexity = 0;       // perplexity of a text: exp(loss)
+  std::string source;          // source of the data
   std::string weights;         // weights_hash of the network
   Devices devices;
 };

@@ -77,8 +77,8 @@ class Watchdog {
   int64_t own_beats_ = 0;
   SilenceLimit own_limit_;
   std::map<int, std::string> published_;  // published texts by rank
-  std::vector<Heartbeat> beats_;          // by process, at the last look
-  std::vector<Clock::time_point> seen_;   // by process: when its count had changed
+  std::vector<Heartbeat> beats_;          // heartbeats by process, at the last look
+  std::vector<Clock::time_point> seen_;   // times by process when its count had changed
   Clock::time_point last_beat_ = Clock::now();
   Clock::time_point active_{};      // when some process's activity had changed
   Clock::time_point stop_asked_{};  // when a request to stop was seen; the epoch before that

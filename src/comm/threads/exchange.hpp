@@ -47,7 +47,7 @@ class Exchange {
 
    private:
     friend class Exchange;
-    std::vector<uint64_t> next_collective_;  // by rank; guarded by the Exchange, as all below
+    std::vector<uint64_t> next_collective_;  // numbers by rank; guarded by the Exchange, as all below
     std::map<uint64_t, std::shared_ptr<Operation>> collectives_;
     std::map<Side, std::deque<std::shared_ptr<Operation>>> messages_;  // messages with one side missing
   };
@@ -132,13 +132,13 @@ class Exchange {
   Streams streams_;
   std::atomic<bool> failed_ = false;
   std::atomic<bool> someone_left_ = false;
-  std::vector<Open> open_;  // by rank in the world
+  std::vector<Open> open_;  // open calls by rank in the world
 
   std::mutex mutex_;  // guards all below
   std::condition_variable changed_;
   Failure failure_;                                     // why the world ended; empty while all is well
-  std::vector<bool> left_;                              // by rank in the world
-  std::map<std::string, Group> groups_;                 // by name
+  std::vector<bool> left_;                              // ranks that have left
+  std::map<std::string, Group> groups_;                 // groups by name
   std::vector<std::vector<const Operation*>> waiting_;  // operations that each rank's threads wait for
 };
 

@@ -61,9 +61,9 @@ class Graph : public std::enable_shared_from_this<Graph> {
   Stream& origin_;
   bool recording_ = false;
   std::string wrong_;            // why the recording is no good; empty: it is
-  std::map<Stream*, Clock> at_;  // by recorded stream: the part of the recording that comes before
+  std::map<Stream*, Clock> at_;  // the part of the recording that comes before, by recorded stream
   std::vector<Node> nodes_;
-  std::map<const Stream*, Stream*> branches_;  // for the recorded streams but the first
+  std::map<const Stream*, Stream*> branches_;  // branches of the recorded streams but the first
   std::set<Stream*> ran_on_;
 };
 

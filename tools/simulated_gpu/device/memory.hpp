@@ -60,7 +60,7 @@ class Allocator final : public c10::DeviceAllocator {
   void make_spare(Block& block);
   void reclaim();
 
-  std::map<int, size_t> taken_;         // by device: bytes that were given out once
+  std::map<int, size_t> taken_;         // bytes by device that were given out once
   std::map<const char*, Block*> used_;  // blocks by address that a tensor or a graph has
   std::map<std::tuple<const Graph*, Stream*, size_t>, std::vector<Block*>> spare_;
   std::vector<std::pair<Block*, Points>> waiting_;  // blocks that wait until the recorded streams have passed

@@ -45,7 +45,7 @@ class Stream {
 
   void queue(std::function<void()> task);  // works also while the stream is recorded
 
-  std::shared_ptr<Point> mark();                     // with order()
+  std::shared_ptr<Point> mark();                     // hold order()
   void follow(const std::shared_ptr<Point>& point);  // hold order()
 
   // The host waits. Throws what a task threw, and while the stream is recorded. finish() does not count as one of the
