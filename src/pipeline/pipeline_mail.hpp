@@ -26,7 +26,8 @@ enum PipelineTag { kTieTag = 32763, kActivationTag, kGradientTag, kLossTag, kSha
 
 class PipelineMail {
  public:
-  // `empty(message)` makes a contiguous tensor for a message that the rank receives. `messages` must outlive the mail.
+  // `empty(message)` makes a contiguous tensor for a message that the rank receives. Keep `messages` longer than the
+  // mail.
   using Empty = std::function<at::Tensor(const PipelineMessage& message)>;
   PipelineMail(Rank& rank, const PipelineMessages& messages, Empty empty, bool in_order);
 

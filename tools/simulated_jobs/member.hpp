@@ -23,7 +23,7 @@ using TransferPtr = c10::intrusive_ptr<Transfer>;
 class Member : public Network::Endpoint {
  public:
   using Bytes = Network::Bytes;
-  using Inputs = std::vector<Bytes>;  // inputs by rank
+  using Inputs = std::vector<Bytes>;  // bytes by rank
 
   Member(Process& process, int rank, int size);
   ~Member() override;

@@ -41,8 +41,8 @@ class SplitModel {
   Mesh& mesh() { return mesh_; }
 
   // The mean loss of this rank's part: see DataParallel::loss(). `batch` is the part of mesh().data()'s index, the same
-  // for all ranks of that index; the loss too is equal on these ranks, and its global_item() is of the whole batch. All
-  // ranks must call it. In a pipeline, and with a grain, forward and backward interleave: Loss::backward() computes
+  // for all ranks of that index; the loss too is equal on these ranks, and its global_item() is of the whole batch.
+  // Call it on all ranks. In a pipeline, and with a grain, forward and backward interleave: Loss::backward() computes
   // both, with the Autocast that is on now, and value(), item() and global_item() throw Error before it. A loss that is
   // dropped without backward() costs nothing then. A pipeline calls the criterion where the last layer is, with a
   // microbatch without x. Throws Error: ranks of one data index whose batches differ, by

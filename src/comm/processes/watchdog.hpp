@@ -40,7 +40,7 @@ class Watchdog {
     std::stop_token stop = {};
   };
 
-  // The board, the waits, the log and the roster must outlive it.
+  // Keep the board, the waits, the log and the roster longer than the watchdog.
   Watchdog(Board& board, Waits& waits, const CallLog& log, const Roster& roster, int process, Options options);
   ~Watchdog();
   Watchdog(const Watchdog&) = delete;

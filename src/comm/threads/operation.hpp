@@ -56,7 +56,7 @@ class Operation {
     ReadyMark ready = {};                             // marks the rank's stream at its call
   };
 
-  // `of` must outlive it.
+  // Keep `of` longer than the operation.
   Operation(const Members& of, uint64_t number);   // the members' collective call `number`
   Operation(const Members& of, const Side& side);  // a message, perhaps from kAnySource
 
