@@ -15,7 +15,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Asks for the lock again and again: a network's file system tells nobody when it is free.
+// Asks for the lock again and again, also a network's file system.
 void wait_for_lock(const fs::path& run, std::chrono::milliseconds patience) {
   const auto end = std::chrono::steady_clock::now() + patience;
   for (;;) {
