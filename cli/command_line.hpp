@@ -9,7 +9,7 @@
 namespace lockstep::cli {
 
 struct CommandLine {
-  std::string name, description, footer;            // of the program, as its help shows them
+  std::string name, description, footer;            // texts of the program's help
   std::vector<Command> (*add_commands)(CLI::App&);  // adds the commands to the program
 };
 

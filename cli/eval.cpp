@@ -40,7 +40,7 @@ int eval_command(const EvalFlags& flags, Output& output) {
   options.devices = devices_from(flags.devices);
   options.data_dir = flags.data_dir;
   options.text = flags.text;
-  const bool speaks = this_process().index == 0;  // under a launcher one process prints
+  const bool speaks = this_process().index == 0;  // only one process of a launcher prints
   if (const auto crowd = text_of_crowded_cores(options.devices); speaks && !crowd.empty()) print_warning(crowd);
   const EvalResult result = evaluate_run(flags.run_dir, options);
   if (!speaks) return 0;

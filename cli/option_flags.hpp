@@ -15,7 +15,7 @@ namespace lockstep::cli {
 // The text that the user gave for each option, by the options' keys.
 using Given = std::map<std::string, std::optional<std::string>>;
 
-// Adds the flags. Their texts go to `given`, which must outlive `app`.
+// Adds the flags. Their texts go to `given`; keep it longer than `app`.
 void add_option_flags(CLI::App& app, Given& given);
 
 // Puts the given texts into the options, except texts that need more than their own option. A choice resets options

@@ -15,7 +15,7 @@ struct Scheme {
   std::string name;
   Devices devices;
   ModelSplit split;
-  int zero_stage = 0;  // of a split by data alone, as Sharded has them; 0: every rank has all of the optimizer
+  int zero_stage = 0;  // stage of Sharded, for a split by data alone; 0: every rank has all of the optimizer
 };
 
 struct SchemeOptions {

@@ -19,7 +19,7 @@ struct SweepFlags {
 // A run of the grid, with what it measured.
 struct SweepRun {
   TrainOptions options;
-  TrainResult result = {};  // without a history: the run is not finished
+  TrainResult result = {};  // has no history: the run is not finished
 };
 
 void add_flags(CLI::App& app, SweepFlags& flags);

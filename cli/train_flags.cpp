@@ -34,7 +34,7 @@ namespace {
 TrainOptions parse_options(const std::string& text, const Devices& devices, const std::string& what) {
   try {
     const TrainOptions options = train_options_from_json(text, devices);
-    TrainOptions what_stays = options;  // without options that flags may still change
+    TrainOptions what_stays = options;  // flags may still change the other options
     what_stays.way = Averaged();
     what_stays.sync_batchnorm = false;
     what_stays.batch.balance = EqualParts();

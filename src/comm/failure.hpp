@@ -10,7 +10,7 @@
 namespace lockstep::comm {
 
 struct Failure {
-  Failure() = default;  // none: all is well
+  Failure() = default;  // no failure: all is well
   Failure(std::string text, Error::Data data) : text(std::move(text)), data(std::move(data)) {}
   Failure(const Error& error) : Failure(error.what(), error.data()) {}
 

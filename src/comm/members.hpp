@@ -10,7 +10,7 @@ namespace lockstep::comm {
 // In a group ranks are numbered anew, in the order of their numbers in the world.
 struct Members {
   std::string name = {};        // the group's name, unique in its run; empty: the whole world
-  std::vector<int> ranks = {};  // by number in the group: the rank's number in the world
+  std::vector<int> ranks = {};  // numbers in the world, by number in the group
 
   int size() const { return static_cast<int>(ranks.size()); }
   int index_of(int world_rank) const {

@@ -9,7 +9,7 @@ namespace lockstep::comm {
 template <class Kind>
 class ThreadText {
  public:
-  explicit ThreadText(const std::string& text) : before_(std::exchange(now(), &text)) {}  // `text` must outlive it
+  explicit ThreadText(const std::string& text) : before_(std::exchange(now(), &text)) {}  // keep `text` longer
   ~ThreadText() { now() = before_; }
   ThreadText(const ThreadText&) = delete;
   ThreadText& operator=(const ThreadText&) = delete;

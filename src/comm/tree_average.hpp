@@ -12,7 +12,7 @@ struct Addition {
   size_t into = 0, from = 0;  // row number `into` becomes the sum of both
 };
 
-// It must be equal on all ranks. The additions number the rows of all ranks, one rank's after the other's, and leave
+// Make it equal on all ranks. The additions number the rows of all ranks, one rank's after the other's, and leave
 // their sum in the first row.
 struct TreeAverage {
   std::vector<Addition> additions = {};

@@ -144,9 +144,9 @@ void ArithmeticCheck::compare() {
   part_ = {};
 }
 
-// They lie in memory as at their owners: kernels are chosen by the strides.
+// Gives the samples the strides that their owners' have, since kernels are chosen by the strides.
 std::vector<Batch> ArithmeticCheck::samples_of_all(const Notes& notes) {
-  std::vector<int64_t> strides;  // of one tensor after the other; 0 where this rank computed no grain of those
+  std::vector<int64_t> strides;  // strides of each tensor in turn; 0: this rank computed no drawn grain
   each_tensor(notes.empty() ? part_ : notes.begin()->second.grain, [&](const at::Tensor& tensor) {
     for (int64_t i = 0; i < tensor.dim(); ++i) strides.push_back(notes.empty() ? 0 : tensor.stride(i));
   });
@@ -164,7 +164,7 @@ std::vector<Batch> ArithmeticCheck::samples_of_all(const Notes& notes) {
   return grains;
 }
 
-// As bytes, since not every backend has every type.
+// Sends bytes, since not every backend has every type.
 at::Tensor ArithmeticCheck::sent(const at::Tensor& mine, int64_t rows, const int64_t* strides, int owner) {
   if (owner == rank_->index()) {
     rank_->broadcast(mine.detach().contiguous().view({-1}).view(at::kByte), owner);
@@ -178,7 +178,7 @@ at::Tensor ArithmeticCheck::sent(const at::Tensor& mine, int64_t rows, const int
   return plain.strides() == wanted ? plain : at::empty_strided(sizes, wanted, plain.options()).copy_(plain);
 }
 
-// As Replica does it, but for what is left behind: gradients stay out of .grad, and running statistics as they are.
+// Computes as Replica does, but leaves nothing behind: neither gradients in .grad nor other running statistics.
 GrainHashes ArithmeticCheck::compute(const Batch& grain, const MeanOf& mean_of) {
   const c10::AutoGradMode with_grad(true);
   SampleScope::Place place = place_;

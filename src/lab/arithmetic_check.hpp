@@ -58,7 +58,7 @@ class ArithmeticCheck final : public GrainCheck {
   void compare() override;
 
  private:
-  struct Note {  // of a checked grain that this rank computes for the step
+  struct Note {  // a checked grain that this rank computes for the step
     Batch grain;
     GrainHashes hashes;
   };
@@ -72,17 +72,17 @@ class ArithmeticCheck final : public GrainCheck {
   std::string difference(const GrainHashes& one, const GrainHashes& other) const;
 
   const double fraction_;
-  std::atomic<bool> taken_ = false;  // by watch()
+  std::atomic<bool> taken_ = false;  // watch() has taken it
   const torch::nn::Module* module_ = nullptr;
   std::optional<Rank> rank_;
   NamedParameters parameters_;
-  std::map<const c10::TensorImpl*, size_t> places_;  // in GrainHashes
+  std::map<const c10::TensorImpl*, size_t> places_;  // places in GrainHashes
   // These belong to the step's batch:
   std::vector<CheckedGrain> drawn_;
-  Batch part_;  // this rank's, or one of its parts
+  Batch part_;  // this rank's part of the batch, or a part of that
   SampleScope::Place place_;
   MeanOf mean_of_;
-  bool autocast_ = false;  // around mean_of
+  bool autocast_ = false;  // autocast is on around mean_of
   c10::ScalarType autocast_type_ = c10::ScalarType::BFloat16;
   Notes notes_;
 };

@@ -32,7 +32,7 @@ class LapClock {
  private:
   struct Point {
     double seconds = 0;                    // on the CPU
-    std::optional<c10::Event> event = {};  // on GPUs
+    std::optional<c10::Event> event = {};  // present on GPUs
   };
   using Lap = std::pair<Point, Point>;
 

@@ -29,14 +29,14 @@ class RoundStart {
   // The values are in the parameters now. The next gradient begins a round.
   void end_round();
 
-  // With which values this round began: those that the one before left, or others. A rank without samples in the round
-  // cannot know whether its values were loaded or moved since.
+  // Says whether this round began with the values that the one before left, or with others. A rank without samples in
+  // the round cannot know whether its values were loaded or moved since.
   enum Begun : int64_t { kAsLeft, kWithOthers, kNotKnown };
   // Begun, then hashes of the values; zeros if they are as left. The values are looked at only if they are not what the
   // round before left; then a GPU is waited for.
   std::vector<int64_t> marks() const;
   void take_present_values();           // they were loaded
-  std::vector<int64_t> hashes() const;  // of the values
+  std::vector<int64_t> hashes() const;  // hashes of the values
 
  private:
   void on_gradient();

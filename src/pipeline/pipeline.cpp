@@ -147,7 +147,7 @@ class Pipeline::State {
   Sequential module_;
   std::optional<PipelineTies> ties_;
   std::set<std::pair<std::string, int64_t>> compared_;  // shapes and sizes of batches that all ranks had
-  std::map<std::string, Shapes> shapes_;                // by the shape of a sample that goes in
+  std::map<std::string, Shapes> shapes_;                // shapes by that of a sample that goes in
   std::map<std::pair<int, bool>, Work> work_;
   SampleScope::Place place_;
   int64_t steps_done_ = 0;  // counted here only without a replica, which counts its own steps

@@ -13,7 +13,7 @@ namespace lockstep {
 // schedule, microbatches < 1, a stage of this rank without layers, or random layers that would be computed twice.
 void check_stages(const std::vector<torch::nn::Sequential>& stages, const Rank& rank, const PipelineOptions& options);
 
-// All ranks must call these. They throw Error on every rank if two ranks differ. `first_here` is the first of this
+// Call these on all ranks. They throw Error on every rank if two ranks differ. `first_here` is the first of this
 // rank's stages that has parameters, and `stages` if none has. compare_options gives the same for the stages of all
 // ranks.
 int compare_options(Rank& rank, int stages, const PipelineOptions& options, int first_here);

@@ -26,7 +26,8 @@ enum PipelineTag { kTieTag = 32763, kActivationTag, kGradientTag, kLossTag, kSha
 
 class PipelineMail {
  public:
-  // `empty(message)` makes a contiguous tensor for a message that the rank receives. `messages` must outlive the mail.
+  // `empty(message)` makes a contiguous tensor for a message that the rank receives. Keep `messages` longer than the
+  // mail.
   using Empty = std::function<at::Tensor(const PipelineMessage& message)>;
   PipelineMail(Rank& rank, const PipelineMessages& messages, Empty empty, bool in_order);
 
@@ -60,7 +61,7 @@ class PipelineMail {
   const PipelineMessages& messages_;
   const Empty empty_;
   const bool in_order_;
-  std::vector<Open> open_;  // by message
+  std::vector<Open> open_;  // open messages by number
   int next_message_ = 0;    // with in_order_: all messages before it are posted
   size_t next_step_ = 0;    // without: all messages that the steps before it need are posted
 };
@@ -71,7 +72,7 @@ class Announcement {
   // With `early` the others post their receives at once. Do not use it where the order of posts matters.
   Announcement(Rank& rank, int speaker, int64_t count, bool early);
 
-  // All ranks must call this. `numbers`, `count` doubles on the rank's device, count on the speaker; other ranks' are
+  // Call this on all ranks. `numbers`, `count` doubles on the rank's device, count on the speaker; other ranks' are
   // ignored. Returns the speaker's numbers. On a GPU the host does not wait for them.
   at::Tensor exchange(const at::Tensor& numbers);
 

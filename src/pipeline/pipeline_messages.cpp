@@ -66,7 +66,7 @@ PipelineMessages messages_of(int rank, const std::vector<std::vector<PipelineSte
   const auto places = simulate(steps, stages);
 
   struct Timed {
-    std::tuple<int, int, int> order;  // when it arises; at the same time the maker's rank, then the tie
+    std::tuple<int, int, int> order;  // the time when it arises; then the maker's rank, then the tie
     PipelineMessage message;
   };
   std::vector<Timed> timed;

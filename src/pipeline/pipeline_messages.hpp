@@ -31,7 +31,7 @@ struct PipelineMessages {
   std::vector<PipelineMessage> messages;  // this rank's messages, in the one order of all
   // By step of this rank: the indices of the message that the step needs and of the message that it makes; -1: none.
   std::vector<int> needed, made;
-  std::vector<std::vector<int>> ties_needed, ties_made;  // by step: the indices of ties' messages
+  std::vector<std::vector<int>> ties_needed, ties_made;  // indices of ties' messages, by step
   // By step: the indices of sent messages that have certainly arrived once the step has what it needs. The step's
   // message comes from the peer's step that needed them, or from a later one. So their memory can be freed without
   // asking.

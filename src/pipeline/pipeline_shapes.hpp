@@ -26,7 +26,7 @@ struct SampleShape {
 SampleShape sample_shape(const at::Tensor& x);
 
 // Element s is the input shape of stage s; the last element is the network's output shape. A rank fills in the shapes
-// that its own stages take and give, and the last element; the others are empty. All ranks must call it with the same
+// that its own stages take and give, and the last element; the others are empty. Call it on all ranks, with the same
 // `input`. `stages` are this rank's stages, `count` is the number of all. It runs in eval mode and without gradients.
 // Throws Error for a layer that cannot take its input, and for a stage whose output is no floating-point tensor with
 // the samples first.

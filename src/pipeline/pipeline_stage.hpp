@@ -51,7 +51,7 @@ class PipelineStage {
 
   struct Kept {
     at::Tensor input;   // a leaf
-    at::Tensor output;  // with its graph; undefined if only the input is kept
+    at::Tensor output;  // the output with its graph; undefined if only the input is kept
     Head head;          // the head, for computing forward again
   };
 
@@ -59,7 +59,7 @@ class PipelineStage {
   bool needs_input_gradient_;
   torch::nn::Sequential layers_;
   std::vector<std::string> names_;
-  std::map<int, Kept> kept_;  // by microbatch
+  std::map<int, Kept> kept_;  // kept tensors by microbatch
 };
 
 // Throws Error, which begins with `of`, if a module of LibTorch's in `layers` draws random numbers when it trains.

@@ -49,7 +49,7 @@ json joined_lists(const json& mine, Rank& rank) {
 }  // namespace
 
 PipelineTies::PipelineTies(std::vector<PipelineStage>& stages, Rank& rank) : rank_(rank) {
-  std::map<int, std::map<std::string, std::vector<Tied*>>> layers;  // by stage
+  std::map<int, std::map<std::string, std::vector<Tied*>>> layers;  // tied layers by stage
   json wanted = json::array();
   for (const auto& stage : stages) {
     layers[stage.index()] = borrowing_layers(stage);

@@ -19,14 +19,14 @@ namespace lockstep {
 
 class PipelineTies {
  public:
-  // Ties the layers of this rank's stages. All ranks must call it. Throws Error on all of them for a layer that is tied
+  // Ties the layers of this rank's stages. Call it on all ranks. Throws Error on all of them for a layer that is tied
   // to a parameter which no stage has, or which only a later stage has.
   PipelineTies(std::vector<PipelineStage>& stages, Rank& rank);
 
   // The ties of all ranks, in one order.
   const std::vector<PipelineTie>& ties() const { return ties_; }
 
-  // Gives the copies their owners' values. All ranks must call it.
+  // Gives the copies their owners' values. Call it on all ranks.
   void refresh();
 
   // A tensor into which a gradient of this tie fits.
@@ -41,8 +41,8 @@ class PipelineTies {
  private:
   Rank rank_;
   std::vector<PipelineTie> ties_;
-  std::vector<at::Tensor> parameters_;  // by tie: the owner's parameter, if it is here
-  std::vector<at::Tensor> copies_;      // by tie: the borrower's copy, if it is here
+  std::vector<at::Tensor> parameters_;  // the owner's parameter by tie, if it is here
+  std::vector<at::Tensor> copies_;      // the borrower's copy by tie, if it is here
 };
 
 }  // namespace lockstep

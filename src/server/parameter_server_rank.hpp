@@ -54,7 +54,7 @@ class ParameterServerRank : public std::enable_shared_from_this<ParameterServerR
   std::vector<at::Tensor> parameters_;           // the parameters of trained_
   std::vector<server::KeyShard> shards_;         // the shard of each server
   std::unique_ptr<server::ShardServer> server_;  // null on workers
-  std::vector<at::Tensor> pulled_;               // for each server its shard's bytes; empty on servers
+  std::vector<at::Tensor> pulled_;               // each server's shard as bytes; empty on servers
   int64_t bytes_pushed_ = 0;
   bool training_ = false;    // the servers serve
   int targets_checked_ = 0;  // the number of checked means, on a GPU

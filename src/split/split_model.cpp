@@ -104,7 +104,7 @@ SplitModel::SplitModel(const torch::nn::Sequential& net, Rank& rank, const Model
                 "tensors; split it by data alone");
   }
   if (mesh_.shape().size() > mesh_.shape().data) replicas_.replica()->become_part();
-  if (pipeline_) sharded_ = nullptr;  // with the layers of other ranks
+  if (pipeline_) sharded_ = nullptr;  // it has the layers of other ranks too
 }
 
 std::vector<torch::nn::Sequential> SplitModel::stages_of(const torch::nn::Sequential& net) const {

@@ -39,7 +39,7 @@ struct Slice {
   SlicedDimension how;
   int64_t begin, size, whole;
 };
-using Slices = std::map<std::string, Slice>;  // by the parameter's name; none for one that the rank holds whole
+using Slices = std::map<std::string, Slice>;  // slices by the parameter's name; none for one that the rank holds whole
 
 // All ranks of the tensor axis call it.
 Slices slices_of(const torch::nn::Sequential& part, Rank& group, const ByName& parameters) {

@@ -13,14 +13,14 @@
 
 namespace lockstep {
 
-// Gives the whole network's state of this rank's, on every rank. `part` is what the rank holds of the network. All
-// ranks must call it. It costs nothing where the network is split by data alone, and elsewhere the state's bytes over
+// Joins the ranks' states to the whole network's, on every rank. `part` is the rank's part of the network. Call it on
+// all ranks. It costs nothing where the network is split by data alone, and elsewhere the state's bytes over
 // the pipeline and tensor axes. Throws Error if the state of a sliced parameter is neither a number nor of the slice's
 // shape.
 io::NamedTensors joined_state(io::NamedTensors state, const torch::nn::Sequential& part, Mesh& mesh);
 
-// Gives this rank's part of the whole network's state, whatever the split was that it comes from. All ranks must call
-// it. Throws Error for the state of a parameter that no rank has, or of another shape.
+// Gives this rank's part of the whole network's state, whatever split that comes from. Call it on all ranks. Throws
+// Error for the state of a parameter that no rank has, or of another shape.
 io::NamedTensors part_of_state(io::NamedTensors state, const torch::nn::Sequential& part, Mesh& mesh);
 
 }  // namespace lockstep

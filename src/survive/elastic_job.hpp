@@ -42,7 +42,7 @@ class ElasticJob {
 
   void note_beginning();          // call it on rank 0 when all have met and have the state
   std::stop_token newer() const;  // a stop is requested once somebody wants to join: another generation follows
-  int generation() const { return generation_; }  // from 0
+  int generation() const { return generation_; }  // counts from 0
 
  private:
   void live(const std::stop_token& end);

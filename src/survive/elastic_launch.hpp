@@ -31,7 +31,7 @@ class ElasticLaunch {
 
   struct Start {
     int member;
-    int place;  // among the processes that run at the same time: the number of the first member that had it
+    int place;  // the number of the first member that had this place among the running processes
   };
 
   // The first processes, which start now.
@@ -83,9 +83,9 @@ class ElasticLaunch {
   int restarts_left_;
   const Limits limits_;
   int called_off_ = 0;           // how many generations
-  std::vector<Member> members_;  // by number
+  std::vector<Member> members_;  // members by number
   std::vector<int> vacant_ = {};
-  std::vector<int> given_up_ = {};  // since the last look; see Look::given_up
+  std::vector<int> given_up_ = {};  // given up since the last look; see Look::given_up
   std::vector<int> coming_ = {};    // members that do not have the state yet
   bool lacked_memory_ = false;
   bool has_lost_ = false;

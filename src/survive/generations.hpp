@@ -44,9 +44,9 @@ void call_off(const StorePtr& store, const std::string& job, int generation, con
 class Generations {
  public:
   explicit Generations(StorePtr store) : store_(std::move(store)) {}  // Rendezvous::connect(kGenerations)
-  Generations(const StorePtr& store, const std::string& job);         // for the launcher, which keeps the store
+  Generations(const StorePtr& store, const std::string& job);         // the launcher's, which keeps the store
 
-  void begin(int processes);  // for the launcher, before it starts the processes: the first generation has all of them
+  void begin(int processes);  // launcher: call it before starting the processes of the first generation
   Generation newest();        // throws c10::DistError if the store is gone
 
   // Each of these gives the newest generation afterwards. If that has not begun, a process that wanted to join is not

@@ -1,4 +1,4 @@
-// What a run's settings say of its batches.
+// Reads a run's BatchSettings: the parts of a batch, the samples of an epoch, and remarks for the user.
 #pragma once
 
 #include <lockstep/trainer/batch_settings.hpp>
@@ -23,7 +23,7 @@ int64_t samples_of_epoch(const BatchSettings& batch, int64_t samples);
 // and what to do. Else empty.
 std::string remark_on_last_batch(const BatchSettings& batch, int64_t samples, int ranks);
 
-// What to tell the user if a batch has fewer grains than `ranks` along the data axis; or else empty.
+// A remark for the user if a batch has fewer grains than `ranks` along the data axis; else empty.
 std::string remark_on_idle_ranks(const BatchSettings& batch, int ranks);
 
 // Samples of a full batch on each of so many ranks, by these shares; without any, near-equal parts. With a grain they

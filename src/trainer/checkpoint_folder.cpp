@@ -70,7 +70,7 @@ std::optional<Position> position_of(const fs::path& file) {
   return Position(static_cast<int>(*epochs), *steps);
 }
 
-// In their order.
+// Gives them sorted by their positions.
 std::vector<Checkpoint> checkpoints_in(const fs::path& folder) {
   std::vector<Checkpoint> found;
   std::error_code error;
@@ -148,7 +148,7 @@ std::string config_of_checkpoint(const fs::path& file) {
   try {
     return config_of_run_state(file);
   } catch (const Error&) {
-    return read_checkpoint(file).config;  // which says more
+    return read_checkpoint(file).config;  // its Error says more
   }
 }
 

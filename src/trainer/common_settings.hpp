@@ -1,4 +1,4 @@
-// What all processes of a launcher must have in common.
+// The settings that all processes of a launcher must have in common.
 #pragma once
 
 #include <lockstep/trainer/train_options.hpp>

@@ -1,5 +1,5 @@
-// What train() does in an elastic job, whose processes change: which options go with that, and how a generation's ranks
-// get one state to go on from.
+// An elastic job's processes change: here is which options go with that, and how a generation's ranks get one state to
+// go on from.
 #pragma once
 
 #include <lockstep/ranks/rank.hpp>
@@ -14,8 +14,8 @@ namespace lockstep {
 // Throws Error that says why the options cannot be elastic, and what to do.
 void check_elastic(const TrainOptions& options);
 
-// The most advanced rank's state goes to those behind, and to those that have none. Copies of the same step are the
-// same (docs/same-bits.md), so nobody has to vote. All ranks must call it. Cost: one small exchange if all are equal,
+// Gives the most advanced rank's state to the ranks behind it, and to those that have none. Copies of the same step are
+// the same (docs/same-bits.md), so nobody has to vote. Call it on all ranks. Cost: one small exchange if all are equal,
 // else the state goes to every rank. If it throws, `state` is as it was, or what the others get.
 void hand_over(std::optional<RunState>& state, Rank& rank);
 

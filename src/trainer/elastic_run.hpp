@@ -33,28 +33,29 @@ class ElasticRun : public Succession {
   bool goes_on() override;
   bool is_done() const { return is_done_; }  // the last generation has come to the run's end
 
-  // These are for all ranks. begin() gives the state of the most advanced one; empty: the run begins.
+  // Call these on all ranks. begin() gives the state of the most advanced one; empty: the run begins.
   std::optional<RunState> begin(Rank& rank);
   std::stop_token newer() const { return job_.newer(); }
   bool is_successor() const { return job_.generation() > 0; }  // there was a generation before this one
   bool may_mend() const;
 
-  // These are for the process's first rank, at the end of its part. end() says that the run is done. leave_behind() is
-  // what the next generation goes on from. drop() is for a process whose replica is wrong: it gets the others' state.
+  // Call these on the process's first rank, at the end of its part. end() says that the run is done. leave_behind()
+  // takes the state that the next generation goes on from. Call drop() in a process whose replica is wrong: it then
+  // gets the others' state.
   void end() { is_done_ = true; }
   void leave_behind(RunState state) { left_ = std::move(state); }
   void drop();
-  void mend();  // the replicas differ, and another generation begins, in which they do not
+  void mend();  // begins another generation, with equal replicas
 
  private:
   ElasticJob job_;
   KeptRun& kept_;
-  std::optional<RunState> state_;  // what the generation begins with, here
-  std::optional<RunState> left_;   // what it has left
+  std::optional<RunState> state_;  // the state that the generation begins with here
+  std::optional<RunState> left_;   // the state that it has left
   bool met_ = false;               // this process has trained with others, so a run of this job is in the folder
   bool is_done_ = false;
   bool differs_ = false;  // the generation ended since replicas were not equal
-  int mended_ = 0;        // how often that was so
+  int mended_ = 0;        // how many generations ended so
 };
 
 }  // namespace lockstep

@@ -10,7 +10,7 @@ namespace lockstep {
 
 class EpochClock {
  public:
-  // A new epoch has taken no time yet. One that is gone on with has.
+  // Begins an epoch, with the times that it has taken already if the run goes on within it.
   void reset(double seconds = 0, double waited = 0) {
     seconds_ = seconds;
     waited_ = waited;
@@ -22,7 +22,7 @@ class EpochClock {
     asked_ = Clock::now();
     started_ = asked_;
   }
-  void pause() {  // until start()
+  void pause() {  // no time counts until start()
     seconds_ = seconds();
     started_.reset();
   }
@@ -36,9 +36,9 @@ class EpochClock {
  private:
   using Clock = std::chrono::steady_clock;
 
-  double seconds_ = 0;  // until started_
+  double seconds_ = 0;  // seconds before started_
   double waited_ = 0;
-  std::optional<Clock::time_point> started_;  // absent: it pauses
+  std::optional<Clock::time_point> started_;  // absent: the clock pauses
   Clock::time_point asked_;
 };
 

@@ -20,30 +20,30 @@ namespace lockstep {
 
 class FiniteWatch {
  public:
-  // `update` has the gradients. `ranks_differ`: in those that they step with.
+  // `update` has the gradients. `ranks_differ`: ranks step with different ones.
   FiniteWatch(const TrainOptions& options, const Rank& rank, const Update& update, bool ranks_differ);
 
-  void begin_step(int epoch, int64_t number);  // in the epoch, from 1
-  void add_loss(const at::Tensor& mean);       // of this rank's batch, or of a part of it
+  void begin_step(int epoch, int64_t number);  // `number` counts the epoch's steps from 1
+  void add_loss(const at::Tensor& mean);       // the mean loss of this rank's batch, or of a part of it
 
   // A step's gradients are there. With `on_nan` "stop" it looks at them. On a GPU it asks, and looks at the answer
   // about the step before. With local SGD it looks when a round ends, where ranks learn of each other.
   void watch();
   void settle();  // looks now at what has not been looked at yet
 
-  // Looks at the step's gradients now. What is not finite, in words; empty if nothing is. All ranks must ask.
+  // Looks at the step's gradients now. Says in words what is not finite; empty if all is. Call it on all ranks.
   std::string judge();
 
-  // The run cannot go on; why, or empty.
+  // Notes why the run cannot go on.
   void give_up(const std::string& why) { complaint_ = why; }
   const std::string& complaint() const { return complaint_; }
 
  private:
-  struct Step {  // whose loss and gradients may not be finite
+  struct Step {  // a step whose loss and gradients may not be finite
     int64_t number = 0;
-    at::Tensor sum;                                 // of its gradients, finite if they are
-    at::Tensor loss;                                // of this rank's part
-    std::optional<HostCopy> answer = std::nullopt;  // of all ranks: the sum; null: they were not asked
+    at::Tensor sum;                                 // sum of the step's gradients, finite if they are
+    at::Tensor loss;                                // loss of this rank's part
+    std::optional<HostCopy> answer = std::nullopt;  // sum over all ranks; null: they were not asked
   };
   Step take_step();
   void ask(Step& step);
@@ -57,7 +57,7 @@ class FiniteWatch {
   int epoch_ = 0;
   int64_t number_ = 0;
   at::Tensor loss_;           // the sum over the step's parts; in its place, so that a graph finds it
-  std::optional<Step> open_;  // not looked at yet
+  std::optional<Step> open_;  // the step that was not looked at yet
   std::string complaint_;
 };
 

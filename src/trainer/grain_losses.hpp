@@ -17,11 +17,11 @@ class GrainLosses {
   explicit GrainLosses(const c10::Device& device) : device_(device) {}
 
   void reset(double sum = 0);
-  void begin_step(int64_t grains);  // of the whole batch
+  void begin_step(int64_t grains);  // `grains`: those of the whole batch
   void add(int64_t grain, const at::Tensor& mean, int64_t samples_of_it);
-  void drop_step();  // the last one counts for nothing
+  void drop_step();  // makes the last step count for nothing
 
-  // The sum of all losses since reset(), and of what that was given. All ranks must call it after the same step.
+  // The sum of all losses since reset(), and of what that was given. Call it on all ranks after the same step.
   double sum(Rank& rank);
 
   // The same in two halves, between which the caller adds up the ranks' cells: those of the steps since the last
@@ -31,7 +31,7 @@ class GrainLosses {
 
  private:
   const c10::Device device_;
-  double sum_ = 0;                // of the steps before these:
+  double sum_ = 0;                // sum of the steps before those of rows_
   std::vector<at::Tensor> rows_;  // double [grains]
 };
 

@@ -36,7 +36,7 @@ class GraphedStep {
               std::function<void(const Batch&)> step);
 
   // Queues the step for `batch` and returns true. Returns false if the caller has to do it: in the first kWarmUpSteps
-  // steps, and for batches of another size. All ranks must call it, with parts of the same batches. Throws Error, which
+  // steps, and for batches of another size. Call it on all ranks, with parts of the same batches. Throws Error, which
   // names the rank, if the step cannot be recorded, if the run has failed, or if an earlier replay is not done within
   // the run's timeout.
   bool replay(const Batch& batch);
@@ -51,8 +51,8 @@ class GraphedStep {
   const bool collective_;
   const std::function<void(const Batch&)> step_;
   int warm_up_left_ = kWarmUpSteps;
-  Batch input_;                  // what the graph reads; undefined before the recording
-  std::deque<c10::Event> ends_;  // of the last replays
+  Batch input_;                  // the batch that the graph reads; undefined before the recording
+  std::deque<c10::Event> ends_;  // ends of the last replays
 };
 
 }  // namespace lockstep

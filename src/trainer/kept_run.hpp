@@ -23,17 +23,17 @@ class KeptRun {
   // Throws Error (Cause::file) if a run in the folder would be overwritten. Keeps references to both.
   KeptRun(const TrainOptions& settings, const TrainCallbacks& callbacks);
 
-  // Makes the folder, in the process that keeps the run. Every process calls it before its ranks train.
+  // Makes the folder, in the process that keeps the run. Call it in every process before its ranks train.
   void create(const Workload& workload);
 
-  // These are for rank 0 of the run. epoch() writes the last epoch of `history`, and comes before its checkpoint.
-  // tell() follows both.
+  // Call these on rank 0 of the run: first epoch(), which writes the last epoch of `history`, then checkpoint(), then
+  // tell().
   void epoch(const std::vector<EpochMetrics>& history, const torch::nn::Module& net, const std::vector<double>& waits);
   void checkpoint(const RunState& state) { folder_->keep(state); }
   void tell(const EpochMetrics& metrics);
   bool has_kept(int epochs) const { return kept_epochs_ >= epochs; }
 
-  // This process keeps the run from here on, if it did not before. `met`: it has trained with others (take_over.hpp).
+  // Makes this process keep the run from here on. `met`: it has trained with others (take_over.hpp).
   void take_over(bool met);
 
   void finish(const std::vector<EpochMetrics>& history);
@@ -45,7 +45,7 @@ class KeptRun {
   std::optional<RunFolder> folder_;  // without a path it keeps nothing
   std::optional<TensorBoardLog> board_;
   Judge judge_;
-  std::string title_;    // the curve's
+  std::string title_;    // the curve's title
   int64_t samples_ = 0;  // samples of an epoch
   int kept_epochs_ = 0;  // epochs whose files and checkpoint this process has written
   int told_epochs_ = 0;  // epochs that the caller knows

@@ -1,4 +1,4 @@
-// What a run measures of its network's outputs, and by which measure it compares its epochs.
+// The measures of a run's network, and the one by which the run compares its epochs.
 #pragma once
 
 #include <lockstep/trainer/metrics.hpp>
@@ -17,18 +17,18 @@ at::Tensor right_answers(const at::Tensor& y_hat, const at::Tensor& y);
 // The criterion's mean loss of some samples. Throws Error, which names the rank, if it is not one number.
 at::Tensor checked_loss(const Task& task, const Rank& rank, const at::Tensor& y_hat, const Batch& batch);
 
-// What to add up over the task's test samples; and the metrics that these sums make.
+// sums_of() says what to add up over the task's test samples. put_measures() makes the metrics of these sums.
 std::vector<SampleSum> sums_of(const Task& task, const Rank& rank);
 void put_measures(const std::vector<double>& sums, const Task& task, EpochMetrics& metrics);
 
-// By which measure epochs are compared.
+// Says by which measure epochs are compared.
 struct Judge {
   std::string measure = "accuracy";
   bool more_is_better = true;
 };
 Judge judge_of(const Task& task);
 
-// What all processes of a launcher must have alike of a task, as a text to compare; empty for a task of train().
+// The parts of a task that all processes of a launcher must have alike, as a text; empty for a task of train().
 std::string measures_text(const Task& task);
 
 // The number of the first of the best epochs; 0 if there is none, or no value of the measure.
@@ -37,7 +37,7 @@ int best_epoch(const std::vector<EpochMetrics>& history, const Judge& judge);
 // If the last epoch is the first one whose measure has no value: what follows from that, for the user. Else empty.
 std::string remark_on_no_value(const std::vector<EpochMetrics>& history, const Judge& judge, int patience);
 
-// The last `patience` epochs were no better than one before them.
+// Whether the last `patience` epochs were no better than one before them.
 bool is_enough(const std::vector<EpochMetrics>& history, const Judge& judge, int patience);
 
 }  // namespace lockstep

@@ -80,7 +80,7 @@ EpochMetrics parse(const std::string& text) {
           .written = written_of(line)};
 }
 
-// at most ten marks on the epoch axis, at round numbers.
+// The step gives at most ten marks on the epoch axis, at round numbers.
 int epoch_step(int epochs) {
   for (int power = 1;; power *= 10) {
     for (int step : {power, 2 * power, 5 * power}) {
@@ -94,7 +94,7 @@ double test_loss_of(const EpochMetrics& epoch) {
   return loss == epoch.test.end() ? std::numeric_limits<double>::quiet_NaN() : loss->second;
 }
 
-// What is drawn of each epoch: the column of its values, its name, and how the line looks.
+// A curve is a column of values, its name, and how the line looks.
 constexpr const char* kLossCurve = "2 title 'train loss' dashtype 1 linewidth 2 pointtype 7 linecolor rgb '#1f77b4'";
 constexpr const char* kAccuracyCurves[] = {
     "3 title 'train accuracy' dashtype (12,4) linewidth 2 pointtype 5 linecolor rgb '#c2378b'",

@@ -184,7 +184,7 @@ void check_pairs(const Facts& facts) {
 }
 
 std::string remark_on_pairs(std::string_view key) {
-  std::vector<std::pair<std::string, std::string>> remarks;  // by the first side's text
+  std::vector<std::pair<std::string, std::string>> remarks;  // remarks by the first side's text
   for (const OptionPair& pair : pairs) {
     const Choice& one = pair.one;
     if (one.key == nullptr || one.key != key) continue;

@@ -14,7 +14,7 @@
 
 namespace lockstep {
 
-// All that the choices of a pair are looked for in.
+// The facts among which the choices of a pair are looked for.
 struct Facts {
   const TrainOptions& options;
   const FlatWay& way;
@@ -24,8 +24,8 @@ struct Facts {
 
 // One side of a pair.
 struct Choice {
-  const char* key;   // the option's; null: it is none of TrainOptions
-  const char* text;  // in words, with the key in backquotes: "`zero_stage` 2 or 3"
+  const char* key;   // the option's key; null: it is none of TrainOptions
+  const char* text;  // the choice in words, the key in backquotes: "`zero_stage` 2 or 3"
   bool (*is_made)(const Facts& facts);
 };
 

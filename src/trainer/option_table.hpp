@@ -18,7 +18,7 @@
 
 namespace lockstep {
 
-// Where an option must be the same.
+// Says where an option must be the same.
 enum class Same {
   throughout,  // in all processes of a run, and when it goes on: the option shapes the results
   in_a_run,    // in all processes of a run: it shapes their steps, but results only by rounding or from then on
@@ -26,17 +26,17 @@ enum class Same {
 };
 
 struct Option {
-  const char* key;  // in config.json
+  const char* key;  // the key in config.json
   Same same;
   const char* group;  // the heading in the help; null: it has no flag of its own
-  const char* value;  // what the help calls its value: "N"; null: yes or no
+  const char* value;  // the value's name in the help: "N"; null: yes or no
   const char* help;
   // Few options need these:
   struct More {
-    const char* otherwise = nullptr;  // what the help calls its default; null: the default itself
+    const char* otherwise = nullptr;  // the default's name in the help; null: the default itself
     const char* flag = nullptr;       // null: the key
-    // What the flag accepts: numbers from `least` to `most`, or a text of at least so many letters. checked() checks
-    // the rest.
+    // The flag accepts numbers from `least` to `most`, or a text of at least so many letters. checked() checks the
+    // rest.
     int64_t least = 0;
     int64_t most = std::numeric_limits<int64_t>::max();
     bool kept = true;   // it is kept in config.json
@@ -309,7 +309,7 @@ void each_option(Options& options, Ways& way, Visit&& visit) {  // NOLINT(readab
       options.keep.trace, {.least = 1, .kept = false});
 }
 
-// The same. If `options` is not const, what the visits have made of the way must be one: see way_of().
+// Does the same with the options' own way. If `options` is not const, the visits must leave a valid way: see way_of().
 template <class Options, class Visit>
 void each_option(Options& options, Visit&& visit) {
   constexpr bool is_const = std::is_const_v<Options>;

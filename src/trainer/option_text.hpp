@@ -13,7 +13,7 @@
 
 namespace lockstep {
 
-// For values that have names.
+// True for values that have names.
 template <class Value>
 inline constexpr bool is_named = std::is_enum_v<Value> || std::is_same_v<Value, BalanceRule>;
 

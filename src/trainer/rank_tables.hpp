@@ -8,7 +8,7 @@
 
 namespace lockstep {
 
-// What all ranks have of each tensor. All ranks must call it.
+// Gathers each rank's tensors into tables. Call it on all ranks.
 io::NamedTensors tables_of_all_ranks(const io::NamedTensors& mine, Rank& rank);
 
 // Throws Error for a table that cannot be one. Whatever the digest says, a table is believed only as far as its shape

@@ -39,7 +39,7 @@ std::optional<c10::Stream> own_stream(const c10::Device& device) {
   return stream_beside(device);
 }
 
-// Otherwise the first epoch's end would tell, after all its steps.
+// Checks it now: otherwise the first epoch's end would tell, after all its steps.
 void check_can_be_kept(const torch::nn::Module& module, const std::filesystem::path& run_dir, const Rank& rank) {
   if (run_dir.empty()) return;
   const std::string why = io::what_a_file_lacks(state_of(module));
@@ -106,8 +106,8 @@ RankTrainer::RankTrainer(const TrainOptions& options, const TrainCallbacks& call
           make_step({task_, options_, callbacks_, rank_, net_, update_, totals_, watch_, replicas_}, std::move(graph))),
       shares_(shares_of(options.batch)),
       stopping_(rank_, callbacks.stop) {
-  made_.layers = nullptr;  // with the layers of other ranks
-  if (auto* const averaging = update_.part()->averaging()) averaging->leave_comparing();  // replicas_ does
+  made_.layers = nullptr;  // these have the layers of other ranks too
+  if (auto* const averaging = update_.part()->averaging()) averaging->leave_comparing();  // replicas_ compares
   if (balances(options.batch)) balance_.emplace(Replicas(update_.part()), net_.mesh().data(), balance);
   watch_waits_of_gpu();
   if (resumed != nullptr) restore(*resumed);
@@ -141,7 +141,7 @@ EpochMetrics RankTrainer::epoch(int number, const Keep& keep) {
   const auto trained = static_cast<double>(samples_of_epoch() - totals_.left_out);
   metrics.train_loss = losses / trained;
   metrics.train_accuracy = task_.accuracy ? totals_.correct.item<double>() / trained : kNotCounted;
-  // What is evaluated, and kept, is one network. With a grain it is one already.
+  // The ranks must evaluate and keep the same network. With a grain they have it already.
   if (options_.batch.grain == 0) average_running_statistics(net_, totals_.samples);
   show();
   evaluate_now(metrics, /*to_the_end=*/static_cast<bool>(keep));
@@ -150,7 +150,7 @@ EpochMetrics RankTrainer::epoch(int number, const Keep& keep) {
   return metrics;
 }
 
-// What a backward waits for when its own part is queued goes over several streams, with a hook or a grain.
+// With a hook or a grain, a backward's waits after its own part is queued go over several streams.
 void RankTrainer::watch_waits_of_gpu() {
   const auto& replica = update_.part();
   if (!wait_clock_ || rank_.device().is_cpu() || !replica->averaging() || replica->divides_gradients()) return;
@@ -188,7 +188,7 @@ double RankTrainer::sum_of_losses() {
 void RankTrainer::train(EpochMetrics& metrics, const Keep& keep) {
   begin_epoch();
   if (regroups_) return;
-  const int done = metrics.epoch - 1;  // epochs
+  const int done = metrics.epoch - 1;  // finished epochs
   Batches all = batches(train_,
                         {.size = options_.batch.global(),
                          .drop_last = options_.batch.drop_last,
@@ -289,7 +289,7 @@ bool RankTrainer::within_round() const {
   return round > 0 && steps_ % round != 0;
 }
 
-// Between two steps. The epoch's seconds are those of training alone.
+// Is called between two steps. The epoch's seconds are those of training alone.
 void RankTrainer::keep_or_stop(const Keep& keep) {
   stops_ = stops_ || stopping_.after_step();
   if (keep && within_round()) return;
@@ -305,7 +305,7 @@ void RankTrainer::keep_or_stop(const Keep& keep) {
     go_on();
   }
   if (stops_) {
-    rank_.barrier();  // the one that writes is done
+    rank_.barrier();  // waits until the rank that writes is done
     throw Stopped("stopped by request");
   }
 }
@@ -327,7 +327,7 @@ void RankTrainer::end_epoch(EpochMetrics& metrics) {
   rank_.barrier();
   metrics.seconds = clock_.seconds();
   metrics.bytes_per_step = traffic_.per_step();
-  all_parameters_.emplace(update_.part());  // to evaluate and to keep
+  all_parameters_.emplace(update_.part());  // evaluation and files need them
   if (options_.batch.balance != BalanceRule()) {
     metrics.parts = parts_of_full_batch(options_.batch, shares_, net_.mesh().data().world_size());
   }
@@ -350,7 +350,7 @@ void RankTrainer::evaluate_now(EpochMetrics& metrics, bool to_the_end) {
   put_measures(sums, task_, metrics);
 }
 
-// The same on all ranks. The first replica writes it; the others would write the same.
+// Gives all ranks the text that the first replica writes; the others would write the same.
 std::string RankTrainer::written_now(int epoch) {
   if (!task_.write) return "";
   net_.eval();

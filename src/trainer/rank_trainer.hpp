@@ -53,22 +53,22 @@ class RankTrainer {
   // epoch has then ended there, without an evaluation.
   const std::string& not_finite() const { return watch_.complaint(); }
 
-  // For an elastic job, before the first epoch. Ranks end their epoch between two steps once one of them finds `newer`
-  // requested; regroups() says so, on all of them. whole_steps() is where this rank goes on from, also when the run has
-  // failed, without the others: the steps of the epoch that are whole.
+  // Call it in an elastic job, before the first epoch. All ranks end their epoch between two steps once one of them
+  // finds `newer` requested; then regroups() is true on all. whole_steps() gives the state after this rank's last whole
+  // step. It needs no other rank, so call it also when the run has failed.
   void be_elastic(const std::stop_token& newer);
   bool regroups() const { return regroups_; }
   RunState whole_steps();
 
-  // What a checkpoint holds of the ranks: position, seconds and tensors. All ranks must ask for it. The tensors may be
-  // the network's own, until its next step. From here on whole() is as trained.
+  // The part of a checkpoint that the ranks make: position, seconds and tensors. Call it on all ranks. The tensors may
+  // be the network's own, so use them before its next step. From here on whole() has the trained weights.
   RunState state();
 
-  // From here on whole() is what is evaluated: with Task::ema_decay the average. So it is behind an epoch. All ranks
-  // must call it.
+  // From here on whole() has the weights that are evaluated, with Task::ema_decay the average, as after an epoch. Call
+  // it on all ranks.
   void show();
 
-  // Seconds of the last epoch in which each rank had no minibatch yet.
+  // Seconds of the last epoch that each rank waited for a minibatch.
   const std::vector<double>& waits() const { return waits_; }
 
   // The rank or the pipeline's stage that the others waited for in the epochs so far, in words (straggler.hpp). Empty
@@ -92,11 +92,11 @@ class RankTrainer {
   void watch_waits_of_gpu();
   void add_times(const torch::Tensor& of_ranks);
   int64_t samples_of_epoch() const;
-  double sum_of_losses();  // of the epoch's samples, over all ranks
+  double sum_of_losses();  // sum over the epoch's samples, on all ranks together
   void end_epoch(EpochMetrics& metrics);
   void evaluate_now(EpochMetrics& metrics, bool to_the_end);
   std::string written_now(int epoch);
-  bool holds_whole();  // it is split by data alone
+  bool holds_whole();  // true if the network is split by data alone
   void restore(const RunState& state);
   void save_average(RunState& state);
   void load_average(const RunState& state);
@@ -111,37 +111,37 @@ class RankTrainer {
   const TrainCallbacks& callbacks_;
   const Task task_;
   const std::shared_ptr<WaitClock> wait_clock_;  // null: nobody sees the waits
-  Rank rank_;                                    // whose waits it measures
-  const c10::OptionalStreamGuard stream_;        // before all that is made on it
+  Rank rank_;                                    // wait_clock_ measures this rank's waits
+  const c10::OptionalStreamGuard stream_;        // stands before all members that are made on it
   StepTraffic traffic_;
   const std::shared_ptr<CommunicationHook> hook_;
   Trace* const trace_;  // null: none is wanted
   const Samples train_;
   const Samples test_;
-  MadeModule made_;  // without the layers, which `net_` has
+  MadeModule made_;  // `net_` has the layers, this has none
   SplitModel net_;
   Update update_;
-  std::optional<Whole> all_parameters_;  // while no step is computed
-  std::optional<Update::Shown> shown_;   // in its place, while the average stands in the weights' place
+  std::optional<Whole> all_parameters_;  // present while no step is computed
+  std::optional<Update::Shown> shown_;   // present instead while the average stands in for the weights
   FiniteWatch watch_;
   ReplicaWatch replicas_;
   Totals totals_;
   const std::unique_ptr<TrainStep> step_;
-  int64_t steps_ = 0;  // of an epoch that is not finished
+  int64_t steps_ = 0;  // steps of an unfinished epoch
   EpochClock clock_;
-  std::vector<double> waits_;    // see waits()
-  double began_at_ = 0;          // of clock_, where this part of the epoch began
-  int64_t samples_before_ = 0;   // of totals_, then
-  RankTime own_time_;            // of that part
-  std::vector<RankTime> times_;  // of the ranks, in the epochs so far
+  std::vector<double> waits_;    // the value of waits()
+  double began_at_ = 0;          // clock_'s seconds where this part of the epoch began
+  int64_t samples_before_ = 0;   // totals_'s samples there
+  RankTime own_time_;            // this rank's time in that part
+  std::vector<RankTime> times_;  // times of the ranks in the epochs so far
   int64_t timed_epochs_ = 0;
-  std::optional<Balance> balance_;  // parts follow the devices' speed
-  std::vector<double> shares_;      // of the last epoch's end, or those of the options; empty: near-equal parts
-  std::optional<StopAgreement> regrouping_;  // in an elastic job
+  std::optional<Balance> balance_;           // present if parts follow the devices' speed
+  std::vector<double> shares_;               // shares at the last epoch's end, or the options'; empty: near-equal parts
+  std::optional<StopAgreement> regrouping_;  // present in an elastic job
   bool regroups_ = false;
-  int64_t whole_steps_ = 0;  // in an elastic job: of the epoch
+  int64_t whole_steps_ = 0;  // the epoch's whole steps, counted in an elastic job
   bool is_within_step_ = false;
-  std::vector<torch::Tensor> buffers_;  // the module's before this step
+  std::vector<torch::Tensor> buffers_;  // the module's buffers before this step
   StopAgreement stopping_;
   bool stops_ = false;  // all ranks have agreed to stop, once a round of local SGD is done
   Clock::time_point reported_;

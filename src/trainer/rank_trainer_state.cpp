@@ -1,4 +1,4 @@
-// What a RankTrainer puts into a checkpoint and goes on from.
+// RankTrainer's state: writes it into a checkpoint, and goes on from one.
 #include <ATen/ops/tensor.h>
 #include <c10/core/GradMode.h>
 #include <lockstep/base/error.hpp>
@@ -85,7 +85,7 @@ void RankTrainer::be_elastic(const std::stop_token& newer) {
   whole_steps_ = steps_;
 }
 
-// What is each rank's own has one row here, which a later generation's rank 0 takes.
+// State of each rank's own has one row here, and a later generation's rank 0 takes it.
 RunState RankTrainer::whole_steps() {
   RunState state;
   state.steps = whole_steps_;
@@ -148,7 +148,7 @@ void RankTrainer::load_average(const RunState& state) {
                             {.average = false});
     return average->set(slices.trained()->replica()->module().parameters());
   }
-  average->add();  // the weights, which the exchange gives back
+  average->add();  // keeps the weights, and the exchange gives them back
   {
     const Whole all(update_.part());
     put_into(*whole());

@@ -23,15 +23,15 @@ namespace lockstep {
 
 class ReplicaWatch {
  public:
-  // `traffic` leaves out what is sent for it.
+  // `traffic` leaves out the comparisons' bytes.
   ReplicaWatch(const TrainOptions& options, const SplitModel& net, const Update& update, StepTraffic& traffic);
 
-  // All ranks must call these three, in each step; number: in the epoch, from 1. They throw ReplicasDiffer.
+  // Call these three on all ranks, in each step; `number` counts the epoch's steps from 1. They throw ReplicasDiffer.
   void begin_step(int64_t number) { number_ = number; }
   void before_update();
   void after_update();
 
-  void end_epoch();  // all ranks must call it too. With check_replicas -1 it compares here alone
+  void end_epoch();  // call it on all ranks; with check_replicas -1 it alone compares
 
  private:
   bool compares_in(int64_t step) const { return every_ > 0 && step % every_ == 0; }
@@ -46,7 +46,7 @@ class ReplicaWatch {
   const Update& update_;
   StepTraffic& traffic_;
   int64_t number_ = 0;
-  // What was there when the last update was done:
+  // The last update left these:
   std::vector<int64_t> noted_;  // hashes of the replica; two ranks have no majority, and need them
   MemoryWatch alone_;
 };

@@ -31,7 +31,7 @@ std::string named(const std::string& key, const std::string& value) {
   return value == "none" ? "no " + key : key + " " + value;
 }
 
-// The first one; none if both are settings of one run.
+// The first change; none if both are settings of one run.
 std::optional<Change> change_between(const TrainOptions& old, const TrainOptions& options) {
   std::map<std::string_view, std::string> then;
   each_option(old, [&](const Option& option, const auto& value) { then[option.key] = option_text(value); });

@@ -1,4 +1,4 @@
-// Which checkpoint a run goes on from, and whether it is one of the same run.
+// Finds the checkpoint that a run goes on from, and checks that it is one of the same run.
 #pragma once
 
 #include <lockstep/trainer/trainer.hpp>
@@ -22,7 +22,7 @@ std::filesystem::path checkpoint_of(const std::filesystem::path& file_or_run, co
 // The folder of the run that the checkpoint belongs to; empty if it does not lie in one.
 std::filesystem::path run_of(const std::filesystem::path& checkpoint);
 
-// As run_of; a run's folder is its own.
+// Does the same as run_of, and gives a run's folder itself.
 std::filesystem::path run_to_go_on(const std::filesystem::path& file_or_run);
 
 // The run folder in `runs_dir` that has the newest checkpoint. Throws Error if none has one.
@@ -32,7 +32,7 @@ std::filesystem::path last_run(const std::filesystem::path& runs_dir);
 // process with index 0 removes what a run that was killed early left there. Throws Error for "auto" without a run_dir.
 TrainOptions with_resume_found(TrainOptions options, const Warn& warn);
 
-// What options.keep.resume says to go on from; none if it is empty. Throws Error as train() does.
+// The state that options.keep.resume names; none if it is empty. Throws Error as train() does.
 std::optional<RunState> resumed_state(const TrainOptions& options, const Warn& warn);
 
 // Throws Error if the run had other data than these `samples` training samples of `source`, or if its position does not

@@ -39,12 +39,12 @@ class RunFolder {
   using Warn = std::function<void(const std::string&)>;
   void create(const TrainOptions& options, const Judge& judge, const Warn& warn);
 
-  // After each epoch: metrics.jsonl, model.safetensors and curve.svg. A curve that cannot be drawn is a warning; it is
-  // tried again after the next epoch, but not where gnuplot is not installed.
+  // Writes metrics.jsonl, model.safetensors and curve.svg after an epoch. A curve that cannot be drawn is a warning; it
+  // is tried again after the next epoch, but not where gnuplot is not installed.
   void write(const std::vector<EpochMetrics>& history, const torch::nn::Module& module, const std::string& title,
              const Warn& warn);
 
-  // A checkpoint, and no more of the earlier ones than the options say.
+  // Writes a checkpoint, and keeps no more of the earlier ones than the options say.
   void keep(const RunState& state);
 
   // Call it at the end, however the run ended: draws curve.png. Throws Error if the folder is gone, or its weights,
@@ -60,14 +60,14 @@ class RunFolder {
   const bool goes_on_;
   io::FileSystem& files_;
   io::FolderLock lock_;
-  std::vector<std::filesystem::path> made_;  // by this object, the topmost first
-  std::string config_;                       // what config.json holds
+  std::vector<std::filesystem::path> made_;  // folders made by this object, the topmost first
+  std::string config_;                       // the text of config.json
   bool synthetic_ = false;
   int keep_last_ = 0;
   Judge judge_;
   bool claimed_ = false;      // the files in the folder are this run's
-  bool kept_ = false;         // an epoch is complete, or a checkpoint written: they stay
-  bool has_weights_ = false;  // of an epoch that this object has written
+  bool kept_ = false;         // an epoch is complete, or a checkpoint written: the files stay
+  bool has_weights_ = false;  // this object has written an epoch's weights
   bool can_draw_ = true;
 };
 

@@ -58,7 +58,7 @@ void RunOfRank::train() {
 // In an elastic job whoever wrote may be gone between an epoch's evaluation and its files.
 void RunOfRank::keep_what_is_owed() {
   const bool between_epochs = begin_ && begin_->steps == 0 && !begin_->history.empty();
-  if (!run_.elastic || !run_.elastic->is_successor() || !between_epochs) return;  // as on all ranks
+  if (!run_.elastic || !run_.elastic->is_successor() || !between_epochs) return;  // all ranks return here together
   if (!rank_.any(rank_.index() == 0 && !run_.kept.has_kept(begin_->epochs))) return;
   trainer_.show();
   keep_epoch(begin_->history.back(), *trainer_.whole());
@@ -69,7 +69,7 @@ void RunOfRank::train_epochs() {
     if (is_enough(history_, judge_, task_.patience)) break;
     EpochMetrics metrics = trainer_.epoch(number, keep_);
     if (trainer_.regroups()) return;
-    synchronize(rank_.device());  // what is read below, other ranks may have written
+    synchronize(rank_.device());  // other ranks may have written the values read below
     if (!trainer_.not_finite().empty()) {
       if (is_first_here_) run_.not_finite = trainer_.not_finite();
       break;

@@ -19,7 +19,7 @@
 
 namespace lockstep {
 
-// What the ranks of a process have in common.
+// The things that the ranks of a process have in common.
 struct SharedRun {
   const TrainOptions& settings;
   const TrainCallbacks& callbacks;
@@ -54,11 +54,11 @@ class RunOfRank {
   const TrainOptions& settings_;
   const Task& task_;
   Rank& rank_;
-  const bool is_first_here_;  // of its process's ranks
+  const bool is_first_here_;  // this rank is its process's first
   const bool may_mend_;
   const Judge judge_;
   const std::optional<RunState> begin_;
-  std::vector<EpochMetrics> history_;  // this rank's own
+  std::vector<EpochMetrics> history_;  // this rank's own copy
   RankTrainer trainer_;
   const RankTrainer::Keep keep_;  // empty: no checkpoints are kept
 };

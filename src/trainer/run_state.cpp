@@ -75,7 +75,7 @@ RunState parse_manifest(const std::string& manifest) {
                     std::to_string(state.epochs) + ", and neither can be negative",
                 {Error::file});
   }
-  if (!(state.seconds >= 0 && state.seconds <= most_seconds)) {  // nor NaN
+  if (!(state.seconds >= 0 && state.seconds <= most_seconds)) {  // refuses NaN too
     throw Error("its manifest says that its steps took " + number_text(state.seconds) + " seconds", {Error::file});
   }
   return state;

@@ -19,25 +19,25 @@
 namespace lockstep {
 
 struct RunState {
-  int epochs = 0;                     // how many are finished
-  int64_t steps = 0;                  // of the epoch after them; seed, epoch and step alone give the samples' order
-  double seconds = 0;                 // that these steps took
-  std::vector<EpochMetrics> history;  // of the finished epochs
-  std::string config;                 // as to_json(TrainOptions) gives it
+  int epochs = 0;                     // finished epochs
+  int64_t steps = 0;                  // steps of the next epoch; seed, epoch and step alone give the samples' order
+  double seconds = 0;                 // seconds of these steps
+  std::vector<EpochMetrics> history;  // metrics of the finished epochs
+  std::string config;                 // text of to_json(TrainOptions)
   // The tensors' names. Names that begin with "ranks." have a row per rank (see rank_trainer_state.cpp).
   //   model.NAME                  the whole network's parameters and buffers, whatever the split
   //   optimizer.MEMBER.PARAMETER  see optimizer_state.hpp
   //   query.PARAMETER             of PowerSgdHook
   //   outer.PARAMETER             of LocalSgd
   //   ema.PARAMETER               the average of the weights, if a Task has an ema_decay
-  //   trainer.ema_decay           which then is here
+  //   trainer.ema_decay           that decay
   //   trainer.left_out            samples of the epoch's skipped steps, if there are any
   //   trainer.loss                with a grain: the sum of the epoch's losses so far
   //   ranks.totals, ranks.rng, ranks.order
   //   ranks.buffers.NAME, ranks.error.PARAMETER, ranks.optimizer.MEMBER.PARAMETER
   io::NamedTensors tensors;
-  std::optional<DataDigests> data = {};  // what it was trained on; checkpoints of before do not say
-  std::string processor = {};            // rank 0's (devices/processor_kind.hpp); empty: not known
+  std::optional<DataDigests> data = {};  // its data's digests; older checkpoints have none
+  std::string processor = {};            // rank 0's processor (devices/processor_kind.hpp); empty: not known
 };
 
 // Throws Error, which names the file. Then the file under this name is the old one or the new one, whole.

@@ -30,7 +30,7 @@ torch::Tensor spoiling_unless_finite(const torch::Tensor& loss) {
   return std::isfinite(loss.item<double>()) ? loss : loss * std::numeric_limits<double>::quiet_NaN();
 }
 
-// While an exception is handled: LibTorch says that types differ, and not which they are of.
+// Call it while an exception is handled: LibTorch says that types differ, but not which tensors have them.
 void explain_types(const StepParts& with, const Batch& batch) {
   const std::string said = exception_text(std::current_exception());
   if (said.find("type") == std::string::npos || !batch.x.defined()) return;
@@ -72,14 +72,14 @@ class PlainStep : public TrainStep {
     if (with_.watch.complaint().empty()) finish(batch);
   }
 
-  // What the parts' backwards add up to is averaged over the ranks while the last of them computes. Where each rank
+  // The parts' backwards add up; while the last part computes, the sum is averaged over the ranks. Where each rank
   // keeps a slice, each part is averaged, so that nobody keeps all gradients.
   void gradients(const Batch& batch) {
     with_.update.zero_grad();
     if (batch.grain > 0) with_.totals.grain_losses.begin_step(batch.grains());
     const auto& replica = with_.update.part();
     const bool in_slices = batch.grain == 0 && replica->divides_gradients();
-    // In slices all ranks need as many parts: what the rank with the fewest samples can have.
+    // In slices all ranks need as many parts as the rank with the fewest samples can have.
     const int64_t most = in_slices ? fewest_samples(batch, replica->rank().world_size()) : batch.size();
     const int64_t wanted = with_.options.batch.accumulate;
     // By grains in_parts() gives all ranks as many.
@@ -121,8 +121,8 @@ class PlainStep : public TrainStep {
     if (counts_loss_) with_.totals.add_loss(mean, batch.size());
   }
 
-  // What needs the other ranks comes before the update: so a rank that is left alone has whole steps only. share() is
-  // where they agree on the step.
+  // All that needs the other ranks comes before the update: so a rank that is left alone has whole steps only. Ranks
+  // agree on the step in share().
   void finish(const Batch& batch) {
     if (with_.totals.shared) {
       with_.update.prepare();
@@ -172,7 +172,7 @@ class RecordedStep : public PlainStep {
   }
 
  private:
-  // In the steps before the recording; it takes an exchange of its own, which no graph can hold.
+  // The order is learnt in the steps before the recording, by an exchange of its own, which no graph can hold.
   void check_that_order_can_be_learnt() {
     const int ranks = with_.net.mesh().data().world_size();
     if (!exchange_recorded_ || parts_of_full_batch(with_.options.batch, shares_of(with_.options.batch), ranks)[0] > 0)

@@ -19,7 +19,7 @@
 
 namespace lockstep {
 
-// What a step works with.
+// The objects that a step works with.
 struct StepParts {
   const Task& task;
   const TrainOptions& options;
@@ -36,7 +36,7 @@ class TrainStep {
  public:
   virtual ~TrainStep() = default;
 
-  // All ranks must call it with parts of the same batch. The step counts in the totals, and the watch has seen it. If
+  // Call it on all ranks with parts of the same batch. The step counts in the totals, and the watch has seen it. If
   // the watch complains, nothing is updated.
   virtual void run(const Batch& batch) = 0;
 };

@@ -27,7 +27,7 @@ class StepTraffic {
   }
   void step_done() { ++steps_; }
 
-  // What `work` sends is none of the steps'.
+  // Does `work`, and does not count what it sends.
   template <class Work>
   void leave_out(const Work& work) {
     const double sent = traffic_ ? traffic_->sent : 0;
@@ -35,7 +35,7 @@ class StepTraffic {
     if (traffic_) traffic_->sent = sent;
   }
 
-  // Bytes; 0 if nobody counts them, and before the first step.
+  // Bytes sent per step; 0 if nobody counts them, and before the first step.
   double per_step() const { return traffic_ && steps_ > 0 ? traffic_->sent / static_cast<double>(steps_) : 0; }
 
  private:

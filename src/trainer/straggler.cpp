@@ -35,7 +35,7 @@ struct Slowest {
   double usual;  // seconds that others take for as many samples
 };
 
-// Among ranks that compute the same layers, and have samples.
+// All ranks of `group` compute the same layers and have samples.
 std::optional<Slowest> slowest_of(std::vector<size_t> group, const std::vector<RankTime>& ranks, int64_t epochs) {
   if (group.size() < 2) return std::nullopt;
   std::sort(group.begin(), group.end(),
@@ -57,7 +57,7 @@ std::string stage_text(size_t place, const ModelSplit& split) {
 
 std::string slow_stage(const std::vector<std::vector<size_t>>& groups, const std::vector<RankTime>& ranks,
                        int64_t epochs, const std::vector<std::string>& names, const ModelSplit& split) {
-  std::vector<double> seconds;  // by stage; all stages have the same samples
+  std::vector<double> seconds;  // seconds by stage; all stages have the same samples
   for (const auto& group : groups) {
     if (group.empty()) return "";
     const auto add = [&](double sum, size_t rank) { return sum + ranks[rank].seconds; };

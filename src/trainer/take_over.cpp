@@ -15,7 +15,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// A network's file system is asked each time.
+// Asks for the lock again and again, also a network's file system.
 void wait_for_lock(const fs::path& run, std::chrono::milliseconds patience) {
   const auto end = std::chrono::steady_clock::now() + patience;
   for (;;) {

@@ -35,9 +35,9 @@ struct Totals {
   int64_t samples = 0;
   bool shared = false;
   struct {
-    double loss = 0;  // of grain_losses
+    double loss = 0;  // sum of grain_losses
     int64_t correct = 0;
-  } known;               // over all ranks, of the epoch's steps so far
+  } known;               // sums over all ranks and the epoch's steps so far
   int64_t left_out = 0;  // samples over all ranks whose steps were skipped
 };
 

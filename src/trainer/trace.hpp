@@ -26,11 +26,12 @@ class Trace {
   // Traces the ranks of a run on `devices` that are in this process. Make it on the program's main thread, since the
   // profiler complains of others. Throws Error if `file` cannot be written.
   Trace(std::filesystem::path file, const Devices& devices);
-  ~Trace();  // ends what a failure left running; writes nothing
+  ~Trace();  // ends a profiler that a failure left running; writes nothing
   Trace(const Trace&) = delete;
   Trace& operator=(const Trace&) = delete;
 
-  // Every rank calls it before each of its steps, and end() after the last. Steps kTraceAfterSteps to kTraceAfterSteps
+  // Call it on every rank before each of its steps, and end() after the last. Steps kTraceAfterSteps to
+  // kTraceAfterSteps
   // + kTracedSteps - 1 are traced; the ranks wait for each other where that begins and ends.
   void before_step(Rank& rank);
   void end(Rank& rank);
@@ -44,9 +45,9 @@ class Trace {
   const std::filesystem::path file_;
   const Devices devices_;
   std::mutex mutex_;              // guards the maps
-  std::map<int, int64_t> steps_;  // by rank: begun so far
+  std::map<int, int64_t> steps_;  // steps begun so far, by rank
   std::map<uint64_t, int> rank_of_thread_;
-  std::map<int, std::string> names_;  // by rank
+  std::map<int, std::string> names_;  // names by rank
   bool running_ = false;              // these two: changed by the process's first rank between barriers
   bool written_ = false;
 };

@@ -28,7 +28,7 @@
 namespace lockstep {
 namespace {
 
-// As run() does, where nobody wants to be told.
+// Warns as run() does where no callback is given.
 void warn_by_libtorch(const std::string& text) {
   warn_as_libtorch("lockstep: " + text);
 }
@@ -54,7 +54,7 @@ TrainCallbacks one_at_a_time(const TrainCallbacks& callbacks, std::mutex& mutex)
           .stop = callbacks.stop};
 }
 
-// What this process does of a run, around its ranks.
+// This process's share of a run, around its ranks.
 class Run {
  public:
   // Opens what the run needs, in the order in which mistakes are to be told.

@@ -1,4 +1,4 @@
-// What the trainer needs to know of its options before it starts, and how a run's folder keeps them.
+// Checks a run's options before it starts, fills in defaults, and reads the options that a run's folder keeps.
 #pragma once
 
 #include <lockstep/lab/optimizers.hpp>

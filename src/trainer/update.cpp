@@ -45,12 +45,12 @@ Update::Update(const TrainOptions& options, const SplitModel& net, const UpdateE
     average_.emplace(extras.ema_decay, divides_parameters() ? tensors_in(optimizer_.inner().param_groups())
                                                             : part()->module().parameters());
   }
-  optimizer_.compare_options();  // those of a Task's own optimizer may differ
+  optimizer_.compare_options();  // the ranks' options may differ with a Task's own optimizer
   const auto* const local = std::get_if<LocalSgdOptions>(&options.way);
   if (local == nullptr) return;
   const std::vector<at::Tensor> parameters = part()->module().parameters();
   local_.emplace(parameters, net_.mesh().data(), *local);
-  // So that every optimizer has a state of every parameter, also of a rank that has had no samples yet.
+  // With zeros every optimizer has a state of every parameter, also on a rank that has had no samples yet.
   const HiddenGradients::Shown gradients(part()->hidden_gradients());
   for (const auto& parameter : parameters) parameter.mutable_grad() = at::zeros_like(parameter);
 }
@@ -86,7 +86,7 @@ Update::Shown::Shown(Update& update) : update_(update) {
 }
 
 Update::Shown::~Shown() {
-  whole_.reset();  // which takes over what the parameters hold
+  whole_.reset();  // it takes over the parameters' values
   if (update_.average_) update_.average_->exchange();
 }
 

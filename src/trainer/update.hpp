@@ -21,7 +21,7 @@
 
 namespace lockstep {
 
-// What a Task adds to the options.
+// The things that a Task adds to the options.
 struct UpdateExtras {
   decltype(Task::optimizer) optimizer = {};
   decltype(Task::groups) groups = {};
@@ -44,23 +44,23 @@ class Update {
   // Sets the learning rate for the moment when `epochs_done` epochs are done, and returns it.
   double set_time(double epochs_done);
 
-  // What of a step needs the other ranks' gradients; all ranks must call it. step() begins with it otherwise.
+  // Does the part of a step that needs the other ranks' gradients. Call it on all ranks; else step() begins with it.
   void prepare();
   void step();
 
   // The averaged gradients that it steps with; with zero_stage the rank's slices of them.
   std::vector<at::Tensor> gradients() const;
 
-  // What is the same on all ranks along the data axis (replica_check.hpp): weights that are not divided, their average,
-  // and the state of an optimizer that no rank has to itself.
+  // State that is the same on all ranks along the data axis (replica_check.hpp): weights that are not divided, their
+  // average, and the state of an optimizer that no rank has to itself.
   io::NamedTensors replica() const;
 
-  // What this rank alone has of weights and of the optimizer's state, or may have: a rank's own slices, a part of the
-  // network without replicas, and with local SGD all of it. Buffers do not count, which a forward may change.
+  // Weights and optimizer state that this rank alone has, or may have: its own slices, a part of the network without
+  // replicas, and with local SGD all of it. Buffers do not count, since a forward may change them.
   bool has_some_alone() const;
   std::vector<WatchedTensor> alone() const;
 
-  // With local SGD the ranks' parameters differ within a round, which ends early here.
+  // Ends a round of local SGD early; within one the ranks' parameters differ.
   void synchronize();
 
   // While one lives, every rank has all parameters whole, and they are those that are evaluated: the average, if there
@@ -76,7 +76,7 @@ class Update {
     Update& update_;
     std::optional<Whole> whole_;
   };
-  // What this rank has of the net, of which the ranks along the data axis have replicas.
+  // This rank's part of the net. The ranks along the data axis have replicas of it.
   const std::shared_ptr<Replica>& part() const { return optimizer_.replica(); }
 
   // Null: the weights are evaluated, or there has been no step.
@@ -90,12 +90,12 @@ class Update {
  private:
   bool divides_parameters() const { return optimizer_.sharded() && optimizer_.sharded()->divides_parameters(); }
   void load_of_ranks(const RunState& state, const Rank& rank);
-  io::NamedTensors parameters() const;  // of this rank
+  io::NamedTensors parameters() const;  // this rank's parameters
 
   SplitModel net_;
   const double clip_;
   const bool in_place_;         // gradients become zero
-  const bool is_only_replica_;  // of this rank's part of the network
+  const bool is_only_replica_;  // no other rank has this part of the network
   const LearningRate rate_;
   NetOptimizer optimizer_;
   bool prepared_ = false;

@@ -1,4 +1,4 @@
-// What an Update puts into a checkpoint and goes on from.
+// Update's state: writes it into a checkpoint, and goes on from one.
 #include <lockstep/base/error.hpp>
 
 #include "optim/optimizer_state.hpp"
@@ -14,7 +14,7 @@ namespace lockstep {
 void Update::save(RunState& state, Rank& rank) {
   if (!local_) return put_under("optimizer", optimizer_.state(), state.tensors);
   const auto named = parameters();
-  // A state of each rank's own.
+  // Each rank has a state of its own.
   put_under("ranks.optimizer", tables_of_all_ranks(optimizer_state(optimizer_.inner(), named), rank), state.tensors);
   const auto momentum = local_->momentum();
   for (size_t i = 0; i < momentum.size(); ++i) state.tensors.emplace_back("outer." + named[i].first, momentum[i]);

@@ -7,7 +7,7 @@
 namespace lockstep {
 namespace {
 
-// That many are kept before the first is looked at, so that a look rarely comes too early.
+// So many are kept before the first is looked at: then a look rarely comes too early.
 constexpr size_t kKeptHolds = 4096;
 
 }  // namespace

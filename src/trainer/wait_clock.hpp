@@ -25,14 +25,14 @@ class WaitClock : public CallObserver {
  public:
   explicit WaitClock(const c10::Device& device) : device_(device) {}
 
-  void reset();  // of what it has measured
-  void start();  // goes on measuring; on a GPU the waits of the stream that is current now
+  void reset();  // forgets all that it has measured
+  void start();  // goes on measuring, on a GPU the current stream's waits
   void pause();
 
-  // Since reset(). On a GPU the stream must be done. NaN: its device's events tell no times.
+  // Seconds waited since reset(). On a GPU wait for the stream first. NaN: the device's events tell no times.
   double seconds();
 
-  // Around what holds up the stream of a GPU and is no call's wait. They may be nested.
+  // Call these around what holds up a GPU's stream and is no call's wait. They may be nested.
   void hold();
   void release();
 
@@ -45,16 +45,16 @@ class WaitClock : public CallObserver {
 
   c10::Event mark() const;
   void read_those_that_are_done();
-  void attempt(const std::function<void()>& use_events);  // which some types of devices refuse
+  void attempt(const std::function<void()>& use_events);  // some types of devices refuse events
 
   const c10::Device device_;
   bool runs_ = false;
   double seconds_ = 0;
-  std::optional<c10::Stream> stream_;  // of a GPU, whose waits count: others hold up no computing
-  bool in_wait_ = false;               // of a call
-  int depth_ = 0;                      // of hold()
-  std::optional<c10::Event> began_;    // the outermost hold
-  std::deque<Hold> holds_;             // which are not read yet
+  std::optional<c10::Stream> stream_;  // a GPU's stream; other streams' waits hold up no computing
+  bool in_wait_ = false;               // a call waits now
+  int depth_ = 0;                      // open calls of hold()
+  std::optional<c10::Event> began_;    // start of the outermost hold
+  std::deque<Hold> holds_;             // holds that are not read yet
   bool has_times_ = true;
 };
 

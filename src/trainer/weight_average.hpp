@@ -31,7 +31,7 @@ class WeightAverage {
  private:
   const double decay_;
   const std::vector<at::Tensor> weights_;
-  std::vector<bool> comes_again_;  // of each weight: it is an earlier one too, as tied weights are
+  std::vector<bool> comes_again_;  // true for a weight that came before, as tied weights do
   std::vector<at::Tensor> average_;
   bool begun_ = false;  // with slices a rank may have none
 };

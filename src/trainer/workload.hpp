@@ -15,9 +15,9 @@ namespace lockstep {
 struct Workload {
   Task task;
   DataDigests digests = {};
-  std::string announcement = {};  // of the data, for TrainCallbacks::on_data
-  std::string warning = {};       // of the data; empty: there is none
-  std::string title = {};         // of the curve: the network and the data
+  std::string announcement = {};  // text about the data, for TrainCallbacks::on_data
+  std::string warning = {};       // warning about the data; empty: there is none
+  std::string title = {};         // title of the curve: the network and the data
 };
 
 // Trains as train() says. `settings` are checked. `load` is called once the run folder is free; what it throws ends the

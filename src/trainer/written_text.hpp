@@ -1,4 +1,4 @@
-// What a language model writes: bytes drawn one after the other from what it expects next.
+// Lets a language model write: draws byte after byte from the probabilities that the model gives.
 #pragma once
 
 #include <lockstep/trainer/task.hpp>

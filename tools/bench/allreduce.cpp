@@ -145,7 +145,7 @@ void time_memcpy(Sizes& sizes) {
     std::vector<char> to(size.bytes, 2);
     size.best.add("memcpy", time_of(size.bytes, {}, [&] {
                     std::memcpy(to.data(), from.data(), from.size());
-                    asm volatile("" : : "r"(to.data()) : "memory");  // as far as the compiler knows, the copy is read
+                    asm volatile("" : : "r"(to.data()) : "memory");  // the compiler must believe that the copy is read
                   }));
   }
 }

@@ -78,7 +78,7 @@ struct Result {
   std::string model;
   int64_t parameters = 0, batch_size = 0;
   bool on_gpus = false;
-  std::array<std::vector<Sample>, 3> samples;  // by variant
+  std::array<std::vector<Sample>, 3> samples;  // samples by variant
 };
 
 // Gives the slowest rank's step, with the communication of the rank that waited least.
@@ -135,7 +135,7 @@ class CommunicationTimes : public CallObserver {
   double within = 0;        // seconds of posts and polls during backward
   double after = 0;         // seconds of later posts and polls, and of waits
   int64_t bytes = 0;        // the bytes that were posted
-  int64_t bytes_early = 0;  // of these, the bytes that polls found complete during backward
+  int64_t bytes_early = 0;  // posted bytes that polls found complete during backward
 
  private:
   int64_t bytes_of_step_ = 0;  // the bytes that are posted in a step

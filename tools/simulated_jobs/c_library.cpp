@@ -26,7 +26,7 @@
 #include <string>
 
 extern "C" {
-extern const char __executable_start, etext;  // of this program, which the linker knows
+extern const char __executable_start, etext;  // the linker sets both: this program's code lies between
 }
 
 namespace {
@@ -38,7 +38,7 @@ using lockstep::simulation::Scheduler;
 using lockstep::simulation::Thread;
 using lockstep::simulation::Time;
 
-constexpr Time kBoot = 1'000 * kSecond;                // what the steady clock shows when a simulation begins
+constexpr Time kBoot = 1'000 * kSecond;                // the steady clock's time when a simulation begins
 constexpr Time kDate = Time{1'800'000'000} * kSecond;  // and the system's
 
 template <class Function>
@@ -270,7 +270,7 @@ int sched_yield() noexcept {
   return 0;
 }
 
-// What the system says of threads is of the whole program's, and of real time: whether one waits for a disk, say.
+// The system's word on threads, such as a wait for a disk, is about the whole program and real time: so hide it.
 int openat(int folder, const char* name, int flags, ...) {
   if (Scheduler::this_thread() != nullptr && std::strcmp(name, "/proc/self/task") == 0) {
     errno = ENOENT;

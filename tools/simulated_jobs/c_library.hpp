@@ -11,6 +11,6 @@ int create(pthread_t* handle, const pthread_attr_t* attributes, void* (*function
 
 void futex(int* word, int operation, int value);
 
-void unlock_files(Process& process);  // of a process that has ended
+void unlock_files(Process& process);  // unlocks the files of a process that has ended
 
 }  // namespace lockstep::simulation::c_library

@@ -11,13 +11,13 @@
 
 namespace lockstep::simulation {
 
-constexpr Time kUntilKilled = 5 * kSecond;  // what `lockstep launch` gives processes after the first failure
+constexpr Time kUntilKilled = 5 * kSecond;  // time that `lockstep launch` gives processes after the first failure
 
 class Children : public comm::LaunchedProcesses {
  public:
   struct Hooks {
     std::function<Process&(int member, int place)> start;
-    std::function<std::string(int member)> failure_of;  // of one that has ended by itself; "": none
+    std::function<std::string(int member)> failure_of;  // the failure of a member that has ended by itself; "": none
     std::function<void(int member)> kill;
     std::function<void(const std::string& text)> say;
     const void* ends;  // is woken when a process has ended

@@ -21,7 +21,7 @@ class Disk : public FailingFiles {
  public:
   explicit Disk(bool eager) : FailingFiles(-1, Mode::error, eager) {}
 
-  // What comes in the call with a number, from 0; -1: never.
+  // Something that happens in the call with a number, from 0; -1: never.
   struct Event {
     int call = -1;
     std::function<void()> happens = {};

@@ -78,7 +78,7 @@ class Group : public c10d::Backend {
  public:
   explicit Group(std::shared_ptr<Member> member) : Backend(member->rank, member->size), member_(std::move(member)) {}
 
-  // As c10d's Gloo has it: it waits for the calls that are open.
+  // Waits for the calls that are open, as c10d's Gloo does.
   ~Group() override {
     while (!member_->is_idle()) network().scheduler.wait(member_.get(), kNever);
   }
@@ -155,8 +155,8 @@ class Group : public c10d::Backend {
   uint32_t tag_ = 0;
 };
 
-// As Gloo connects: each leaves its address in the store, and then waits for each other one. A process that is gone by
-// then refuses, or Gloo waits until its timeout.
+// Connects as Gloo does: each leaves its address in the store, and then waits for each other one. A process that is
+// gone by then refuses, or Gloo waits until its timeout.
 void connect(Member& member, const comm::GroupPlace& place) {
   Scheduler& scheduler = network().scheduler;
   const Time deadline = scheduler.now() + std::chrono::nanoseconds(place.timeout).count();

@@ -116,7 +116,7 @@ Texts names_of_the_guilty(const Strike& strike, const Course& course) {
       }
       return {"the process of " + all + " is gone", before + " is gone", missing, both_missing(course),
               "is gone: the store"};
-    case Fault::throws:  // as another rank, in a later generation
+    case Fault::throws:  // it may be another rank, in a later generation
       if (course.plan.is_elastic())
         return {"thrown by the test", name(strike.victim) + " of the job is gone: it ended"};
       return {rank + ": thrown by the test"};

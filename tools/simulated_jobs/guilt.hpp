@@ -8,7 +8,7 @@
 
 namespace lockstep::simulation {
 
-// What a process says where lost_all() is so.
+// A process says this where lost_all() is true.
 constexpr const char* kLostAll = "all who did are gone";
 
 std::string name(int process);  // "process 2"
@@ -30,7 +30,7 @@ bool store_is_gone(const Course& course);
 // All who had the state are gone, and one that had not got it yet finds their checkpoints.
 bool lost_all(const Course& course);
 
-// Of an elastic job: all who had its state are gone.
+// Whether all who had an elastic job's state are gone.
 bool is_nobody_left(const Course& course);
 
 // Without a fault that ends it the run goes on, as long as any are left to.

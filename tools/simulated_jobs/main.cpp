@@ -15,7 +15,7 @@ using namespace lockstep::simulation;
 struct Options {
   uint64_t first = 1, last = 0;
   bool replay = false, verbose = false;
-  std::string kind = {};  // of the runs
+  std::string kind = {};  // the runs' kind
 };
 
 [[noreturn]] void explain_usage() {

@@ -23,12 +23,12 @@ using TransferPtr = c10::intrusive_ptr<Transfer>;
 class Member : public Network::Endpoint {
  public:
   using Bytes = Network::Bytes;
-  using Inputs = std::vector<Bytes>;  // by rank
+  using Inputs = std::vector<Bytes>;  // bytes by rank
 
   Member(Process& process, int rank, int size);
   ~Member() override;
 
-  void connect(const std::vector<int>& numbers);  // of the members, by rank
+  void connect(const std::vector<int>& numbers);  // `numbers`: the members', by rank
 
   // `finish` gets what each rank gave to this one. With a root, the root alone gives.
   TransferPtr call(uint32_t tag, Inputs to, std::function<void(Inputs&)> finish, int root = -1);
@@ -67,8 +67,8 @@ class Member : public Network::Endpoint {
   bool complete(int source, const Key& key);
 
   std::vector<int> numbers_;
-  std::vector<bool> closed_;                                     // by rank
-  std::map<std::pair<int, Key>, std::deque<Bytes>> inbox_;       // by source
+  std::vector<bool> closed_;                                     // closed ranks
+  std::map<std::pair<int, Key>, std::deque<Bytes>> inbox_;       // messages by source
   std::list<Call> calls_;                                        // open
   std::map<std::pair<int, Key>, std::deque<Receive>> receives_;  // open
 };

@@ -22,7 +22,7 @@ struct Network {
   struct Host {
     Process* process = nullptr;
     std::map<std::string, Bytes> values = {};
-    std::vector<std::string> generations = {};  // of an elastic job, one after the other, as they were stored
+    std::vector<std::string> generations = {};  // an elastic job's generations, in the order in which they were stored
   };
 
   // Whoever has connections. It hears of the end of a process that it is connected with.
@@ -41,7 +41,7 @@ struct Network {
 
   explicit Network(Scheduler& scheduler);
 
-  // When something that is sent now will be there.
+  // The time when something that is sent now will be there.
   Time arrival(const Process& from, const Process& to);
 
   // Nothing passes between the two until then.
@@ -51,12 +51,12 @@ struct Network {
   Endpoint* endpoint(int number) const;  // null: it is gone
 
   void tell_of_death(const Process& process);
-  bool is_reset(const Process& from, const Process& to) const;  // what is on its way there is lost
+  bool is_reset(const Process& from, const Process& to) const;  // messages on their way there are lost
 
   Scheduler& scheduler;
-  std::map<int, std::shared_ptr<Host>> hosts = {};  // by port
+  std::map<int, std::shared_ptr<Host>> hosts = {};  // hosts by port
   Time lateness = 0;                                // the most by which one message in 50 is late
-  std::vector<std::string> wrongs = {};             // what must not happen, and did
+  std::vector<std::string> wrongs = {};             // things that must not happen, and did
 
  private:
   using Pair = std::pair<int, int>;
@@ -69,6 +69,6 @@ struct Network {
   Time latency_;  // the most that a message usually takes
 };
 
-Network& network();  // of this program's simulation
+Network& network();  // this program's simulation has one network
 
 }  // namespace lockstep::simulation

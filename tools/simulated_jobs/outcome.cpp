@@ -47,7 +47,7 @@ void check_samples(const Course& course, Texts& wrongs) {
   if (any_twice) wrongs.push_back("samples were counted twice");
 }
 
-// Those who were in the run may add where one of them was. Those who have waited for as long say so at the same time.
+// Processes that were in the run may add where one of them was. Processes that waited as long say so at the same time.
 bool say_the_same(const std::string& one, const std::string& other) {
   const auto about = [](const std::string& text) {
     const size_t waited = text.find(" waited ");

@@ -37,10 +37,10 @@ struct Strike {
   int victim = 0;   // a process, in an elastic job maybe a successor, if there is one
   int other = 0;    // the other side of a cut
   double part = 0;  // when: the part of the process's scheduling points that lies before it
-  int step = 0;     // of what a rank does
-  int call = 0;     // of the disk
-  int calls = 0;    // from a lost fsync until the power fails
-  Time length = 0;  // of what ends
+  int step = 0;     // the step in which a rank does it
+  int call = 0;     // the number of the disk's call
+  int calls = 0;    // calls from a lost fsync until the power fails
+  Time length = 0;  // how long a passing fault lasts
 
   bool is_harmless() const;  // the run must go on
   bool is_by_rank() const;   // a rank does it, in a step
@@ -69,6 +69,6 @@ constexpr int kBetweenCheckpoints = 5;  // steps
 constexpr const char* kKinds = "plain, elastic, \"lost fsync\" or \"two faults\"";
 
 Plan plan_of(uint64_t seed);
-std::vector<Plan> undisturbed();  // of each program and each number of processes and ranks
+std::vector<Plan> undisturbed();  // has one plan for each program and each number of processes and ranks
 
 }  // namespace lockstep::simulation

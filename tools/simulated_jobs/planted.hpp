@@ -3,7 +3,7 @@
 
 namespace lockstep::simulation {
 
-bool planted(int bug);  // whether it is on
+bool planted(int bug);  // whether the bug is on
 void plant(int bug);    // switches this one on, and no other; 0: none
 
 }  // namespace lockstep::simulation

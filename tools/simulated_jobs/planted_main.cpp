@@ -19,7 +19,7 @@ int bug_that_is_on = 0;
 
 struct Bug {
   const char* what;
-  const char* kind;  // of the runs that find it; "": any
+  const char* kind;  // kind of the runs that find it; "": any
 };
 
 constexpr Bug kBugs[] = {

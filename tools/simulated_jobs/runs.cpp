@@ -18,16 +18,16 @@
 namespace lockstep::simulation {
 namespace {
 
-constexpr unsigned kRealSeconds = 20;  // for a run, which takes some milliseconds
+constexpr unsigned kRealSeconds = 20;  // limit of a run, which takes some milliseconds
 
-// What a child tells its parent of a run, in memory that both have.
+// A child's message to its parent about a run, in memory that both have.
 struct Told {
   Reference found;
   uint64_t trace;
   int64_t points;
   Time time, longest_end;
   bool ended_early;
-  double seconds;  // of the processor
+  double seconds;  // seconds of the processor
   bool done;
   std::array<char, 8'192> wrongs;
 };
@@ -58,7 +58,7 @@ Result result_of(const Told& told) {
   return {wrong, told.trace, told.points, told.time, told.longest_end, told.ended_early, told.seconds};
 }
 
-// Of all threads one runs at a time; on another core it would have to be woken by an interrupt.
+// Only one thread runs at a time; on another core it would have to be woken by an interrupt.
 void stay_on_this_core() {
   cpu_set_t core;
   CPU_ZERO(&core);
@@ -152,7 +152,7 @@ std::vector<Result> Runs::run_all(const std::vector<Plan>& plans) const {
   for (size_t i = 0; i < plans.size(); ++i) {
     if (!results[i].wrong.empty()) results[i] = run(plans[i]);
   }
-  // What a wrong access to memory does depends on what was there before.
+  // The effect of a wrong access to memory depends on what was there before.
   if (crashed && done < results.size() && results[done].wrong.empty())
     results[done].wrong = "  the program crashed behind other runs, not alone\n";
   return results;

@@ -21,7 +21,7 @@ struct Result {
   int64_t points = 0;
   Time time = 0, longest_end = 0;  // see Report
   bool ended_early = false;
-  double seconds = 0;  // that the processor worked for it
+  double seconds = 0;  // seconds that the processor worked for it
 };
 
 class Runs {
@@ -29,7 +29,7 @@ class Runs {
   Runs();  // runs the undisturbed jobs. Throws std::runtime_error if one goes wrong.
 
   Result run(const Plan& plan, bool with_log = false) const;
-  std::vector<Result> run_all(const std::vector<Plan>& plans) const;  // at most kBatch
+  std::vector<Result> run_all(const std::vector<Plan>& plans) const;  // takes at most kBatch plans
 
   static constexpr uint64_t kBatch = 32;
 
@@ -37,7 +37,7 @@ class Runs {
   using World = std::tuple<Program, int, int>;  // processes, ranks of each
   static World world_of(const Plan& plan);
   const Reference* reference_of(const Plan& plan) const;
-  bool run_in_child(const std::vector<Plan>& plans, bool with_log) const;  // whether it crashed
+  bool run_in_child(const std::vector<Plan>& plans, bool with_log) const;  // says whether the child crashed
 
   ScratchFolder folder_;
   std::map<World, Reference> references_;

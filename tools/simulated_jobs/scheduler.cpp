@@ -16,7 +16,7 @@ namespace {
 Scheduler* of_program = nullptr;
 thread_local Thread* running = nullptr;
 
-constexpr Time kOfAPoint = 300;  // what the work between two points takes
+constexpr Time kOfAPoint = 300;  // time of the work between two points
 
 void futex_wait(std::atomic<int>& word) {
   while (word.load(std::memory_order_acquire) == 0) {

@@ -38,7 +38,7 @@ struct Process {
   Time slowness = 0;         // the most that it loses at a scheduling point
   int64_t points = 0;        // scheduling points that it has passed
   int connections = 0;       // to stores
-  int groups = 0;            // that it has a part in
+  int groups = 0;            // groups that it has a part in
   std::set<int> locks = {};  // descriptors of what it has locked, which the system closes with it
 
   bool lives() const { return !killed && !over; }
@@ -63,7 +63,7 @@ class Scheduler {
   static Scheduler* of_this_program();  // null: none
   static Thread* this_thread();         // null: not a simulated one
 
-  // Before run().
+  // Adds a process. start() gives it its first thread. Both work also while run() runs.
   Process& add_process(const std::string& name);
   void start(Process& process, std::function<void()> body);
 
@@ -93,7 +93,7 @@ class Scheduler {
   void kill(Process& process);
   void stop(Process& process, Time time);
   std::function<void(Process&)> on_death = {};   // the process was killed, or is over
-  int threads_of(const Process& process) const;  // that are not over
+  int threads_of(const Process& process) const;  // counts the threads that are not over
 
   void note(const std::string& text);  // a line of the log; to be asked for with logs() if the text costs time
   bool logs() const { return with_log_; }
@@ -122,7 +122,7 @@ class Scheduler {
   std::vector<std::unique_ptr<Process>> processes_;
   std::vector<std::unique_ptr<Thread>> threads_;
   std::vector<Thread*> living_;
-  std::vector<Thread*> due_;  // for choose() alone
+  std::vector<Thread*> due_;  // choose() alone uses it
   std::multimap<Time, std::function<void()>> events_;
   std::map<Process*, std::multimap<int64_t, std::function<void()>>> faults_;
   std::atomic<int> all_done_ = 0;

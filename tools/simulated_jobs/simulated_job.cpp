@@ -30,9 +30,9 @@ using namespace std::chrono_literals;
 
 constexpr Time kLimit = 120 * kSecond;
 constexpr int kKept = 2;            // checkpoints
-constexpr auto kFixedSilence = 3s;  // of every second run; the others' follows their processes' gaps
+constexpr auto kFixedSilence = 3s;  // limit in every second run; in others it follows the processes' gaps
 
-// As ElasticRun of the library.
+// Plays the library's ElasticRun.
 class SimulatedSuccession : public Succession {
  public:
   SimulatedSuccession(ElasticJob& job, Progress& progress, std::function<void()> keep_from_now_on)
@@ -234,7 +234,7 @@ void SimulatedJob::run_ranks(int process, const RunOptions& options) {
   lockstep::run(devices, body, options);
 }
 
-// As train() does it, with its folder and its ways to take that over.
+// Does what train() does, with its folder and its ways to take that over.
 void SimulatedJob::run_generations(int process, RunOptions options) {
   ElasticJob job({}, silence(), plan_.checkpoints ? (run_dir_ / kCheckpointFolder).string() : "");
   Progress progress;
@@ -299,7 +299,7 @@ void SimulatedJob::keep(int process, const RunState& state, const std::function<
     writing_.erase(process);
     throw;
   }
-  writing_.clear();  // what killed ones left, the write has removed
+  writing_.clear();  // the write has removed what killed processes left
   if (had_lost == disk_.has_lost()) course_.saved = static_cast<int>(state.steps);
 }
 
@@ -321,7 +321,7 @@ void SimulatedJob::look_at_folder() {
           [&](const auto& path) { return path.extension() == ".safetensors" || (half > 0 && half-- > 0); });
 }
 
-// As the next run would.
+// Reads it as the next run would.
 void SimulatedJob::read_checkpoint() {
   const bool out = std::any_of(plan_.strikes.begin(), plan_.strikes.end(), [](const Strike& strike) {
     return strike.fault == Fault::power || strike.fault == Fault::lost_fsync;
@@ -339,7 +339,7 @@ void SimulatedJob::read_checkpoint() {
   }
 }
 
-// What the store has kept of the generations.
+// Notes what the store has kept of the generations.
 void SimulatedJob::read_generations() {
   const auto& host = network_.hosts[kPort];
   if (!host) return;

@@ -25,7 +25,7 @@
 
 namespace lockstep::simulation {
 
-constexpr int kPort = 29'500;  // of the store
+constexpr int kPort = 29'500;  // the store's port
 
 class SimulatedJob {
  public:
@@ -34,7 +34,7 @@ class SimulatedJob {
   bool can_be_gone_on_with() const;  // after run(): nobody has finished, and a next run can
 
  private:
-  int count() const { return static_cast<int>(processes_.size()); }  // of processes, with successors
+  int count() const { return static_cast<int>(processes_.size()); }  // counts processes, with successors
   std::chrono::milliseconds silence() const;
   std::map<std::string, std::string> environment_of(int process, int place) const;
   comm::LaunchEnvironment launch_of(int process, int place) const;
@@ -43,7 +43,7 @@ class SimulatedJob {
   void add_process(int process, int place);
   void start(int process);
 
-  void note(size_t strike);  // that it has come
+  void note(size_t strike);  // notes that the strike has come
   std::function<void()> happens(
       size_t strike, std::function<void()> fault = [] {});
   void plant(size_t i, Process& victim);
@@ -80,7 +80,7 @@ class SimulatedJob {
   std::set<int> writing_ = {};                 // processes, a checkpoint
   std::array<uint64_t, kSteps> optimizers_{};  // see Reference
   Process* launcher_ = nullptr;
-  std::vector<Process*> processes_ = {};  // those with ranks, by number
+  std::vector<Process*> processes_ = {};  // processes with ranks, by number
   Course course_;
   std::deque<std::pair<int, std::string>> ends_ = {};  // processes, and how; "": well
   Time to_kill_ = kNever;                              // the launcher ends what still runs

@@ -12,12 +12,12 @@
 
 namespace lockstep::simulation {
 
-// What an undisturbed run gives, to compare with.
+// The results of an undisturbed run, to compare with.
 struct Reference {
   std::array<uint64_t, kSteps> weights{};     // after each step, a digest
-  std::array<uint64_t, kSteps> optimizers{};  // of the checkpoints' optimizers, in an elastic job, too
+  std::array<uint64_t, kSteps> optimizers{};  // digests of the checkpoints' optimizers, in an elastic job too
   int64_t points = 0;                         // scheduling points of one process
-  Time time = 0;                              // until it ended
+  Time time = 0;                              // time until it ended
 };
 
 struct Report {
@@ -26,11 +26,11 @@ struct Report {
   uint64_t trace = 0;        // a digest of all that happened
   int64_t points = 0;        // scheduling points of all processes
   Time time = 0;             // virtual
-  Time longest_end = 0;      // from the fault until the last process without one ended
+  Time longest_end = 0;      // time from the fault until the last process without one ended
   bool ended_early = false;  // some process ended with an error
 };
 
-// What is left of processes that were killed stays in the program. Checkpoints go to the folder.
+// The remains of killed processes stay in the program. Checkpoints go to the folder.
 Report simulate(const Plan& plan, const Reference* reference, const std::filesystem::path& folder, bool with_log);
 
 }  // namespace lockstep::simulation

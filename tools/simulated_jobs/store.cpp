@@ -20,13 +20,13 @@ namespace {
 using Bytes = Network::Bytes;
 using Keys = std::vector<std::string>;
 
-constexpr Time kAnswer = 10 * kSecond;  // as store_client.cpp has it
+constexpr Time kAnswer = 10 * kSecond;  // store_client.cpp has the same
 
 Process& this_process() {
   return *Scheduler::this_thread()->process;
 }
 
-// As torchrun's TCPStore has it, a connection serves one thread at a time, also while it waits.
+// A connection serves one thread at a time, also while it waits, as torchrun's TCPStore has it.
 class StoreClient : public c10d::Store {
  public:
   explicit StoreClient(std::shared_ptr<Network::Host> host) : host_(std::move(host)), owner_(this_process()) {

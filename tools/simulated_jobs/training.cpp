@@ -102,7 +102,7 @@ class Training {
     return true;
   }
 
-  // As RankTrainer::state() and train() have it.
+  // Does what RankTrainer::state() and train() do.
   void keep() {
     if (!listener_.keep) return;
     if (rank_.index() == 0) listener_.keep(state());
@@ -110,7 +110,7 @@ class Training {
 
   int done() const { return done_; }
 
-  // As RankTrainer::whole_steps() has it.
+  // Does what RankTrainer::whole_steps() does.
   RunState state() {
     RunState state{.epochs = 0, .steps = done_, .seconds = 1, .history = {}, .config = "{}", .tensors = {}};
     for (const auto& [name, parameter] : parameters_) state.tensors.emplace_back(name, parameter.detach().clone());
@@ -155,7 +155,7 @@ void train_elastic(Rank& rank, const Dataset& data, ElasticJob& job, Progress& p
   if (rank.index() == 0) job.note_beginning();
   Training training(rank, steps, listener, progress.state ? &*progress.state : nullptr);
   try {
-    // As train() at the end of an epoch: whoever wrote may be gone before its checkpoint was written.
+    // The process that writes may be gone before its checkpoint was written, as in train() at an epoch's end.
     const bool may_be_owed = job.generation() > 0 && training.done() > 0 && training.done() % kBetweenCheckpoints == 0;
     if (may_be_owed && rank.any(rank.index() == 0 && progress.kept < training.done())) training.keep();
     for (auto& batch :

@@ -1,4 +1,4 @@
-// What each rank of a simulated job does: it trains a net of some hundred parameters, and says what it has seen.
+// The work of each rank of a simulated job: it trains a net of some hundred parameters, and says what it has seen.
 #pragma once
 
 #include <lockstep/data/data.hpp>
@@ -18,12 +18,12 @@ namespace lockstep::simulation {
 
 struct Steps {
   std::vector<uint64_t> weights;              // after each step, a digest; 0: this rank had no part in it
-  std::vector<std::vector<int64_t>> samples;  // of each complete step
+  std::vector<std::vector<int64_t>> samples;  // samples of each complete step
 };
 
 constexpr int64_t kBatch = 8;
 
-Dataset training_set();  // of kSteps batches
+Dataset training_set();  // has kSteps batches
 
 using Parameters = std::vector<std::pair<std::string, at::Tensor>>;
 uint64_t digest_of(const Parameters& parameters);
@@ -43,7 +43,7 @@ struct Progress {
 void train_elastic(Rank& rank, const Dataset& data, ElasticJob& job, Progress& progress, Steps& steps,
                    const Listener& listener);
 
-// What a checkpoint has beside the parameters: their digest, and that of the optimizer's state; 0 if it has none.
+// A checkpoint has these beside the parameters: their digest, and the optimizer state's; 0 if there is none.
 struct StateDigest {
   uint64_t weights = 0, optimizer = 0;
 };

@@ -17,7 +17,7 @@ class Transfer : public c10d::Work {
  public:
   explicit Transfer(int source = -1, bool is_message = false) : source_(source), is_message_(is_message) {}
 
-  // As c10d's handles of messages have it, one is complete once it was waited for.
+  // A message is complete once somebody has waited for it, as with c10d's handles.
   bool isCompleted() override {
     network().scheduler.point();
     return done_ && !is_message_;

@@ -49,8 +49,8 @@ class Balance {
 
   // Ends a step, of which `batch` was this rank's part. If there are new parts, it gives `batches` their shares and
   // returns true. Only laps of full batches count, that is of the largest so far. A rank without samples of a full
-  // batch cannot be measured; then parts stay as they are. Otherwise each rank keeps at least one sample. All ranks
-  // must call it.
+  // batch cannot be measured; then parts stay as they are. Otherwise each rank keeps at least one sample. Call it
+  // on all ranks.
   bool step(const Batch& batch, Batches& batches);
 
   // Leaves out the time since the last step, which was spent on something else: an evaluation, a checkpoint.
@@ -67,7 +67,7 @@ class Balance {
   const BalanceOptions options_;
   const std::shared_ptr<LapClock> laps_;
   int64_t full_size_ = 0;
-  int steps_ = 0;  // since the last look
+  int steps_ = 0;  // steps since the last look
   std::vector<double> shares_;
 };
 

@@ -5,7 +5,7 @@
 //   lockstep::LocalSgd local(net->parameters(), rank, {.sync_every = 16});
 //   for (auto& batch : …) {
 //     sgd.zero_grad();
-//     net.loss(batch, criterion).backward();  // of this rank's part alone
+//     net.loss(batch, criterion).backward();  // gradients of this rank's part alone
 //     sgd.step();
 //     local.step();                           // every 16th time: the mean of all ranks' parameters
 //   }
@@ -82,15 +82,15 @@ class LocalSgd {
 
   void check_that_it_holds_parameters() const;
   bool outer() const { return options_.outer_lr != 1 || options_.outer_momentum != 0; }
-  at::Tensor moved(size_t group, const at::Tensor& mean);  // where the ranks go on from, given their mean
+  at::Tensor moved(size_t group, const at::Tensor& mean);  // values that the ranks go on from, given their mean
 
   Rank rank_;
   const LocalSgdOptions options_;
   std::shared_ptr<const TrainedParameters> parameters_;
   std::vector<Group> groups_;
   std::shared_ptr<RoundStart> start_;              // null without an outer optimizer
-  std::vector<std::pair<size_t, size_t>> places_;  // by parameter: its group, and its place in the group
-  int64_t steps_ = 0;                              // since the last round
+  std::vector<std::pair<size_t, size_t>> places_;  // each parameter's group, and its place in the group
+  int64_t steps_ = 0;                              // steps since the last round
 };
 
 }  // namespace lockstep

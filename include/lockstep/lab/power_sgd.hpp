@@ -51,7 +51,7 @@ class PowerSgdHook : public CommunicationHook {
   void load(const NamedTensors& errors, const NamedTensors& queries, const c10::Device& device);
 
  private:
-  struct Memory {  // of one parameter
+  struct Memory {  // one parameter's memory
     at::Tensor error;
     at::Tensor query;
   };

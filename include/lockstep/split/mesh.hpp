@@ -12,7 +12,7 @@ namespace lockstep {
 
 class Mesh {
  public:
-  // All ranks call it with the same shape. Rank i stands at tensor coordinate i % tensor, pipeline coordinate i /
+  // Make it on all ranks, with the same shape. Rank i stands at tensor coordinate i % tensor, pipeline coordinate i /
   // tensor % pipeline and data coordinate i / (tensor * pipeline). So ranks that talk most lie next to each other, as
   // in Megatron-LM (Narayanan et al. 2021, section 3). Throws Error as check_mesh does.
   Mesh(Rank& rank, const MeshShape& shape);

@@ -29,7 +29,7 @@ namespace lockstep {
 
 class SplitModel {
  public:
-  // All ranks must call it with equal nets. It copies some of the net's layers, and takes over the others themselves.
+  // Call it on all ranks, with equal nets. It copies some of the net's layers, and takes over the others themselves.
   // With a split by layers or channels their parameters' `.grad` is undefined outside of backwards: only an Optimizer
   // of the SplitModel finds the gradients, since a rank's part of them is not the network's. With `takes_batch` the net
   // is one layer whose forward takes a Batch, and gets it in the place of x. Throws Error as check_mesh, check_split,
@@ -41,8 +41,8 @@ class SplitModel {
   Mesh& mesh() { return mesh_; }
 
   // The mean loss of this rank's part: see DataParallel::loss(). `batch` is the part of mesh().data()'s index, the same
-  // for all ranks of that index; the loss too is equal on these ranks, and its global_item() is of the whole batch. All
-  // ranks must call it. In a pipeline, and with a grain, forward and backward interleave: Loss::backward() computes
+  // for all ranks of that index; the loss too is equal on these ranks, and its global_item() is of the whole batch.
+  // Call it on all ranks. In a pipeline, and with a grain, forward and backward interleave: Loss::backward() computes
   // both, with the Autocast that is on now, and value(), item() and global_item() throw Error before it. A loss that is
   // dropped without backward() costs nothing then. A pipeline calls the criterion where the last layer is, with a
   // microbatch without x. Throws Error: ranks of one data index whose batches differ, by
@@ -64,20 +64,20 @@ class SplitModel {
   // Returns the network's output, without gradients, on all ranks of one data index. They must all pass the same x. So
   // evaluate(forward, test_set, mesh().data()) evaluates on all ranks.
   torch::Tensor forward(const torch::Tensor& x);
-  torch::Tensor forward(const Batch& batch);  // of batch.x, or with takes_batch of the batch
+  torch::Tensor forward(const Batch& batch);  // takes batch.x, or with takes_batch the batch
 
   // Copies parameters and buffers of the whole network, from the replica of this data index, into `net` on every rank.
-  // `net` is another network of the same layers, on the CPU. All ranks must call it. Cost: the network's bytes over the
+  // `net` is another network of the same layers, on the CPU. Call it on all ranks. Cost: the network's bytes over the
   // pipeline and tensor axes.
   void gather(torch::nn::Sequential& net);
 
   // See PipelineStats; empty if no pipeline is used.
   std::optional<PipelineStats> pipeline_stats() const;
 
-  void train(bool on = true) { module_->train(on); }  // as of a torch::nn::Module, on every layer
+  void train(bool on = true) { module_->train(on); }  // calls torch::nn::Module's on every layer
   void eval() { module_->eval(); }
 
-  Whole whole() const { return replicas_.whole(); }  // with DataParallelOptions::sharded
+  Whole whole() const { return replicas_.whole(); }  // needs DataParallelOptions::sharded
   std::shared_ptr<TrainedNet> trained() const;       // for an Optimizer
 
  private:
@@ -87,7 +87,7 @@ class SplitModel {
   const ModelSplit split_;
   const bool takes_batch_;
   Mesh mesh_;
-  torch::nn::Sequential sharded_;  // by channels; all layers, as far as this rank keeps them
+  torch::nn::Sequential sharded_;  // layers split by channels, as far as this rank keeps them
   std::optional<Pipeline> pipeline_;
   torch::nn::Sequential module_;
   DataParallel<torch::nn::SequentialImpl> replicas_;

@@ -27,7 +27,7 @@ std::string to_string(const BalanceRule& sizes);
 BalanceRule balance_rule_from(const std::string& text);
 
 struct BatchSettings {
-  int64_t size = 256;  // of the global batch, times `scale`
+  int64_t size = 256;  // samples of the global batch, before it is multiplied by `scale`
   int64_t scale = 1;
   bool drop_last = false;  // an epoch leaves out a last batch that is smaller (BatchOptions::drop_last)
   // A rank computes its part of a batch in so many pieces, one after the other. Memory then holds the activations of

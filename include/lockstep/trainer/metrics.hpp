@@ -17,7 +17,7 @@ struct EpochMetrics {
   double train_loss = 0;      // mean over the epoch's samples, each as its minibatch saw it
   double train_accuracy = 0;  // in [0, 1], likewise; NaN: not counted
   double test_accuracy = 0;   // in [0, 1], after the epoch, every test sample counted once; NaN: not counted
-  double seconds = 0;         // of the epoch's training, devices synchronised, evaluation not counted
+  double seconds = 0;         // seconds of training, devices synchronised, evaluation not counted
   double data_wait = 0;       // share of these seconds, in [0, 1], in which a rank waited for data: the rank that
                               // waited longest; 0: not measured
   double lr = 0;              // learning rate of the epoch's last step; 0: not kept
@@ -30,7 +30,7 @@ struct EpochMetrics {
   // Means over the test samples after the epoch, by name: "loss", the metrics of a Task (task.hpp), and of a text
   // "perplexity".
   std::map<std::string, double> test = {};
-  std::string written = {};  // what the network writes after the epoch, in UTF-8 (Task::write); empty: nothing
+  std::string written = {};  // text by the network after the epoch, in UTF-8 (Task::write); empty: none
 };
 
 // Writes one JSON object per line and epoch. A loss that is not finite is written as null, and read back as NaN. With

@@ -1,6 +1,6 @@
 // ModuleMaker: a function that makes a network, of whatever type its module is.
 //
-// Every rank calls it once, and all modules must be equal. Copies share the function. A module needs one forward, from
+// Every rank calls it once. Make all modules equal. Copies share the function. A module needs one forward, from
 // a tensor, or from a whole Batch, to a tensor. A torch::nn::Sequential can be split by layers and channels, any other
 // module by data alone.
 #pragma once
@@ -43,7 +43,7 @@ class ModuleMaker {
   template <std::invocable<uint64_t> Make>
   ModuleMaker(Make make) : make_([make = std::move(make)](Rank&, uint64_t seed) { return made(make(seed)); }) {}
 
-  // All ranks must call it. Throws Error if the function made a null module.
+  // Call it on all ranks. Throws Error if the function made a null module.
   MadeModule operator()(Rank& rank, uint64_t seed) const;
 
  private:

@@ -32,7 +32,7 @@ struct Task {
   ModuleMaker module;
   Criterion criterion;  // (y_hat, y), or (y_hat, batch), of some samples -> their mean loss, one number
   Samples train;
-  Samples test = {};        // what is measured after each epoch; none: nothing is
+  Samples test = {};        // samples of the measures after each epoch; none: nothing is measured
   std::string source = {};  // where the data come from, in words, for reports and errors
   // The network tells classes apart: y_hat is [n, classes], and y is int64 [n]. Then right answers are counted, for
   // EpochMetrics::train_accuracy and test_accuracy, which are NaN otherwise.

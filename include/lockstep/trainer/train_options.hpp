@@ -36,7 +36,7 @@ enum class MemoryFormat {
   channels_last,  // pixel by pixel: faster for many convolutions, and for bfloat16 on GPUs
 };
 
-// What a run does when a step's loss or gradients are not finite. All ranks do the same in the same step.
+// Says what a run does when a step's loss or gradients are not finite. All ranks do the same in the same step.
 enum class OnNan {
   stop,   // train() throws Error::not_finite; what was kept before stays. On a CPU the step is not taken. On a GPU this
           // is noticed one step later, so that nothing waits: the step was taken, and nothing is kept of it
@@ -53,7 +53,7 @@ Precision precision_from(std::string_view name);
 MemoryFormat memory_format_from(std::string_view name);
 OnNan on_nan_from(std::string_view name);
 
-// What becomes of the gradients; the learning rate is RateOptions'.
+// Options of the update. RateOptions has the learning rate.
 struct OptimizerOptions {
   OptimizerKind kind = OptimizerKind::sgd;
   double momentum = 0;  // for this and weight_decay see OptimizerSettings in optimizers.hpp
@@ -61,7 +61,7 @@ struct OptimizerOptions {
   double clip = 0;  // the largest norm of a step's gradients, which are scaled down to it; 0: none
 };
 
-// What is kept of a run, and what it goes on from.
+// Options of the files that a run keeps, and of the checkpoint that it goes on from.
 struct KeepOptions {
   std::filesystem::path run_dir = {};  // where the run is kept; must not hold another run. Empty: nothing is written
   int last = 2;                        // checkpoints to resume from in run_dir, beside the best epoch's; 0: none at all
@@ -82,8 +82,8 @@ struct TrainOptions {
   Devices devices = {};               // one rank per entry; empty: default_devices()
   int threads_per_rank = 1;           // intra-op threads of each rank
   Way way = Averaged();               // how the ranks share the work
-  std::chrono::seconds timeout{300};  // of every wait of a rank for another, from 1 to 1,000,000
-  std::chrono::seconds silence{0};    // as RunOptions::silence, from 0 to 1,000,000
+  std::chrono::seconds timeout{300};  // limit of a rank's wait for another, from 1 to 1,000,000
+  std::chrono::seconds silence{0};    // see RunOptions::silence; from 0 to 1,000,000
   BatchSettings batch = {};
   OptimizerOptions optimizer = {};
   RateOptions rate = {};
@@ -103,7 +103,7 @@ struct TrainOptions {
   MemoryFormat memory_format = MemoryFormat::automatic;
   // BatchNorm normalises over the samples of all ranks (sync_batch_norm.hpp). The model must have some.
   bool sync_batchnorm = false;
-  int64_t write_text = 200;  // of gpt: bytes that the network writes at the end of each epoch (EpochMetrics::written)
+  int64_t write_text = 200;  // bytes that gpt writes at the end of each epoch (EpochMetrics::written)
   KeepOptions keep = {};
 };
 

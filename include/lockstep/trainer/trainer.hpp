@@ -26,7 +26,7 @@ struct StepProgress {
   int epoch = 0;     // from 1
   int64_t done = 0;  // samples of this epoch trained so far, over all ranks
   int64_t total = 0;
-  double seconds = 0;  // since the epoch began
+  double seconds = 0;  // seconds since the epoch began
   double loss = 0;     // the mean over rank 0's samples of the epoch so far
 };
 
@@ -34,8 +34,9 @@ struct TrainCallbacks {
   std::function<void(const std::string& source)> on_data = {};  // once, when the data are loaded and run_dir is taken
   std::function<void(const StepProgress&)> on_step = {};  // at most some ten times a second, and at the end of an epoch
   std::function<void(const EpochMetrics&)> on_epoch = {};  // after each epoch's evaluation, its files written
-  // What looks like a mistake or did not work, but does not end the run: a parameter that no rank used, a curve that
-  // could not be drawn. On any rank's thread. Empty: LibTorch's warning handler gets it, which writes to stderr.
+  // Gets a message about what looks like a mistake or did not work, but does not end the run: a parameter that no rank
+  // used, a curve that could not be drawn. Is called on any rank's thread. Empty: LibTorch's warning handler gets it,
+  // which writes to stderr.
   std::function<void(const std::string& message)> on_warning = {};
   // A request, of any rank's process, ends the run on all ranks after the same step, within a second or some steps; a
   // checkpoint of that step is kept, if any are. With local SGD the round of steps ends first.
@@ -91,8 +92,8 @@ struct EvalOptions {
 
 struct EvalResult : Score {
   bool counts_answers = true;  // false: `correct` is not counted, as of a text
-  double perplexity = 0;       // of a text: exp(loss)
-  std::string source;          // of the data
+  double perplexity = 0;       // perplexity of a text: exp(loss)
+  std::string source;          // source of the data
   std::string weights;         // weights_hash of the network
   Devices devices;
 };

@@ -16,7 +16,7 @@ class PortNote {
   void leave(int port);
   int read() const;  // 0: nothing is there, or another user's file
 
-  bool is_left() const { return is_left_; }  // this process left it, and must take it away
+  bool is_left() const { return is_left_; }  // this process left the note, and takes it away
   void take_away();                          // does nothing if this process left no note
   const std::string& place() const { return file_; }
 

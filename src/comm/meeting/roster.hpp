@@ -12,7 +12,8 @@ namespace lockstep::comm {
 
 struct Roster {
   std::vector<Devices> by_process;
-  std::vector<std::string> processor_kinds = {};  // by rank (devices/processor_kind.hpp); empty: there is one process
+  std::vector<std::string> processor_kinds =
+      {};  // kinds by rank (devices/processor_kind.hpp); empty: there is one process
 
   int processes() const { return static_cast<int>(by_process.size()); }
   Range ranks_of(int process) const;

@@ -30,7 +30,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr size_t kMostStrangers = 64;
-constexpr int kAcceptedAtOnce = 32;  // then the peers are served
+constexpr int kAcceptedAtOnce = 32;  // after so many, the peers are served
 constexpr size_t kReadAtOnce = 64 << 10;
 constexpr auto kUntilNextTry = std::chrono::milliseconds(100);  // if there are no more descriptors
 
@@ -227,7 +227,7 @@ class Service {
   const StoreGuard guard_;
   Strangers strangers_;
   StoredValues values_;
-  std::list<Peer> peers_;  // in the order in which they came
+  std::list<Peer> peers_;  // peers in the order in which they came
   Clock::time_point accepts_from_ = Clock::now();
   bool has_told_of_lack_ = false;
 };

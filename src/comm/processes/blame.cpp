@@ -104,7 +104,7 @@ Failure early_return(int rank, const Calls& calls, const std::vector<RankState>&
 
 std::string standstill(const std::vector<RankState>& states, const Roster& roster) {
   const int ranks = static_cast<int>(states.size());
-  std::vector<int> waits_for(ranks, -1);  // by rank: a stuck rank that it waits for
+  std::vector<int> waits_for(ranks, -1);  // a stuck rank that each rank waits for
   std::vector<bool> stuck;
   for (const auto& state : states) {
     const OpenCall& call = state.call;

@@ -41,13 +41,13 @@ class Board {
   void begin(const Heartbeat& first);  // leaves this process's first keys
 
   void put_heartbeat(const Heartbeat& beat);
-  std::vector<Heartbeat> heartbeats();  // by process
+  std::vector<Heartbeat> heartbeats();  // heartbeats by process
 
   void put_state(int rank, const std::string& text);  // RankState::to_text()
-  std::vector<RankState> states();                    // by rank
+  std::vector<RankState> states();                    // states by rank
 
   void put_calls(int rank, const Calls& calls);
-  std::vector<Calls> calls();  // by rank
+  std::vector<Calls> calls();  // calls by rank
 
   void put_come(const std::string& place);  // says that this process has come to "done" or "closed"
   bool all_come(const std::string& place);  // whether every process has come there

@@ -27,7 +27,7 @@ struct CollectiveCalls {
 struct Calls {
   explicit Calls(size_t world_size = 0) : collective{{"", {}}}, sent(world_size, 0), received(world_size, 0) {}
 
-  std::map<std::string, CollectiveCalls> collective;  // by the group's name; "": among all ranks
+  std::map<std::string, CollectiveCalls> collective;  // calls by the group's name; "": all ranks
   std::vector<int64_t> sent, received;                // messages, in groups too, by the other rank
 
   // The calls in the group of this name; it is empty if the rank does not know the group.
@@ -47,7 +47,7 @@ class CallLog {
  public:
   CallLog(const Range& ranks, size_t world_size);
 
-  void join(int rank, const std::string& group);  // from now on the rank is a member
+  void join(int rank, const std::string& group);  // makes the rank a member from now on
   int64_t add_collective(int rank, const std::string& group, const std::string& text);  // gives its number in the group
   void complete(int rank, const std::string& group, int64_t number);  // says that this call came about
   int64_t add_message(int rank, int peer, bool sends);                // gives how many there are now in this direction

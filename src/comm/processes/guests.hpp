@@ -35,7 +35,7 @@ class Guests {
 
   const c10::intrusive_ptr<c10d::Store> store_;
   const int rank_, size_;
-  std::vector<std::set<std::string>> doors_;  // by member
+  std::vector<std::set<std::string>> doors_;  // doors by member
   std::set<std::string> told_;                // addresses of this member's connections that others were told
   std::set<int> let_in_;
 };

@@ -55,7 +55,7 @@ class Hierarchy {
  private:
   class Promise;
   struct JointCall {
-    std::vector<RankCall> calls;  // by the rank's place in this process
+    std::vector<RankCall> calls;  // calls by the rank's place in this process
     std::vector<c10::intrusive_ptr<Promise>> promises;
     size_t posted = 0;
   };
@@ -78,7 +78,7 @@ class Hierarchy {
   std::condition_variable changed_;
   std::deque<std::shared_ptr<JointCall>> queue_;  // the first of these is call number first_
   int64_t first_ = 0;
-  std::vector<int64_t> next_;  // by the rank's place in this process
+  std::vector<int64_t> next_;  // next calls by the rank's place in this process
   bool closed_ = false;
 
   std::thread courier_;

@@ -151,7 +151,7 @@ void abort_quietly(ProcessGroupNCCL& backend) noexcept {
   }
 }
 
-// What c10d's own watchdog saw before it aborted the communicator.
+// The failure that c10d's own watchdog saw before it aborted the communicator.
 Failure nccl_failure(c10d::ErrorType error, std::chrono::milliseconds timeout) {
   if (error == c10d::ErrorType::SUCCESS) return {};
   if (error != c10d::ErrorType::TIMEOUT)

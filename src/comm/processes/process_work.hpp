@@ -167,7 +167,7 @@ class ProcessWork : public c10d::Work {
   const std::chrono::milliseconds timeout_;
   const std::vector<at::Tensor> result_;
   const std::weak_ptr<OpenWorks> open_;
-  std::optional<Monitor::Waiting> polled_;  // since the first poll that found the call open
+  std::optional<Monitor::Waiting> polled_;  // began with the first poll that found the call open
 };
 
 inline void OpenWorks::add(c10::intrusive_ptr<ProcessWork> work) {

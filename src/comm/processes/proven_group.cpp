@@ -32,7 +32,7 @@ using std::chrono::microseconds;
 using std::chrono::milliseconds;
 
 constexpr int kTries = 4;
-constexpr milliseconds kShortestProof{3'000};  // since others may still be connecting
+constexpr milliseconds kShortestProof{3'000};  // others may still be connecting
 constexpr int kNonceTag = 0x7ffd << 16, kProofTag = 0x7ffe << 16;
 const std::string kVoid = "void", kProven = "proven";
 

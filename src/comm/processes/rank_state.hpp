@@ -18,16 +18,16 @@ struct OpenCall {
   int64_t number = -1;    // the call's number among the rank's collective calls in this group; -1: another kind of call
   Members among = {};     // the members of a collective call; without ranks: all
   std::string text = {};  // "allreduce(sum) of float [2]", "recv from rank 0 of float [2]"
-  int peer = -1;          // for a message: the other rank
-  bool sends = false;     // for a message: this is the sender's side
-  int64_t messages = 0;   // for a message: how many this side has called in this direction, this one included
-  std::string message = {};  // for a message: "message 3 from rank 0 to rank 1, tag 7", equal on both sides
-  std::string content = {};  // for a message: "float [2]", which must be equal on both sides
+  int peer = -1;          // the other rank of a message
+  bool sends = false;     // this is a message's sender
+  int64_t messages = 0;   // messages that this side has called in this direction, this one included
+  std::string message = {};  // a message's name, equal on both sides: "message 3 from rank 0 to rank 1, tag 7"
+  std::string content = {};  // a message's content, to be equal on both sides: "float [2]"
   bool connects = false;     // this is no call: the rank connects a group
   bool polled = false;       // the rank asks for it again and again, and may do something else in between
 
   bool is_message() const { return peer >= 0; }
-  bool concerns(int other) const;  // for a collective call: whether this rank makes it too
+  bool concerns(int other) const;  // whether that rank makes this collective call too
   std::string place() const;       // "collective call 3 among ranks 0, 2", or the message
   std::string where() const;       // "allreduce(sum) of float [2] (collective call 3 among ranks 0, 2)"
 };

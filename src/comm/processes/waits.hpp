@@ -39,7 +39,7 @@ class Waits {
   };
 
   struct Snapshot {
-    std::vector<Wait> open;  // in the order in which they began
+    std::vector<Wait> open;  // open waits in the order in which they began
     std::set<int> returned;  // ranks
     int64_t moves = 0;       // how many waits have begun or ended
     bool searching = false;  // a rank searches for whoever closed its connection

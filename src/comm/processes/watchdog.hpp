@@ -40,7 +40,7 @@ class Watchdog {
     std::stop_token stop = {};
   };
 
-  // The board, the waits, the log and the roster must outlive it.
+  // Keep the board, the waits, the log and the roster longer than the watchdog.
   Watchdog(Board& board, Waits& waits, const CallLog& log, const Roster& roster, int process, Options options);
   ~Watchdog();
   Watchdog(const Watchdog&) = delete;
@@ -76,9 +76,9 @@ class Watchdog {
   Activity activity_;
   int64_t own_beats_ = 0;
   SilenceLimit own_limit_;
-  std::map<int, std::string> published_;  // by rank
-  std::vector<Heartbeat> beats_;          // by process, at the last look
-  std::vector<Clock::time_point> seen_;   // by process: when its count had changed
+  std::map<int, std::string> published_;  // published texts by rank
+  std::vector<Heartbeat> beats_;          // heartbeats by process, at the last look
+  std::vector<Clock::time_point> seen_;   // times by process when its count had changed
   Clock::time_point last_beat_ = Clock::now();
   Clock::time_point active_{};      // when some process's activity had changed
   Clock::time_point stop_asked_{};  // when a request to stop was seen; the epoch before that

@@ -92,7 +92,7 @@ class WatchedWorld : public World {
   const WatchedPlace place_;
   std::mutex mutex_;
   bool closed_ = false;        // guarded by mutex_, as the next four
-  std::vector<Group> groups_;  // in the order in which they were made
+  std::vector<Group> groups_;  // groups in the order in which they were made
   std::vector<std::shared_ptr<OpenWorks>> open_works_;
   std::vector<std::jthread> closing_;
   std::shared_ptr<Hierarchy> hierarchy_;

@@ -47,7 +47,7 @@ class Exchange {
 
    private:
     friend class Exchange;
-    std::vector<uint64_t> next_collective_;  // by rank; guarded by the Exchange, as all below
+    std::vector<uint64_t> next_collective_;  // numbers by rank; guarded by the Exchange, as all below
     std::map<uint64_t, std::shared_ptr<Operation>> collectives_;
     std::map<Side, std::deque<std::shared_ptr<Operation>>> messages_;  // messages with one side missing
   };
@@ -95,9 +95,9 @@ class Exchange {
   };
 
   std::shared_ptr<Operation> post_message(Group& group, const Side& side, int rank, Call call);
-  void join(const std::shared_ptr<Operation>& joined, int rank, Call call);  // after the last call there is work
+  void join(const std::shared_ptr<Operation>& joined, int rank, Call call);  // the last call makes work
 
-  // Without the lock:
+  // Call these without the lock:
   Operations before(const Operation* operation, int rank);     // the open calls before it; null: all. Rank in the world
   void forget_complete(int rank, const Operation* last);       // up to this call; null: all. Rank in the world
   static bool is_held_up(const Operations& earlier);           // others still do the last shares of a call
@@ -106,20 +106,20 @@ class Exchange {
   void work(Operation& operation);                             // takes shares until none is left
   void complete(const Operations& earlier, int rank, std::chrono::milliseconds timeout);  // rank in the world
   void run_share(Operation& operation, int share);
-  void finish(Operation& operation);  // after the last share
+  void finish(Operation& operation);  // call it after the last share
   void end(const Failure& failure);   // ends the world, unless it has ended already
   // Spins until the operation is complete, the world has ended, or kSpin is over.
   void spin(Operation& operation, const Operations& earlier);
   // Sleeps until the operation is complete. Throws Error, see 6.
   void sleep(Operation& operation, const Operations& earlier, int rank, std::chrono::milliseconds timeout);
 
-  // With the lock:
+  // Call these with the lock:
   void set_failure(const Failure& failure);
   [[noreturn]] void fail(int rank, const Failure& reason);  // ends the world and throws; rank in the world
   void throw_if_ended(int rank) const;                      // rank in the world
   void throw_if_failed(int rank, const Operation& operation) const;
   void throw_if_left(int rank, const Operation& operation);
-  void throw_if_all_left(int rank, const Operation& operation);  // for a receive from any rank
+  void throw_if_all_left(int rank, const Operation& operation);  // call it for a receive from any rank
   void throw_if_unanswered(int rank);
   [[noreturn]] void fail_late(int rank, const Operation& operation, std::chrono::milliseconds timeout);
   std::vector<int> awaited(const Operation& operation) const;  // who has not posted, by rank in the world
@@ -132,14 +132,14 @@ class Exchange {
   Streams streams_;
   std::atomic<bool> failed_ = false;
   std::atomic<bool> someone_left_ = false;
-  std::vector<Open> open_;  // by rank in the world
+  std::vector<Open> open_;  // open calls by rank in the world
 
   std::mutex mutex_;  // guards all below
   std::condition_variable changed_;
   Failure failure_;                                     // why the world ended; empty while all is well
-  std::vector<bool> left_;                              // by rank in the world
-  std::map<std::string, Group> groups_;                 // by name
-  std::vector<std::vector<const Operation*>> waiting_;  // by rank: what its threads wait for
+  std::vector<bool> left_;                              // ranks that have left
+  std::map<std::string, Group> groups_;                 // groups by name
+  std::vector<std::vector<const Operation*>> waiting_;  // operations that each rank's threads wait for
 };
 
 }  // namespace lockstep::comm

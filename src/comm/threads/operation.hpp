@@ -56,12 +56,12 @@ class Operation {
     ReadyMark ready = {};                             // marks the rank's stream at its call
   };
 
-  // `of` must outlive it.
+  // Keep `of` longer than the operation.
   Operation(const Members& of, uint64_t number);   // the members' collective call `number`
   Operation(const Members& of, const Side& side);  // a message, perhaps from kAnySource
 
   // Use these in work and check, which run once all members have posted.
-  const std::vector<Member>& members() const { return members_; }  // in a collective: by rank, ascending
+  const std::vector<Member>& members() const { return members_; }  // members of a collective, by ascending rank
   const Call& call(int rank) const;
   std::string text_of(int world_rank) const { return call(of_.index_of(world_rank)).signature.text(); }
   int shares() const { return members_[0].call.shares; }

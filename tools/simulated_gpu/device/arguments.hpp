@@ -53,7 +53,7 @@ class Arguments {
   std::vector<Make> zeros_;
   RealArguments real_;
   std::vector<Use> uses_;
-  std::optional<int> named_;  // by an argument
+  std::optional<int> named_;  // device that an argument names
 };
 
 torch::jit::Stack made(const std::vector<Arguments::Make>& arguments);

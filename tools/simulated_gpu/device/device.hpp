@@ -14,7 +14,7 @@
 namespace simulated {
 
 inline constexpr auto kType = c10::DeviceType::SIMULATED_TYPE;  // one whose libraries the program lacks
-inline constexpr size_t kBytes = size_t{1} << 30;               // of a device
+inline constexpr size_t kBytes = size_t{1} << 30;               // bytes of a device
 
 // Nobody may touch a device's addresses. What its streams use lies kBytes further, and is the same memory to them.
 inline char* on_stream(char* address) {
@@ -41,7 +41,7 @@ class Device {
   std::atomic<unsigned> taken_low_ = 0, taken_high_ = 0;
 };
 
-Device& device(int index);  // to be used: CUDA makes a context there, which takes hundreds of MB
+Device& device(int index);  // call it only to use the device: CUDA makes a context there, of hundreds of MB
 
 int& current_device();
 int64_t& current_stream_id(int device);

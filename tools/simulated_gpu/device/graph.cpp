@@ -19,7 +19,7 @@ Stream& take_branch(std::vector<Stream*>& spare, int device) {
   return *stream;
 }
 
-std::vector<Stream*>& spare_branches(int device) {  // with order()
+std::vector<Stream*>& spare_branches(int device) {  // hold order()
   static auto* const spare = new std::map<int, std::vector<Stream*>>;
   return (*spare)[device];
 }

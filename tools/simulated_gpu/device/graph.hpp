@@ -32,18 +32,18 @@ class Graph : public std::enable_shared_from_this<Graph> {
   explicit Graph(Stream& origin) : origin_(origin) {}
   ~Graph();
 
-  // What a recorded stream is given. With order().
+  // Record what a recorded stream is given. Hold order().
   void add(Stream& stream, const Launch& launch);
   std::shared_ptr<Point> mark(Stream& stream);
 
-  // `stream` or `point` is recorded. With order().
+  // `stream` or `point` is recorded. Hold order().
   static void follow(Stream& stream, const std::shared_ptr<Point>& point);
 
   // Throws if the host may not wait: for a recorded stream, on a recorded device, or on a thread that records. The
-  // recording is refused then. With order().
+  // recording is refused then. Hold order().
   static void check_wait(const Stream& stream);
   static void check_wait(int device);
-  static void check_wait(const Point& point);  // without order()
+  static void check_wait(const Point& point);  // do not hold order()
 
  private:
   // One replay: which streams take the places of the recorded ones, and which points.
@@ -61,9 +61,9 @@ class Graph : public std::enable_shared_from_this<Graph> {
   Stream& origin_;
   bool recording_ = false;
   std::string wrong_;            // why the recording is no good; empty: it is
-  std::map<Stream*, Clock> at_;  // by recorded stream: what of the recording comes before
+  std::map<Stream*, Clock> at_;  // the part of the recording that comes before, by recorded stream
   std::vector<Node> nodes_;
-  std::map<const Stream*, Stream*> branches_;  // for the recorded streams but the first
+  std::map<const Stream*, Stream*> branches_;  // branches of the recorded streams but the first
   std::set<Stream*> ran_on_;
 };
 

@@ -1,4 +1,4 @@
-// What c10 asks of a device: which is current, its streams, events and waits.
+// Answers c10's questions about a device: which is current, its streams, events and waits.
 #pragma once
 
 #include <c10/core/impl/DeviceGuardImplInterface.h>

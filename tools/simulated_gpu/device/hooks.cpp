@@ -1,4 +1,5 @@
-// What ATen asks of CUDA. LibTorch looks for a class named CUDAHooks, which is in its CUDA libraries, or here.
+// Answers ATen's questions about CUDA. LibTorch looks for a class named CUDAHooks, which is in its CUDA libraries, or
+// here.
 #include "hooks.hpp"
 
 #include <ATen/detail/CUDAHooksInterface.h>

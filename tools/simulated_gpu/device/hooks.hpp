@@ -1,4 +1,4 @@
-// What ATen asks of every type of device, by the words that all types share.
+// Answers the questions that ATen asks about every type of device.
 #pragma once
 
 #include <ATen/core/Generator.h>

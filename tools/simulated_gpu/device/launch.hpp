@@ -17,7 +17,7 @@ class View {
   explicit View(const at::Tensor& tensor);
   View(char* begin, size_t bytes);
 
-  at::Tensor on_stream() const;  // for the stream's thread
+  at::Tensor on_stream() const;  // call it on the stream's thread
   const char* begin() const { return data_; }
   const char* end() const;
 

@@ -76,7 +76,7 @@ void Allocator::give_back(Block& block) {
   spare_after(block, block.recorded);
 }
 
-// What the graph records later may have it, as on any stream. Freed after the recording, it is as the replays leave it.
+// A later part of the recording may have the block, as on any stream. Freed after it, the block is as replays leave it.
 void Allocator::give_back_to_graph(Block& block) {
   if (block.stream->recorder != block.graph || !block.recorded.empty()) return;
   const View all(block.begin, block.size);

@@ -46,24 +46,24 @@ class Allocator final : public c10::DeviceAllocator {
     Stream* stream;
     std::set<Stream*> recorded;
     Accesses accesses;
-    const Graph* graph;  // whose own it is; null: nobody's
+    const Graph* graph;  // the graph that owns the block; null: none
     bool is_free;        // no tensor has it
   };
   using Points = std::vector<std::shared_ptr<Point>>;
 
   static void release(void* block);
 
-  // With order().
+  // Hold order().
   void give_back(Block& block);
   void give_back_to_graph(Block& block);
   void spare_after(Block& block, const std::set<Stream*>& streams);
   void make_spare(Block& block);
   void reclaim();
 
-  std::map<int, size_t> taken_;         // by device: bytes that were given out once
-  std::map<const char*, Block*> used_;  // by address: what a tensor or a graph has
+  std::map<int, size_t> taken_;         // bytes by device that were given out once
+  std::map<const char*, Block*> used_;  // blocks by address that a tensor or a graph has
   std::map<std::tuple<const Graph*, Stream*, size_t>, std::vector<Block*>> spare_;
-  std::vector<std::pair<Block*, Points>> waiting_;  // until the recorded streams have passed
+  std::vector<std::pair<Block*, Points>> waiting_;  // blocks that wait until the recorded streams have passed
 };
 
 Allocator& allocator();

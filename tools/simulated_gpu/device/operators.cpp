@@ -60,7 +60,7 @@ Arguments arguments_of(const c10::FunctionSchema& schema, const Values& given, c
 struct Results {
   struct Fresh {
     size_t result;               // its number
-    std::optional<size_t> part;  // of a list
+    std::optional<size_t> part;  // its number in a list
     View view;
   };
   Values values;
@@ -71,7 +71,7 @@ at::Tensor like(const at::Tensor& shape, int device) {
   return empty_strided(shape.sizes(), shape.strides(), shape.scalar_type(), {}, device_at(device), {});
 }
 
-// Which argument comes back as this result.
+// Finds the argument that comes back as this result.
 size_t argument_of(const c10::FunctionSchema& schema, const c10::AliasInfo& alias) {
   size_t index = 0;
   const auto& arguments = schema.arguments();

@@ -9,12 +9,12 @@
 
 namespace simulated {
 
-using Clock = std::map<int, uint64_t>;  // by a stream's number: how many of its tasks come before
+using Clock = std::map<int, uint64_t>;  // tasks of a stream that come before, by its number
 
 std::mutex& order();
 
-// What the host has waited for. One clock for all host threads: so there are few false reports, and some races between
-// streams of different threads stay hidden.
+// The tasks that the host has waited for. All host threads have one clock: so there are few false reports, and some
+// races between streams of different threads stay hidden.
 Clock& host_clock();
 
 void join(Clock& clock, const Clock& other);

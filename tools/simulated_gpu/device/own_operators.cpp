@@ -37,7 +37,7 @@ void wait_for(Stream& later, Stream& earlier) {
   later.follow(earlier.mark());
 }
 
-// As CUDA's copy: between devices it runs on the source's current stream, and both current streams wait for each other.
+// It copies as CUDA does: on the source's current stream, and both devices' current streams wait for each other.
 void copy_between(const at::Tensor& source, const at::Tensor& target) {
   Stream &from = current_stream(source.get_device()), &to = current_stream(target.get_device());
   const View in(source.expand_as(target)), out(target);

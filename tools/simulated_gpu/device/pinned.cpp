@@ -9,7 +9,7 @@ namespace {
 
 struct Pieces {
   std::mutex mutex;
-  std::map<const char*, size_t> sizes;  // by address
+  std::map<const char*, size_t> sizes;  // sizes by address
 };
 
 Pieces& pieces() {

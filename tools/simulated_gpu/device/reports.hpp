@@ -14,8 +14,8 @@ void report(const std::string& mistake);
 
 struct Counts {
   std::atomic<int64_t> launches = 0, high_priority_launches = 0, host_waits = 0, late_waits = 0;
-  std::array<std::atomic<int64_t>, 128> uses{};   // by device
-  std::atomic<bool> warns_of_host_waits = false;  // as LibTorch does if it is told so
+  std::array<std::atomic<int64_t>, 128> uses{};   // uses by device
+  std::atomic<bool> warns_of_host_waits = false;  // LibTorch can be told to warn
 };
 
 Counts& counts();

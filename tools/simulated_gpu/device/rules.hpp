@@ -1,4 +1,5 @@
-// What CUDA's kernels refuse and the CPU's take, of the operators that lockstep calls by name (docs/decisions/0024).
+// Refuses what CUDA's kernels refuse and the CPU's take, in operators that lockstep calls by name
+// (docs/decisions/0024).
 #pragma once
 
 #include <ATen/core/function_schema.h>

@@ -1,4 +1,4 @@
-// What the environment says about the simulated devices.
+// Reads the settings of the simulated devices from the environment.
 #pragma once
 
 namespace simulated {

@@ -26,11 +26,11 @@ class Point {
   void pass();
   void wait();
   bool passed();
-  std::chrono::steady_clock::time_point time();  // of passing
+  std::chrono::steady_clock::time_point time();  // the time when it was passed
 
   const bool recorded;  // a place in a recording, which each replay has anew
   const Clock clock;
-  const std::weak_ptr<Graph> graph;  // whose recording
+  const std::weak_ptr<Graph> graph;  // the graph that records it
 
  private:
   std::mutex mutex_;
@@ -43,10 +43,10 @@ class Stream {
  public:
   Stream(int device, int64_t id);
 
-  void queue(std::function<void()> task);  // also while the stream is recorded
+  void queue(std::function<void()> task);  // works also while the stream is recorded
 
-  std::shared_ptr<Point> mark();                     // with order()
-  void follow(const std::shared_ptr<Point>& point);  // with order()
+  std::shared_ptr<Point> mark();                     // hold order()
+  void follow(const std::shared_ptr<Point>& point);  // hold order()
 
   // The host waits. Throws what a task threw, and while the stream is recorded. finish() does not count as one of the
   // host's waits.
@@ -58,10 +58,10 @@ class Stream {
 
   const int device;
   const int64_t id;  // c10's, of this device
-  const int number;  // of all streams
+  const int number;  // its number among all streams
   // Guarded by order().
   Clock clock;
-  Graph* recorder = nullptr;  // which has what the stream is given
+  Graph* recorder = nullptr;  // the graph that records what the stream is given
 
  private:
   void run();

@@ -1,4 +1,4 @@
-// What ATen asks of Intel's GPUs. LibTorch looks for a class named XPUHooks.
+// Answers ATen's questions about Intel's GPUs. LibTorch looks for a class named XPUHooks.
 #include "hooks.hpp"
 
 #include <ATen/detail/XPUHooksInterface.h>
@@ -7,7 +7,7 @@ namespace simulated {
 
 struct XpuHooks final : AnyHooks<at::XPUHooksInterface> {
   XpuHooks() = default;
-  explicit XpuHooks(at::XPUHooksArgs) {}  // as LibTorch 2.11 makes it
+  explicit XpuHooks(at::XPUHooksArgs) {}  // LibTorch 2.11 calls this one
   bool hasXPU() const override { return true; }
   c10::DeviceIndex getNumGPUs() const override { return deviceCount(); }
 };

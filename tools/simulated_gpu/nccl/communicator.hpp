@@ -30,23 +30,23 @@ class Communicator {
 
   struct Meeting {
     int rank;                 // who looks at it
-    std::vector<Tensors> in;  // by rank
+    std::vector<Tensors> in;  // inputs by rank
     Tensors out;              // this rank's
   };
 
-  // As ncclCommInitRank: the host waits for all members. No abort reaches it. False: they did not come within kStuck,
-  // where NCCL would wait for ever.
+  // Makes the host wait for all members, as ncclCommInitRank does. No abort reaches it. False: they did not come within
+  // kStuck, where NCCL would wait for ever.
   bool join();
 
-  uint64_t take_ticket() { return tickets_++; }  // of the next kernel
+  uint64_t take_ticket() { return tickets_++; }  // the next kernel's ticket
 
   enum class End { met, aborted, late };
 
-  // In a kernel: `work` is done when all have come. Reports kernels that differ.
+  // Call it in a kernel: does `work` when all have come. Reports kernels that differ.
   End meet(uint64_t ticket, const std::string& what, const std::vector<View>& in, const std::vector<View>& out,
            const std::function<void(Meeting&)>& work, std::chrono::milliseconds timeout);
 
-  void abort() { aborted_ = true; }  // this rank's flag; the others do not see it
+  void abort() { aborted_ = true; }  // sets this rank's flag; the others do not see it
   bool is_aborted() const { return aborted_; }
 
  private:
@@ -61,7 +61,7 @@ class Communicator {
   std::atomic<uint64_t> tickets_ = 0;
 };
 
-// What a test has happen to a rank of this process inside of NCCL, which it may not survive.
+// Faults that a test lets happen to a rank of this process inside of NCCL. The rank may not survive them.
 struct Faults {
   std::function<void()> in_init, in_kernel, in_shutdown;
 };

@@ -1,8 +1,8 @@
 // A stand-in for LibTorch's CUDAGraph on simulated devices, under its name, so that lockstep's cuda_graph.cpp compiles
 // and runs as it is.
 //
-// As LibTorch has it: the default generator of the device takes part in each of these calls, and nothing guards it
-// against a second thread. It takes part in one recording at a time.
+// It is as LibTorch has it: the default generator of the device takes part in each of these calls, and nothing guards
+// it against a second thread. It takes part in one recording at a time.
 #pragma once
 
 #include <c10/core/Allocator.h>
