@@ -65,8 +65,8 @@ struct TrainResult {
 // the table), values out of their range, data or devices that are not there, a run_dir that cannot be written or in
 // which another process trains or another run lies (then options() is run_dir alone), and a checkpoint to resume from
 // that is damaged or of another run. A run keeps its settings when it is resumed; these alone may differ: devices,
-// threads_per_rank, split, zero_stage, balance, cuda_graph, on_nan, check_replicas, check_arithmetic, epochs,
-// memory_format without a grain, where files lie, and what is kept.
+// threads_per_rank, balance, on_nan, check_replicas, check_arithmetic, epochs, memory_format without a grain, where
+// files lie, what is kept, and of the way its split, its stage of ZeRO, and whether it is Recorded.
 //
 // Throws Error after it, with the rank or the file named: a loss or a gradient that is not finite (Error::not_finite);
 // replicas that differ (check_replicas); a device that computes wrongly (check_arithmetic); a rank that fails; a file
