@@ -155,8 +155,8 @@ struct RunOptions {
   // refuses a difference and shows both.
   std::string configuration = {};
   uint64_t seed = 0;  // the seed of Dropouts' masks and of Rank::generator(); it must be equal in all processes
-  // What lets the run outlive processes: give lockstep::elastic (survive/elastic.hpp), and follow its rules. run()
-  // calls it once. Empty, or if it gives null: the run ends when a process is lost.
+  // Makes the object that lets the run outlive processes: give lockstep::elastic (survive/elastic.hpp), and follow its
+  // rules. run() calls it once. Empty, or if it gives null: the run ends when a process is lost.
   std::function<std::shared_ptr<Succession>(const Devices&, const RunOptions&)> succession = {};
   // Called with what looks like a mistake but is no error, such as parameters that no rank used. The text names the
   // rank. Ranks' threads call it, and the one that called run(), one at a time. Empty: LibTorch's warning handler gets
