@@ -59,7 +59,7 @@ class RunningWorld {
   const std::chrono::milliseconds timeout;  // the timeout of a wait for other ranks
   const std::string mixed_processors;       // see ranks/mixed_processors.hpp
 
-  Succession* succession = nullptr;         // of an elastic run (succession.hpp)
+  Succession* succession = nullptr;         // makes the run elastic (succession.hpp); null: it is not
   std::atomic<bool> told_of_graph = false;  // a rank was warned of a tensor with a graph
 
  private:
