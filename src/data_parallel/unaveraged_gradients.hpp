@@ -1,5 +1,5 @@
 // UnaveragedGradients: notices parameters that a gradient of one rank alone has changed, so that they differ between
-// the ranks. Reducer and ShardedReducer use it. Used by one thread at a time.
+// the ranks. GradientBuckets uses it. Used by one thread at a time.
 #pragma once
 
 #include <ATen/core/Tensor.h>
