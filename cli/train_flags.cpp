@@ -161,7 +161,10 @@ TrainOptions to_options(const TrainFlags& flags) {
 
   if (options.data.source == DataSource::synthetic && flags.text("data_dir").empty())
     options.data.folder.clear();  // it came from the configuration
-  if (plan) follow(*plan, flags.plan(), options);
+  if (plan) {
+    check([&] { check_model(options.model); });  // follow() makes one
+    follow(*plan, flags.plan(), options);
+  }
   check([&] { checked(options); });
   // With absolute paths the run's config.json means the same in every folder.
   if (!options.data.folder.empty()) options.data.folder = fs::absolute(options.data.folder);

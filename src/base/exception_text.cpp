@@ -4,6 +4,8 @@
 
 #include "start_thread.hpp"
 
+#include <filesystem>
+#include <ios>
 #include <new>
 #include <system_error>
 
@@ -57,10 +59,16 @@ Error::Data data_of(const std::exception_ptr& exception) {
     return {Error::machine};
   } catch (const c10::DistError&) {
     return {Error::machine};
+  } catch (const c10::AcceleratorError&) {
+    return {Error::machine};
   } catch (const c10::Error& error) {
     return {is_of_cpu_memory(error) ? Error::machine : Error::user_code};
   } catch (const std::bad_alloc&) {
     return {Error::machine};
+  } catch (const std::filesystem::filesystem_error&) {
+    return {Error::file};
+  } catch (const std::ios_base::failure&) {
+    return {Error::user_code};
   } catch (const std::system_error&) {
     return {Error::machine};
   } catch (...) {

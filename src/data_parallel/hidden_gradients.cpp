@@ -1,5 +1,7 @@
 #include "hidden_gradients.hpp"
 
+#include <c10/core/GradMode.h>
+
 #include <utility>
 
 namespace lockstep {
@@ -16,8 +18,14 @@ void HiddenGradients::hide() {
 
 HiddenGradients::Shown::Shown(HiddenGradients* hidden) : hidden_(hidden) {
   if (hidden_ == nullptr || hidden_->shown_++ > 0) return;
-  for (size_t i = 0; i < hidden_->parameters_.size(); ++i)
-    hidden_->parameters_[i].mutable_grad() = std::exchange(hidden_->gradients_[i], at::Tensor());
+  const c10::NoGradGuard no_grad;
+  for (size_t i = 0; i < hidden_->parameters_.size(); ++i) {
+    at::Tensor& gradient = hidden_->parameters_[i].mutable_grad();
+    at::Tensor was_hidden = std::exchange(hidden_->gradients_[i], at::Tensor());
+    if (!was_hidden.defined()) continue;
+    if (gradient.defined()) was_hidden.add_(gradient);  // a backward outside of the net's added to it
+    gradient = std::move(was_hidden);
+  }
 }
 
 HiddenGradients::Shown::~Shown() {

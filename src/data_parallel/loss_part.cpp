@@ -96,7 +96,6 @@ Loss::Part::Part(std::shared_ptr<Replica> replica, const Batch& batch, MeanOf me
     return;
   }
   runs_ = batch_->runs;
-  if (GrainCheck* const check = replica_->grains().check()) check->begin(*batch_, place_, mean_of_);
   for (int64_t number = batch_->own_grains().begin; number < batch_->own_grains().end; ++number)
     pieces_.push_back({.number = number, .size = std::min(batch.grain, batch.global_size - number * batch.grain)});
   const auto stand_ins = static_cast<size_t>(replica_->grains().stand_ins_of(*batch_));
@@ -104,7 +103,10 @@ Loss::Part::Part(std::shared_ptr<Replica> replica, const Batch& batch, MeanOf me
 }
 
 Loss::Part::Part(std::shared_ptr<Replica> replica, const Batch& batch, std::function<at::Tensor()> compute)
-    : replica_(std::move(replica)), sizes_(sizes_of(batch)), is_interleaved_(true), compute_(std::move(compute)) {}
+    : replica_(std::move(replica)),
+      sizes_(batch.x.defined() ? sizes_of(batch) : PartSizes()),  // a pipeline refuses a batch without x
+      is_interleaved_(true),
+      compute_(std::move(compute)) {}
 
 Loss::Part::Part(std::shared_ptr<Replica> replica, at::Tensor mean, int64_t local_size, int64_t global_size)
     : replica_(std::move(replica)), sizes_{.local = local_size, .global = global_size} {
@@ -136,12 +138,14 @@ void Loss::Part::compute(Piece& piece) {
   }
 }
 
-void Loss::Part::begin_sum() {
-  if (sizes_.by_grains) sum_ = at::zeros({}, at::TensorOptions(replica_->rank().device()).dtype(at::kDouble));
+void Loss::Part::begin(const MeanOf& mean_of) {
+  if (!sizes_.by_grains) return;
+  sum_ = at::zeros({}, at::TensorOptions(replica_->rank().device()).dtype(at::kDouble));
+  if (GrainCheck* const check = replica_->grains().check()) check->begin(*batch_, place_, mean_of);
 }
 
 void Loss::Part::forward() {
-  begin_sum();
+  begin(mean_of_);
   for (auto& piece : pieces_) compute(piece);
   batch_.reset();
   mean_of_ = nullptr;
@@ -150,18 +154,25 @@ void Loss::Part::forward() {
 // ---- The loop.
 
 void Loss::Part::backward() {
+  if (is_done_) throw Error(replica_->rank().name() + ": Loss: backward() was called before; make a new loss()");
   if (is_interleaved_) return backward_interleaved();
+  const bool is_late = mean_of_ != nullptr;
   for (const auto& piece : pieces_) {
-    if (!mean_of_) check(piece);
+    if (!is_late) check(piece);
   }
   const auto compute_all = [this] { backward_of_all(); };
   if (!sizes_.by_grains) return replica_->backwards().run(compute_all, sizes_);
   replica_->backwards().run_by_grains(compute_all, runs_, sizes_);
+  if (!is_late) return;  // LibTorch refuses a graph's second backward
+  is_done_ = true;
+  batch_.reset();
+  mean_of_ = nullptr;
 }
 
 void Loss::Part::backward_of_all() {
   const bool computes_means = mean_of_ != nullptr;
-  if (computes_means) begin_sum();
+  // The replica's check must not keep the replica alive, which mean_of_ may hold.
+  if (computes_means) begin([this](const Batch& grain) { return mean_of_(grain); });
   int64_t stand_ins = std::count_if(pieces_.begin(), pieces_.end(), is_stand_in);
   for (Piece& piece : pieces_) {
     if (is_stand_in(piece)) --stand_ins;
@@ -175,9 +186,8 @@ void Loss::Part::backward_of_all() {
 }
 
 void Loss::Part::backward_interleaved() {
-  const auto compute = std::exchange(compute_, nullptr);
-  if (!compute) throw Error(replica_->rank().name() + ": Loss: backward() was called before; make a new loss()");
-  sum_ = compute();
+  is_done_ = true;
+  sum_ = std::exchange(compute_, nullptr)();
 }
 
 void Loss::Part::check(const Piece& piece) const {
@@ -211,19 +221,23 @@ void Loss::Part::backward_of(const Piece& piece, int64_t stand_ins) const {
 
 // ---- The value.
 
+void Loss::Part::check_that_it_is_computed() const {
+  if (sum_.defined()) return;
+  throw Error(replica_->rank().name() +
+              ": Loss: there is no value yet. In a pipeline, and with a grain in a SplitModel, backward() computes "
+              "forward too: call it before value(), item() and global_item(). For a loss without gradients, take "
+              "net.forward(x)");
+}
+
 at::Tensor Loss::Part::value() const {
-  if (!sum_.defined()) {
-    throw Error(replica_->rank().name() +
-                ": Loss: there is no value yet. In a pipeline, and with a grain in a SplitModel, backward() computes "
-                "forward too: call it before value(), item() and global_item(). For a loss without gradients, take "
-                "net.forward(x)");
-  }
+  check_that_it_is_computed();
   return sizes_.by_grains && !is_interleaved_ ? sum_ / std::max<double>(1, static_cast<double>(sizes_.local)) : sum_;
 }
 
 // Gives each grain a row of a table, which one rank fills, so that the ranks' sum is exact. Rows are added in the order
 // of the grains.
 double Loss::Part::global_value() const {
+  check_that_it_is_computed();
   Rank& rank = replica_->rank();
   if (!sizes_.by_grains) return rank.mean(value().item<double>(), static_cast<double>(sizes_.local));
   if (is_interleaved_) {

@@ -53,11 +53,12 @@ class Loss::Part {
   static bool is_stand_in(const Piece& piece) { return piece.number == kStandIn; }
   at::Tensor mean_of(const Piece& piece) const;
   void compute(Piece& piece);
-  void begin_sum();
+  void begin(const MeanOf& mean_of);
   void check(const Piece& piece) const;
   void backward_of(const Piece& piece, int64_t stand_ins) const;
   void backward_of_all();
   void backward_interleaved();
+  void check_that_it_is_computed() const;
 
   const std::shared_ptr<Replica> replica_;
   const PartSizes sizes_;
@@ -67,6 +68,7 @@ class Loss::Part {
   std::vector<int64_t> runs_ = {};  // Batch::runs; empty: not by grains
   std::vector<Piece> pieces_ = {};
   const bool is_interleaved_ = false;
+  bool is_done_ = false;                      // backward() cannot be called again
   std::function<at::Tensor()> compute_ = {};  // interleaved: the function that backward() calls, once
   at::Tensor sum_ = {};                       // by grains, the sum of the samples' losses; else the part's mean
 };

@@ -49,6 +49,7 @@ std::shared_ptr<Succession> elastic(const Devices& devices, const RunOptions& op
 
 bool regroups(Rank& rank) {
   const comm::RankPlace& place = comm::RankPlace::of(rank);
+  place.world();  // throws once the run is over, and with it the succession
   if (!place.members.name.empty()) {
     throw Error(rank.name() +
                 ": regroups() is for all ranks of the run at the same time, so call it on the Rank that run() "

@@ -44,7 +44,7 @@ void ElasticLauncher::say_why(const std::function<std::string(const std::string&
   if (!elastic_.takes_part()) {
     processes_.say(
         "a process was killed before the program took part in the elastic job, so the others cannot go on. lockstep "
-        "train, fit() and a run() with RunOptions::elastic take part once they begin to train: start the job again, "
+        "train, fit() and a run() with lockstep::elastic take part once they begin to train: start the job again, "
         "since no step is lost. Other programs never take part: start them as a job that is not elastic");
   } else if (elastic_.has_lost_all()) {
     const std::string folder = elastic_.folder(), newest = folder.empty() ? "" : newest_in(folder);

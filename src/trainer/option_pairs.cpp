@@ -22,12 +22,12 @@ bool drops(F f) {
   return (model.name == "alexnet" && model.dropout > 0) || (model.name == "gpt" && model.residual_dropout > 0);
 }
 
-bool is_on_cpus(F f) {
-  return !f.options.devices.empty() && f.options.devices[0].is_cpu();
+bool has_no_cuda(F f) {
+  return !f.options.devices.empty() && !f.options.devices[0].is_cuda();
 }
 
 // These are about what ranks send each other, and how the network lies on them.
-constexpr Choice zero{"zero_stage", "`zero_stage`", [](F f) { return f.way.zero_stage > 0; }};
+constexpr Choice zero{"zero_stage", "`zero_stage`", [](F f) { return f.way.zero_stage != 0; }};
 constexpr Choice zero_2_or_3{"zero_stage", "`zero_stage` 2 or 3", [](F f) { return f.way.zero_stage > 1; }};
 constexpr Choice zero_3{"zero_stage", "`zero_stage` 3", [](F f) { return f.way.zero_stage == 3; }};
 constexpr Choice compress{"compress", "`compress`", [](F f) { return f.way.compress != Compression::none; }};
@@ -66,7 +66,7 @@ constexpr Choice threads{"threads_per_rank", "`threads_per_rank` above 1",
 constexpr Choice whole_layers{"optimizer", "`optimizer` lars or lamb",
                               [](F f) { return needs_whole_layers(f.options.optimizer.kind); }};
 constexpr Choice dropout{"dropout", "`dropout` or `residual_dropout`", drops};
-constexpr Choice cpus{"devices", "CPUs as `devices`", is_on_cpus};
+constexpr Choice no_cuda{"devices", "`devices` without CUDA", has_no_cuda};
 constexpr Choice tf32{"precision", "`precision` tf32", [](F f) { return f.options.precision == Precision::tf32; }};
 
 // These are about the data, and what is kept.
@@ -152,8 +152,8 @@ constexpr OptionPair pairs[] = {
     {gpt, data_dir, "it learns a text", "leave `data_dir` out"},
     {gpt, channels_last, "a text has no images", "leave `memory_format` out"},
     {every, none_kept, "none of the checkpoints would be kept"},
-    {graph, cpus, "only GPUs have graphs", "leave `cuda_graph` out"},
-    {tf32, cpus, "only NVIDIA GPUs multiply so", "take float32 or bf16"},
+    {graph, no_cuda, "only CUDA has graphs", "leave `cuda_graph` out"},
+    {tf32, no_cuda, "only NVIDIA GPUs multiply so", "take float32 or bf16"},
     {elastic, no_grain, "the weights' bits would depend on the number of processes", "give a `grain`, such as 32"},
     {elastic, zero, "a slice of the optimizer is lost with its device", not_elastic},
     {elastic, any_split, "a part of the network is lost with its device", not_elastic},

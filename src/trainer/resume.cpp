@@ -76,6 +76,10 @@ void check_same_run(const RunState& state, const TrainOptions& options, const fs
   TrainOptions then;
   try {  // with the defaults of keys that are newer than the checkpoint
     then = train_options_from_json(state.config, options.devices);
+  } catch (const Error& error) {
+    throw Error(what + error.what(), {Error::file});
+  }
+  try {
     check_same_folder(then, file);
   } catch (const Error& error) {
     throw Error(what + error.what(), error.data());

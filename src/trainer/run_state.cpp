@@ -100,7 +100,7 @@ RunState read_run_state(const std::filesystem::path& file) {
     state.tensors = std::move(tensors);
     return state;
   } catch (const Error& error) {
-    throw Error("cannot go on from '" + file.string() + "': " + error.what(), error.data());
+    throw Error("cannot go on from '" + file.string() + "': " + error.what(), {Error::file});
   }
 }
 
@@ -109,7 +109,7 @@ std::string config_of_run_state(const std::filesystem::path& file) {
   try {
     return parse_manifest(header_text(metadata, manifest_key)).config;
   } catch (const Error& error) {
-    throw Error("cannot go on from '" + file.string() + "': " + error.what(), error.data());
+    throw Error("cannot go on from '" + file.string() + "': " + error.what(), {Error::file});
   }
 }
 

@@ -106,19 +106,24 @@ class PlainStep : public TrainStep {
       if (c10::GradMode::is_enabled()) count(batch, y_hat, part.y, loss);
       return with_.options.on_nan == OnNan::go_on ? loss : spoiling_unless_finite(loss);
     };
-    Loss loss = [&] {
-      const Autocast precision(with_.rank.device(), torch::kBFloat16, computes_in_bf16(with_.options));
-      try {
-        return with_.net.loss(batch, criterion);
-      } catch (const c10::Error&) {
-        explain_types(with_, batch);
-        throw;
-      }
-    }();
-    loss.backward();
-    const torch::Tensor mean = loss.value().to(torch::kDouble);
+    const torch::Tensor mean = mean_of_backward(batch, criterion).to(torch::kDouble);
     with_.watch.add_loss(mean);
     if (counts_loss_) with_.totals.add_loss(mean, batch.size());
+  }
+
+  // A backward may compute forward too.
+  torch::Tensor mean_of_backward(const Batch& batch, const Criterion& criterion) {
+    try {
+      Loss loss = [&] {
+        const Autocast precision(with_.rank.device(), torch::kBFloat16, computes_in_bf16(with_.options));
+        return with_.net.loss(batch, criterion);
+      }();
+      loss.backward();
+      return loss.value();
+    } catch (const c10::Error&) {
+      explain_types(with_, batch);
+      throw;
+    }
   }
 
   // All that needs the other ranks comes before the update: so a rank that is left alone has whole steps only. Ranks

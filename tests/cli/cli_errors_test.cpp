@@ -101,8 +101,8 @@ TEST_F(CliErrors, DevicesThatAreNotThere) {
   expect_error(train({"--devices", "tpu"}), 2, {"tpu"});
   expect_error(train({"--devices", ""}), 2, {"devices", "empty"});
   expect_error(train({"--devices", "cuda:99"}), 2, {"cuda:99", "GPU"});
-  expect_error(train({"--precision", "tf32"}), 2, {"--precision tf32 and CPUs as --devices do not go together"});
-  expect_error(train({"--cuda-graph"}), 2, {"--cuda-graph and CPUs as --devices do not go together"});
+  expect_error(train({"--precision", "tf32"}), 2, {"--precision tf32 and --devices without CUDA do not go together"});
+  expect_error(train({"--cuda-graph"}), 2, {"--cuda-graph and --devices without CUDA do not go together"});
 }
 
 TEST_F(CliErrors, NamesThatItDoesNotKnow) {

@@ -188,7 +188,7 @@ TEST_F(CliTrain, TakesPrecisionMemoryFormatAndGraphFromFlagsAndConfigurations) {
   std::vector<std::string> again = {"train", "--config", "runs/first/config.json", "--name", "again"};
   const Finished refused = run_program(again, surroundings());
   EXPECT_EQ(refused.code, 2);
-  EXPECT_THAT(refused.err, HasSubstr("--cuda-graph and CPUs as --devices do not go together"));
+  EXPECT_THAT(refused.err, HasSubstr("--cuda-graph and --devices without CUDA do not go together"));
   again.push_back("--cuda-graph=false");
   const Finished second = run_program(again, surroundings());
   ASSERT_EQ(second.code, 0) << second.err;

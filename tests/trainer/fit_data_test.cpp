@@ -443,7 +443,7 @@ TEST_P(FitDataWorlds, GroupsOfParametersGiveWhatLibTorchsLoopGives) {
 
 // LibTorch says that two types differ, and not what they are of.
 TEST(FitData, SamplesOfAnotherTypeThanTheNetworkAreNamed) {
-  const auto error_with = [](const Tensor& x, torch::ScalarType of_net) {
+  const auto error_with = [](const Tensor& x, torch::ScalarType of_net, int64_t grain = 0) {
     Task task{.name = "classes",
               .module =
                   [of_net] {
@@ -453,7 +453,9 @@ TEST(FitData, SamplesOfAnotherTypeThanTheNetworkAreNamed) {
                   },
               .criterion = F::cross_entropy,
               .train = Dataset{x, torch::arange(24).remainder(3)}};
-    return error_of([&] { fit(task, settings(2)); });
+    TrainOptions options = settings(2);
+    options.batch.grain = grain;
+    return error_of([&] { fit(task, options); });
   };
   const Tensor bytes = torch::arange(24 * 16).view({24, 1, 4, 4}).to(torch::kByte);
   EXPECT_THAT(error_with(bytes, torch::kDouble),
@@ -461,9 +463,11 @@ TEST(FitData, SamplesOfAnotherTypeThanTheNetworkAreNamed) {
                     HasSubstr("\"classes\": the network has parameters of type Double, and x of a "
                               "batch is of type Float (images of bytes become Float from 0 to 1)"),
                     HasSubstr("x.to(torch::kDouble).div(255)"), HasSubstr("dtype")));
-  EXPECT_THAT(error_with(bytes.to(torch::kDouble), torch::kFloat),
-              AllOf(HasSubstr("parameters of type Float, and x of a batch is of type Double"),
-                    HasSubstr("x.to(torch::kFloat), or")));
+  for (const int64_t grain : {0, 4}) {
+    EXPECT_THAT(error_with(bytes.to(torch::kDouble), torch::kFloat, grain),
+                AllOf(HasSubstr("parameters of type Float, and x of a batch is of type Double"),
+                      HasSubstr("x.to(torch::kFloat), or")));
+  }
   EXPECT_EQ(error_with(bytes, torch::kFloat), "(no error)");
 }
 

@@ -150,7 +150,7 @@ const std::map<std::string, std::function<void(Setting&)>> choices = {
     {"`threads_per_rank` above 1", [](auto& s) { s.options.threads_per_rank = 2; }},
     {"`optimizer` lars or lamb", [](auto& s) { s.options.optimizer.kind = OptimizerKind::lamb; }},
     {"`dropout` or `residual_dropout`", [](auto& s) { s.options.model = {.name = "alexnet"}; }},
-    {"CPUs as `devices`", [](auto& s) { s.options.devices = {torch::kCPU}; }},
+    {"`devices` without CUDA", [](auto& s) { s.options.devices = {torch::kCPU}; }},
     {"`precision` tf32", [](auto& s) { s.options.precision = Precision::tf32; }},
     {"`model` gpt",
      [](auto& s) {

@@ -353,4 +353,41 @@ TEST(OneLoop, AGlobalItemOfAPipelineWithAGrainIsRefused) {
   });
 }
 
+// By grains SplitModel's backward() computes forward, so there is no value before it, and no second one after it.
+TEST(OneLoop, ALossByGrainsOfASplitModelHasItsValueAfterBackwardToo) {
+  const Dataset data = samples();
+  run(test_devices(2), [&](Rank& rank) {
+    SplitModel net(rank.in_turn(make_net), rank, {.mesh = {.data = 2}});
+    Optimizer sgd(net, torch::optim::SGDOptions(0.1));
+    for (auto& batch : batches(data.to(rank.device()), {.size = 5, .grain = 5}, net.mesh().data())) {
+      Loss loss = net.loss(batch, F::cross_entropy);  // one rank has no grain
+      EXPECT_THAT(error_of([&] { loss.item(); }), Refused());
+      EXPECT_THAT(error_of([&] { loss.global_item(); }), Refused());
+      loss.backward();
+      loss.global_item();
+      EXPECT_THAT(error_of([&] { loss.backward(); }), Refused());
+      break;
+    }
+  });
+}
+
+// As on one device, where a penalty's gradient adds to the loss's.
+TEST(OneLoop, WhatABackwardOfOnesOwnAddsToADividedNetsGradientsCounts) {
+  const Dataset data = samples();
+  run(test_devices(2), [&](Rank& rank) {
+    SplitModel net(rank.in_turn(make_net), rank, {.mesh = {.pipeline = 2}, .microbatches = 2});
+    Optimizer sgd(net, torch::optim::SGDOptions(0.1));
+    const Batch batch{data.x.slice(0, 0, 8).to(rank.device()), data.y.slice(0, 0, 8).to(rank.device()), 8};
+    const auto gradients = [&](double decay) {
+      sgd.zero_grad();
+      const Tensor weight = sgd.param_groups()[0].params()[0];
+      if (decay > 0) (decay * weight.pow(2).sum()).backward();
+      net.loss(batch, F::cross_entropy).backward();
+      return sgd.gradients()[0].clone();
+    };
+    const Tensor without = gradients(0), with = gradients(0.5);
+    EXPECT_TRUE(torch::allclose(with - without, sgd.param_groups()[0].params()[0].detach()));
+  });
+}
+
 }  // namespace one_loop_test

@@ -153,8 +153,11 @@ Failure WatchedWorld::look() {
   const std::lock_guard lock(mutex_);
   for (const auto& [rank, member] : groups_) {
     if (!member.error) continue;
-    if (const Failure error = member.error(); !error.empty())
-      return {name_of(rank, devices()) + ": " + error.text, {error.data.cause, {rank}}};
+    const Failure error = member.error();
+    if (error.empty()) continue;
+    // A rank that waited too long is not the one at fault.
+    const std::vector<int> ranks = error.is(Error::late) ? std::vector<int>() : std::vector{rank};
+    return {name_of(rank, devices()) + ": " + error.text, {error.data.cause, ranks}};
   }
   return {};
 }
