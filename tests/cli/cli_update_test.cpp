@@ -97,7 +97,7 @@ TEST_F(CliUpdate, RefusesWhatMakesNoSense) {
   expect_refused({"--grain", "33"}, {"--grain is 33; it must be from 0 to 32"});
   expect_refused({"--grain", "8", "--threads-per-rank", "2"},
                  {"--grain and --threads-per-rank above 1 do not go together", "--devices"});
-  expect_refused({"--grain", "8", "--compress", "fp16"}, {"--compress fp16 rounds"});
+  expect_refused({"--grain", "8", "--compress", "fp16"}, {"--grain and --compress do not go together"});
   expect_refused({"--balance", "fast"}, {"\"fast\"", "equal, auto, or a share for each device, as in 2,1"});
   expect_refused({"--balance", "2,1,1"}, {"--balance", "3 shares for 2 parts"});
   expect_refused({"--optimizer", "sgdm"}, {"\"sgdm\"", "sgd, adam, adamw, lars or lamb"});
@@ -106,7 +106,7 @@ TEST_F(CliUpdate, RefusesWhatMakesNoSense) {
   expect_refused({"--weight-decay", "-1"}, {"--weight-decay: -1 is too small"});
   expect_refused({"--scale-batch", "0"}, {"--scale-batch: 0 is too small"});
   expect_refused({"--accumulate", "0"}, {"--accumulate: 0 is too small"});
-  expect_refused({"--accumulate", "64"}, {"--accumulate) is 64; it must be from 1 to 32"});
+  expect_refused({"--accumulate", "64"}, {"--accumulate is 64; it must be from 1 to 32"});
   expect_refused({"--scale-lr", "square"}, {"\"square\"", "none, sqrt or linear"});
   expect_refused({"--schedule", "exp"}, {"\"exp\"", "constant, step or cosine"});
   expect_refused({"--schedule", "step"}, {"--step-epochs 30,60,80"});
