@@ -14,7 +14,8 @@ class HiddenGradients {
  public:
   explicit HiddenGradients(const torch::nn::Module& module);
 
-  // Shows the gradients in `.grad` while it lives. Guards nest. For a null `hidden` it does nothing.
+  // Shows the gradients in `.grad` while it lives, with what backwards outside of the net's have added there meanwhile.
+  // Guards nest. For a null `hidden` it does nothing.
   class Shown {
    public:
     explicit Shown(HiddenGradients* hidden);

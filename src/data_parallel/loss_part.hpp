@@ -9,6 +9,7 @@
 #include <lockstep/data_parallel/loss.hpp>
 #include <lockstep/nn/sample_scope.hpp>
 
+#include "grain_check.hpp"
 #include "part_sizes.hpp"
 
 #include <cstdint>
@@ -19,7 +20,7 @@
 
 namespace lockstep {
 
-using MeanOf = std::function<at::Tensor(const Batch& samples)>;
+using MeanOf = GrainCheck::MeanOf;
 
 // The loss of a batch's part: mean_of() of its samples, for which DataParallel::loss() says when it is called.
 // loss_of() calls it at once and keeps the graphs for backward(). With late_loss_of() each piece's forward comes in

@@ -4,8 +4,8 @@
 // reported to callbacks of its thread (at::RecordFunction) before it runs. The memory of tensors carries who fills it.
 // So a tensor, and all views of it, stay what they are while the memory behind them comes and goes.
 //
-// What reads a tensor by its address alone is no operator, and finds no memory. LibTorch's data_ptr<T>() then throws.
-// A kernel of one's own is seen if RECORD_USER_SCOPE_WITH_INPUTS around it names the tensors.
+// Code that reads a tensor by its address alone is no operator, and finds no memory. LibTorch's data_ptr<T>() throws
+// there. A kernel of one's own is seen if RECORD_USER_SCOPE_WITH_INPUTS around it names the tensors.
 #pragma once
 
 #include <ATen/core/Tensor.h>
