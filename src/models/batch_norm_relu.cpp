@@ -8,9 +8,9 @@
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include "differentiable_gradients.hpp"
 #include "intra_op.hpp"
-#include "models/kernels/batch_norm_relu.hpp"
+#include "models/kernels/kernels.hpp"
+#include "own_kernels.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -28,15 +28,14 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 bool suits_pixel_kernels(const Tensor& image) {
-  return image.is_cpu() && image.scalar_type() == at::kFloat && image.layout() == at::kStrided && !image.is_neg() &&
-         image.dim() == 4 && image.is_contiguous(MemoryFormat::ChannelsLast);
+  return is_plain_float(image) && image.dim() == 4 && image.is_contiguous(MemoryFormat::ChannelsLast);
 }
 
 bool suits_pixel_kernels(const torch::nn::BatchNorm2dImpl& norm) {
   if (!norm.is_training() || !norm.options.momentum() || !norm.options.track_running_stats()) return false;
   const auto of_channels = {norm.weight, norm.bias, norm.running_mean, norm.running_var};
   return std::all_of(of_channels.begin(), of_channels.end(), [&](const Tensor& values) {
-    return values.defined() && values.is_cpu() && values.scalar_type() == at::kFloat && values.is_contiguous() &&
+    return values.defined() && is_plain_float(values) && values.is_contiguous() &&
            values.numel() == norm.options.num_features();
   });
 }
@@ -90,8 +89,8 @@ struct ImageStatistics {
 ImageStatistics image_statistics(const Tensor& x, const PixelPieces& pieces) {
   const auto* const from = x.const_data_ptr<float>();
   const Tensor parts = of_each_piece(pieces, [&](int64_t piece, float* mean, float* squares) {
-    kernels::batch_norm_relu_kernels().statistics(from + pieces.first_value(piece), pieces.pixels_in(piece),
-                                                  pieces.channels, mean, squares);
+    kernels::of_this_cpu().batch_norm_relu.statistics(from + pieces.first_value(piece), pieces.pixels_in(piece),
+                                                      pieces.channels, mean, squares);
   });
   const auto channels = static_cast<size_t>(pieces.channels);
   ImageStatistics all{std::vector<double>(channels), std::vector<double>(channels)};
@@ -162,8 +161,8 @@ Tensor forward_with(const ChannelTable& table, const Tensor& x, const Tensor& sh
   auto* const to = y.mutable_data_ptr<float>();
   for_pieces_from_the_last(pieces, [&](int64_t piece) {
     const int64_t at = pieces.first_value(piece);
-    kernels::batch_norm_relu_kernels().forward(from + at, added == nullptr ? nullptr : added + at,
-                                               pieces.pixels_in(piece), pieces.channels, table.channels(), to + at);
+    kernels::of_this_cpu().batch_norm_relu.forward(from + at, added == nullptr ? nullptr : added + at,
+                                                   pieces.pixels_in(piece), pieces.channels, table.channels(), to + at);
   });
   return y;
 }
@@ -185,9 +184,9 @@ NormGradients backward_with(const ChannelTable& table, const Tensor& grad, const
   auto* const passed = adds ? gradients.shortcut.mutable_data_ptr<float>() : nullptr;
   const Tensor parts = of_each_piece(pieces, [&](int64_t piece, float* sum, float* product) {
     const int64_t at = pieces.first_value(piece);
-    kernels::batch_norm_relu_kernels().backward_sums(of_y + at, from + at, adds ? results + at : nullptr,
-                                                     pieces.pixels_in(piece), pieces.channels, table.channels(),
-                                                     adds ? passed + at : nullptr, sum, product);
+    kernels::of_this_cpu().batch_norm_relu.backward_sums(of_y + at, from + at, adds ? results + at : nullptr,
+                                                         pieces.pixels_in(piece), pieces.channels, table.channels(),
+                                                         adds ? passed + at : nullptr, sum, product);
   });
 
   const auto channels = static_cast<size_t>(pieces.channels);
@@ -214,9 +213,9 @@ NormGradients backward_with(const ChannelTable& table, const Tensor& grad, const
   auto* const to = gradients.x.mutable_data_ptr<float>();
   for_pieces_from_the_last(pieces, [&](int64_t piece) {
     const int64_t at = pieces.first_value(piece);
-    kernels::batch_norm_relu_kernels().backward(behind_relu + at, from + at, adds, pieces.pixels_in(piece),
-                                                pieces.channels, table.channels(), offset.data(), slope.data(),
-                                                to + at);
+    kernels::of_this_cpu().batch_norm_relu.backward(behind_relu + at, from + at, adds, pieces.pixels_in(piece),
+                                                    pieces.channels, table.channels(), offset.data(), slope.data(),
+                                                    to + at);
   });
   return gradients;
 }
@@ -263,11 +262,6 @@ struct BatchNormReluFunction : torch::autograd::Function<BatchNormReluFunction> 
   }
 };
 
-// The kernels read parameters by their addresses. MemoryOnDemand learns them before, from the inputs of a scope.
-std::vector<c10::IValue> parameters_of(const torch::nn::BatchNorm2dImpl& norm) {
-  return {norm.weight, norm.bias};
-}
-
 }  // namespace
 
 Tensor add_and_relu(const Tensor& y, const Tensor& shortcut) {
@@ -280,7 +274,7 @@ Tensor batch_norm_relu(torch::nn::BatchNorm2dImpl& norm, const Tensor& x, const 
                      (!shortcut.defined() || (suits_pixel_kernels(shortcut) && shortcut.sizes() == x.sizes())) &&
                      suits_pixel_kernels(norm);
   if (!suits) return add_and_relu(norm.forward(x), shortcut);
-  RECORD_USER_SCOPE_WITH_INPUTS("lockstep::batch_norm_relu", parameters_of(norm));
+  RECORD_USER_SCOPE_WITH_INPUTS("lockstep::batch_norm_relu", read_by_kernels({norm.weight, norm.bias}));
   const PixelPieces pieces(x);
   const ImageStatistics statistics = image_statistics(x, pieces);
   follow(norm, statistics, pieces);

@@ -12,15 +12,14 @@
 
 #include <algorithm>
 #include <cmath>
-#include <initializer_list>
 #include <ostream>
 #include <string>
 #include <vector>
 
 #include "base/classic.hpp"
-#include "differentiable_gradients.hpp"
 #include "intra_op.hpp"
-#include "models/kernels/conv_relu_pool.hpp"
+#include "models/kernels/kernels.hpp"
+#include "own_kernels.hpp"
 
 namespace lockstep {
 namespace {
@@ -49,13 +48,9 @@ void check_shapes(const at::Tensor& x, const at::Tensor& weight, const at::Tenso
       "these are " + shape(x) + ", " + shape(weight) + " and " + shape(bias));
 }
 
-bool suits_kernels(const at::Tensor& tensor) {
-  return tensor.is_cpu() && tensor.scalar_type() == at::kFloat && tensor.layout() == at::kStrided && !tensor.is_neg();
-}
-
 // LibTorch is faster with few samples, up to 5 of 16 lanes as measured: one sample costs as much as a block.
 bool enough_samples(const at::Tensor& x) {
-  return x.size(0) > kernels::conv_relu_pool_kernels().lanes / 3;
+  return x.size(0) > kernels::of_this_cpu().conv_relu_pool.lanes / 3;
 }
 
 // ---- Around the kernels --------------------------------------------------------------------------------------------
@@ -105,7 +100,7 @@ struct Result {
 };
 
 Result run_forward(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
-  const ConvReluPoolKernels& kernels = kernels::conv_relu_pool_kernels();
+  const ConvReluPoolKernels& kernels = kernels::of_this_cpu().conv_relu_pool;
   const ConvReluPoolShape shape = shape_of(x, weight);
   const at::Tensor images = x.contiguous(), weights = weight.contiguous(), biases = bias.contiguous();
   Result result;
@@ -149,7 +144,7 @@ at::Tensor in_blocks(const at::Tensor& tensor, const ConvReluPoolKernels& kernel
 
 at::Tensor gradient_of_x(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& passed,
                          const at::Tensor& grad_blocks) {
-  const ConvReluPoolKernels& kernels = kernels::conv_relu_pool_kernels();
+  const ConvReluPoolKernels& kernels = kernels::of_this_cpu().conv_relu_pool;
   const ConvReluPoolShape shape = shape_of(x, weight);
   const at::Tensor grad_x = floats(x.sizes());
   const Blocks in(grad_x, kernels.lanes);
@@ -175,7 +170,7 @@ struct ParameterGradients {
 
 ParameterGradients gradients_of_parameters(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& x_blocks,
                                            const at::Tensor& passed, const at::Tensor& grad_blocks) {
-  const ConvReluPoolKernels& kernels = kernels::conv_relu_pool_kernels();
+  const ConvReluPoolKernels& kernels = kernels::of_this_cpu().conv_relu_pool;
   const ConvReluPoolShape shape = shape_of(x, weight);
   const ParameterGradients grads{floats(weight.sizes()), floats({shape.out_channels})};
   in_parallel(kernels.weight_groups(shape), [&](int64_t begin, int64_t end) {
@@ -188,11 +183,6 @@ ParameterGradients gradients_of_parameters(const at::Tensor& x, const at::Tensor
     }
   });
   return grads;
-}
-
-// The kernels read parameters by their addresses. MemoryOnDemand learns them before, from the inputs of a scope.
-std::vector<c10::IValue> inputs_of(std::initializer_list<at::Tensor> tensors) {
-  return std::vector<c10::IValue>(tensors.begin(), tensors.end());
 }
 
 // ---- As a differentiable function ----------------------------------------------------------------------------------
@@ -212,8 +202,8 @@ class ConvReluPoolFunction : public torch::autograd::Function<ConvReluPoolFuncti
     if (at::GradMode::is_enabled()) {
       return differentiable_gradients(by_libtorch(x, weight, bias), grads[0], {x, weight, bias});
     }
-    RECORD_USER_SCOPE_WITH_INPUTS("lockstep::conv_relu_pool_backward", inputs_of({weight}));
-    const at::Tensor grad_blocks = in_blocks(grads[0].resolve_neg(), kernels::conv_relu_pool_kernels());
+    RECORD_USER_SCOPE_WITH_INPUTS("lockstep::conv_relu_pool_backward", read_by_kernels({weight}));
+    const at::Tensor grad_blocks = in_blocks(grads[0].resolve_neg(), kernels::of_this_cpu().conv_relu_pool);
     variable_list result(3);
     if (ctx->needs_input_grad(0)) result[0] = gradient_of_x(x, weight, passed, grad_blocks);
     if (ctx->needs_input_grad(1) || ctx->needs_input_grad(2)) {
@@ -228,11 +218,11 @@ class ConvReluPoolFunction : public torch::autograd::Function<ConvReluPoolFuncti
 }  // namespace
 
 at::Tensor conv_relu_pool(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
-  RECORD_USER_SCOPE_WITH_INPUTS("lockstep::conv_relu_pool", inputs_of({weight, bias}));
+  RECORD_USER_SCOPE_WITH_INPUTS("lockstep::conv_relu_pool", read_by_kernels({weight, bias}));
   check_shapes(x, weight, bias);
   const bool suits =  // mixed precision would compute the convolution in bfloat16
-      !at::autocast::is_autocast_enabled(at::kCPU) && enough_samples(x) && suits_kernels(x) && suits_kernels(weight) &&
-      (!bias.defined() || suits_kernels(bias));
+      !at::autocast::is_autocast_enabled(at::kCPU) && enough_samples(x) && is_plain_float(x) &&
+      is_plain_float(weight) && (!bias.defined() || is_plain_float(bias));
   if (!suits) return by_libtorch(x, weight, bias);
   // An undefined tensor cannot be a differentiable function's argument.
   return ConvReluPoolFunction::apply(x, weight, bias.defined() ? bias : at::zeros({weight.size(0)}, at::kFloat));

@@ -33,7 +33,4 @@ struct BatchNormReluKernels {
                    const BatchNormReluChannels& of, const float* offset, const float* slope, float* grad_x);
 };
 
-// The kernels for the instructions that LibTorch uses here (ATEN_CPU_CAPABILITY=avx2 or =default restricts both).
-const BatchNormReluKernels& batch_norm_relu_kernels();
-
 }  // namespace lockstep::kernels
