@@ -28,14 +28,6 @@ std::string digest_of_idx(const at::Tensor& values, const std::vector<int64_t>& 
   return digest.hex();
 }
 
-std::string digest_of_images(const at::Tensor& x) {
-  return digest_of_idx(x, {x.size(0), x.size(2), x.size(3)});
-}
-
-std::string digest_of_labels(const at::Tensor& y) {
-  return digest_of_idx(y, {y.size(0)});
-}
-
 std::string digest_of_tensor(const at::Tensor& tensor) {
   io::Digest digest("SHA256");
   if (!tensor.defined()) return digest.hex();
@@ -74,14 +66,13 @@ std::pair<std::string, std::string> digests_of_samples(const Samples& samples) {
 DataDigests digests_of(const Samples& train, const Samples& test) {
   const auto [train_x, train_y] = digests_of_samples(train);
   const auto [test_x, test_y] = digests_of_samples(test);
-  return {.train_images = train_x, .train_labels = train_y, .test_images = test_x, .test_labels = test_y};
+  return {train_x, train_y, test_x, test_y};
 }
 
 DataDigests digests_of(const ImageData& data) {
-  return {.train_images = digest_of_images(data.train.x),
-          .train_labels = digest_of_labels(data.train.y),
-          .test_images = digest_of_images(data.test.x),
-          .test_labels = digest_of_labels(data.test.y)};
+  const auto images = [](const at::Tensor& x) { return digest_of_idx(x, {x.size(0), x.size(2), x.size(3)}); };
+  const auto labels = [](const at::Tensor& y) { return digest_of_idx(y, {y.size(0)}); };
+  return {images(data.train.x), labels(data.train.y), images(data.test.x), labels(data.test.y)};
 }
 
 const std::array<KnownImages, 2>& known_images() {
