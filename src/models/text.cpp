@@ -68,13 +68,11 @@ TextData load_text(const std::filesystem::path& file, int64_t context) {
                 std::to_string(held_out) + " bytes, is held out and must be longer than the context, " +
                 std::to_string(context) + " bytes; take a longer text, or a smaller context");
   }
-  io::Digest digest("SHA256");
-  digest.update(text);
-  const std::string hex = digest.hex();
+  const std::string digest = io::sha256_of(text);
   at::Tensor bytes = at::empty({size}, at::kByte);
   std::copy(text.begin(), text.end(), bytes.mutable_data_ptr<uint8_t>());
-  return {.train = sequences(bytes, 0, size - held_out, context, hex),
-          .test = sequences(bytes, size - held_out, size, context, hex),
+  return {.train = sequences(bytes, 0, size - held_out, context, digest),
+          .test = sequences(bytes, size - held_out, size, context, digest),
           .source = file.string() + ", " + std::to_string(size) + " bytes, the last " + std::to_string(held_out) +
                     " held out"};
 }
