@@ -66,17 +66,11 @@ ConvReluPoolShape shape_of(const at::Tensor& x, const at::Tensor& weight) {
           .pooled_width = (x.size(3) - weight.size(3) + 1) / 2};
 }
 
-// Divides samples into the blocks of the kernels' layout.
-struct Blocks {
-  Blocks(const at::Tensor& tensor, int64_t lanes)
-      : samples(tensor.size(0)), lanes(lanes), count((samples + lanes - 1) / lanes), size(tensor.numel() / samples) {}
-
-  int64_t samples_in(int64_t block) const { return std::min(lanes, samples - block * lanes); }
-  int64_t first_value(int64_t block) const { return block * lanes * size; }  // the same in both layouts
-
-  const int64_t samples, lanes, count;
-  const int64_t size;  // values per sample
-};
+// The samples in the blocks of the kernels' layout. A block's first value is the same in both layouts.
+RowRanges blocks_of(const at::Tensor& tensor) {
+  const int64_t samples = tensor.size(0);
+  return {samples, tensor.numel() / samples, kernels::of_this_cpu().conv_relu_pool.lanes};
+}
 
 at::Tensor floats(at::IntArrayRef sizes) {
   return at::empty(sizes, at::kFloat);
@@ -105,9 +99,9 @@ Result run_forward(const at::Tensor& x, const at::Tensor& weight, const at::Tens
   const at::Tensor images = x.contiguous(), weights = weight.contiguous(), biases = bias.contiguous();
   Result result;
   result.out = floats({x.size(0), shape.out_channels, shape.pooled_height, shape.pooled_width});
-  const Blocks in(images, kernels.lanes), out(result.out, kernels.lanes);
-  result.x_blocks = floats({in.count, in.size, in.lanes});
-  result.passed = at::empty({out.count, out.size, out.lanes}, at::kByte);
+  const RowRanges in = blocks_of(images), out = blocks_of(result.out);
+  result.x_blocks = floats({in.count(), in.size, in.most});
+  result.passed = at::empty({out.count(), out.size, out.most}, at::kByte);
   const at::Tensor packed = floats({weight.numel()});
   kernels.pack_for_forward(shape, weights.const_data_ptr<float>(), packed.mutable_data_ptr<float>());
   const std::vector<int64_t> offsets = tap_offsets(shape, kernels.lanes);
@@ -116,14 +110,14 @@ Result run_forward(const at::Tensor& x, const at::Tensor& weight, const at::Tens
   float* const to = result.out.mutable_data_ptr<float>();
   float* const x_blocks = result.x_blocks.mutable_data_ptr<float>();
   uint8_t* const passed = result.passed.mutable_data_ptr<uint8_t>();
-  in_parallel(in.count, [&](int64_t begin, int64_t end) {
-    const at::Tensor out_block = floats({out.size, out.lanes});
+  in_parallel(in.count(), [&](int64_t begin, int64_t end) {
+    const at::Tensor out_block = floats({out.size, out.most});
     for (int64_t i = begin; i < end; ++i) {
-      kernels.to_block(from + in.first_value(i), in.samples_in(i), in.size, x_blocks + in.first_value(i));
+      kernels.to_block(from + in.first_value(i), in.rows_in(i), in.size, x_blocks + in.first_value(i));
       kernels.forward(shape, x_blocks + in.first_value(i), packed.const_data_ptr<float>(),
                       biases.const_data_ptr<float>(), offsets.data(), out_block.mutable_data_ptr<float>(),
                       passed + out.first_value(i));
-      kernels.from_block(out_block.const_data_ptr<float>(), out.samples_in(i), out.size, to + out.first_value(i));
+      kernels.from_block(out_block.const_data_ptr<float>(), out.rows_in(i), out.size, to + out.first_value(i));
     }
   });
   return result;
@@ -131,11 +125,11 @@ Result run_forward(const at::Tensor& x, const at::Tensor& weight, const at::Tens
 
 at::Tensor in_blocks(const at::Tensor& tensor, const ConvReluPoolKernels& kernels) {
   const at::Tensor from = tensor.contiguous();
-  const Blocks blocks(from, kernels.lanes);
-  const at::Tensor result = floats({blocks.count, blocks.size, blocks.lanes});
-  in_parallel(blocks.count, [&](int64_t begin, int64_t end) {
+  const RowRanges blocks = blocks_of(from);
+  const at::Tensor result = floats({blocks.count(), blocks.size, blocks.most});
+  in_parallel(blocks.count(), [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      kernels.to_block(from.const_data_ptr<float>() + blocks.first_value(i), blocks.samples_in(i), blocks.size,
+      kernels.to_block(from.const_data_ptr<float>() + blocks.first_value(i), blocks.rows_in(i), blocks.size,
                        result.mutable_data_ptr<float>() + blocks.first_value(i));
     }
   });
@@ -147,17 +141,17 @@ at::Tensor gradient_of_x(const at::Tensor& x, const at::Tensor& weight, const at
   const ConvReluPoolKernels& kernels = kernels::of_this_cpu().conv_relu_pool;
   const ConvReluPoolShape shape = shape_of(x, weight);
   const at::Tensor grad_x = floats(x.sizes());
-  const Blocks in(grad_x, kernels.lanes);
+  const RowRanges in = blocks_of(grad_x);
   const at::Tensor weights = weight.contiguous(), packed = floats({weight.numel()});
   kernels.pack_for_backward(shape, weights.const_data_ptr<float>(), packed.mutable_data_ptr<float>());
-  in_parallel(in.count, [&](int64_t begin, int64_t end) {
-    const at::Tensor scratch = floats({shape.out_channels, 4, in.lanes}), block = floats({in.size, in.lanes});
+  in_parallel(in.count(), [&](int64_t begin, int64_t end) {
+    const at::Tensor scratch = floats({shape.out_channels, 4, in.most}), block = floats({in.size, in.most});
     for (int64_t i = begin; i < end; ++i) {
       block.zero_();
       kernels.backward_input(shape, grad_blocks.select(0, i).const_data_ptr<float>(),
                              passed.select(0, i).const_data_ptr<uint8_t>(), packed.const_data_ptr<float>(),
                              scratch.mutable_data_ptr<float>(), block.mutable_data_ptr<float>());
-      kernels.from_block(block.const_data_ptr<float>(), in.samples_in(i), in.size,
+      kernels.from_block(block.const_data_ptr<float>(), in.rows_in(i), in.size,
                          grad_x.mutable_data_ptr<float>() + in.first_value(i));
     }
   });
