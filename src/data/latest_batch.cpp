@@ -18,11 +18,10 @@ thread_local std::optional<Note> noted;
 
 }  // namespace
 
-void note_batch(const Batch& batch, int shards, std::vector<uint32_t> versions) {
-  noted = Note{
-      c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>(batch.x.getIntrusivePtr()),
-      {.local = batch.size(), .global = batch.global_size, .grain = batch.grain, .shards = shards, .mark = batch.mark},
-      std::move(versions)};
+void note_batch(const Batch& batch, int partners, std::vector<uint32_t> versions) {
+  noted = Note{c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>(batch.x.getIntrusivePtr()),
+               {batch.size(), batch.global_size, batch.grain, partners, batch.mark},
+               std::move(versions)};
 }
 
 std::optional<BatchSizes> latest_batch() {

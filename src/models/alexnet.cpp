@@ -21,7 +21,7 @@ int64_t pooled(int64_t size) {
   return convolved(size, /*kernel=*/3, /*stride=*/2, /*padding=*/0);
 }
 
-// Only conv1 and the poolings change the size: conv2 to conv5 keep it.
+// Only conv1 and the poolings change the size.
 int64_t last_size(int64_t image_size) {
   return pooled(pooled(pooled(convolved(image_size, /*kernel=*/11, /*stride=*/4, /*padding=*/1))));
 }

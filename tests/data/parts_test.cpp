@@ -77,7 +77,7 @@ TEST(BatchesByShares, CutTheSameBatchesInOtherParts) {
   BatchOptions by_shares = whole;
   by_shares.shares = {5, 0, 3};
   std::vector<Batches> parts;
-  for (int shard = 0; shard < 3; ++shard) parts.push_back(batches(numbers, by_shares, {shard, 3, c10::kCPU}));
+  for (int partner = 0; partner < 3; ++partner) parts.push_back(batches(numbers, by_shares, {partner, 3, c10::kCPU}));
   std::vector<Batches::Iterator> its;
   for (auto& part : parts) its.push_back(part.begin());
   int count = 0;
