@@ -16,7 +16,6 @@
 #include <vector>
 
 #include "add_option.hpp"
-#include "base/bytes_text.hpp"
 #include "base/number_text.hpp"
 #include "commands.hpp"
 #include "common_flags.hpp"

@@ -58,14 +58,4 @@ std::vector<int64_t> sizes_by_shares(int64_t total, const std::vector<double>& s
   return sizes;
 }
 
-Range part_of(int64_t total, int index, const std::vector<double>& shares) {
-  if (index < 0 || static_cast<size_t>(index) >= shares.size()) {
-    throw Error("part_of: there is no part " + std::to_string(index) + " of " + std::to_string(shares.size()) +
-                ", the number of shares");
-  }
-  const auto sizes = sizes_by_shares(total, shares);
-  const int64_t begin = std::accumulate(sizes.begin(), sizes.begin() + index, int64_t{0});
-  return {begin, begin + sizes[static_cast<size_t>(index)]};
-}
-
 }  // namespace lockstep

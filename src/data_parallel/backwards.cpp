@@ -37,7 +37,7 @@ void take_latest_batch(const Rank& rank, PartSizes& sizes) {
   const auto latest = latest_batch();
   if (!latest) return;
   if (sizes.global > 0 && (sizes.global != latest->global || sizes.local > latest->local)) return;
-  if (latest->shards == rank.world_size()) sizes.mark = latest->mark;
+  if (latest->partners == rank.world_size()) sizes.mark = latest->mark;
   if (latest->grain == 0) return;
   throw Error(
       rank.name() + ": DataParallel: a backward without grains, while the batch of " + std::to_string(latest->global) +

@@ -50,15 +50,6 @@ Devices gpus_of(c10::DeviceType type) {
   return devices;
 }
 
-Devices gpus_of_all_types() {
-  Devices all;
-  for (int number = 0; number < c10::COMPILE_TIME_MAX_DEVICE_TYPES; ++number) {
-    const Devices some = gpus_of(static_cast<c10::DeviceType>(number));
-    all.insert(all.end(), some.begin(), some.end());
-  }
-  return all;
-}
-
 Devices of_type(c10::DeviceType type, const Devices& devices) {
   Devices some;
   std::copy_if(devices.begin(), devices.end(), std::back_inserter(some),
@@ -180,7 +171,12 @@ class Parser {
 }  // namespace
 
 Devices gpus() {
-  return gpus_of_all_types();
+  Devices all;
+  for (int number = 0; number < c10::COMPILE_TIME_MAX_DEVICE_TYPES; ++number) {
+    const Devices some = gpus_of(static_cast<c10::DeviceType>(number));
+    all.insert(all.end(), some.begin(), some.end());
+  }
+  return all;
 }
 
 Devices default_devices() {
@@ -189,7 +185,7 @@ Devices default_devices() {
 }
 
 Devices parse_devices(std::string_view spec) {
-  return parse_devices(spec, gpus_of_all_types());
+  return parse_devices(spec, gpus());
 }
 
 Devices parse_devices(std::string_view spec, const Devices& gpus) {
@@ -212,7 +208,7 @@ void check_devices(const Devices& devices) {
     }
     const Devices there = gpus_of(device.type());
     if (!device.is_cpu() && std::find(there.begin(), there.end(), device) == there.end()) {
-      const Devices all = gpus_of_all_types();
+      const Devices all = gpus();
       throw Error("there is no device " + device.str() + "; LibTorch finds the CPU here, and " +
                   (all.empty() ? "no GPU" : to_string(all)));
     }

@@ -6,7 +6,7 @@
 #include <functional>
 #include <limits>
 
-#include "base/bytes_text.hpp"
+#include "base/number_text.hpp"
 
 namespace lockstep {
 namespace {

@@ -159,8 +159,8 @@ double ParameterServerRank::weight_of(const Batch& batch) const {
                 "the workers. Leave out BatchOptions::grain, or take a DataParallel");
   }
   const auto latest = latest_batch();  // workers may train on whole batches too, or on parts of other sizes
-  if (latest && batch.mark != 0 && latest->global == batch.global_size && latest->shards == rank_.world_size()) {
-    throw Error(rank_.name() + ": ParameterServer: the batch was cut for all " + std::to_string(latest->shards) +
+  if (latest && batch.mark != 0 && latest->global == batch.global_size && latest->partners == rank_.world_size()) {
+    throw Error(rank_.name() + ": ParameterServer: the batch was cut for all " + std::to_string(latest->partners) +
                 " ranks, of which " + std::to_string(options_.servers) +
                 " are servers, so the servers' parts would never be trained. Give batches() the worker in the place "
                 "of the rank: batches(…, worker)");

@@ -340,11 +340,7 @@ TEST_F(Resume, CheckpointsOfTwoRunsUnderEachOthersNamesAreRefused) {
 }
 
 TEST_F(Resume, OtherDataOfTheSameSizeAreRefused) {
-  const auto idx = [&](const char* name) {
-    lockstep::io::Digest digest("SHA256");
-    digest.update(images_.read(name));
-    return digest.hex();
-  };
+  const auto idx = [&](const char* name) { return lockstep::io::sha256_of(images_.read(name)); };
   TrainOptions settings = options(1, "run");
   train_until(settings, 2);
   const auto file = checkpoint("run", "epoch-0002");

@@ -8,7 +8,7 @@
 #include <lockstep/base/error.hpp>
 
 #include "base/classic.hpp"
-#include "base/signal_blocked.hpp"
+#include "base/signals.hpp"
 #include "comm/agreed_parts.hpp"
 #include "comm/reduction.hpp"
 #include "comm/signature.hpp"
