@@ -59,6 +59,21 @@ void add_name(std::string& names, const std::string& name) {
   names += (names.empty() ? "" : ", ") + name;
 }
 
+// Sets it if the options are of one of these types; gives whether they are.
+template <class... Types>
+bool set_weight_decay_of(torch::optim::OptimizerOptions& options, double weight_decay) {
+  const auto set = [&](auto* own) {
+    if (own == nullptr) return false;
+    if constexpr (requires { own->set_weight_decay(weight_decay); }) {
+      own->set_weight_decay(weight_decay);
+    } else {
+      own->weight_decay(weight_decay);
+    }
+    return true;
+  };
+  return (set(dynamic_cast<Types*>(&options)) || ...);
+}
+
 }  // namespace
 
 NetOptimizer::NetOptimizer(std::shared_ptr<TrainedNet> net, const Optimizer::Make& make,
@@ -248,6 +263,21 @@ std::vector<torch::optim::OptimizerParamGroup>& Optimizer::param_groups() {
 
 void Optimizer::set_lr(double lr) {
   for (auto& group : param_groups()) group.options().set_lr(lr);
+}
+
+void Optimizer::set_weight_decay(torch::optim::OptimizerParamGroup& group, double weight_decay) {
+  if (!(weight_decay >= 0)) {
+    throw Error("the weight decay is " + number_text(weight_decay) + "; it must be at least 0");
+  }
+  using namespace torch::optim;
+  const bool is_set =
+      set_weight_decay_of<SGDOptions, AdamOptions, AdamWOptions, AdagradOptions, RMSpropOptions, LayerWise>(
+          group.options(), weight_decay);
+  if (!is_set) {
+    throw Error(
+        "set_weight_decay knows the options of SGD, Adam, AdamW, Adagrad, RMSprop, Lars and Lamb, and this "
+        "group's are of another optimizer; set them yourself in group.options()");
+  }
 }
 
 std::vector<at::Tensor> Optimizer::gradients() {

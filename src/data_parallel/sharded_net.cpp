@@ -5,7 +5,6 @@
 #include <lockstep/data_parallel/sync_batch_norm.hpp>
 
 #include "divided_parameters.hpp"
-#include "parameter_units.hpp"
 #include "ranks/rank_place.hpp"
 
 #include <map>

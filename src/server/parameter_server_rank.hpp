@@ -7,7 +7,6 @@
 #include "key_shards.hpp"
 #include "nn/sample_places.hpp"
 #include "ranks/trained_parameters.hpp"
-#include "request.hpp"
 #include "shard_server.hpp"
 
 #include <cstdint>
