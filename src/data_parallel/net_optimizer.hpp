@@ -7,7 +7,7 @@
 #include <torch/optim/optimizer.h>
 #include <lockstep/data_parallel/optimizer.hpp>
 
-#include "memory_watch.hpp"
+#include "replica_check.hpp"
 #include "sharded_net.hpp"
 #include "trained_net.hpp"
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "io/safetensors.hpp"
-#include "memory_watch.hpp"
+#include "replica_check.hpp"
 #include "sharded_parameters.hpp"
 
 namespace lockstep {
