@@ -1,6 +1,5 @@
 #include <lockstep/data_parallel/check_replicas.hpp>
 
-#include "net_optimizer.hpp"
 #include "optim/optimizer_state.hpp"
 #include "ranks/gather.hpp"
 #include "ranks/rank_place.hpp"
@@ -166,10 +165,6 @@ void compare_replicas(TrainedNet& net, const torch::optim::Optimizer* optimizer)
 
 void check_replicas(TrainedNet& net) {
   compare_replicas(net, nullptr);
-}
-
-void check_replicas(const Optimizer& optimizer) {
-  optimizer.optimizer_->compare_replicas();
 }
 
 void check_replicas(const torch::nn::Module& module, Rank& rank) {

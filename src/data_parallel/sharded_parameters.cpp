@@ -164,14 +164,14 @@ std::vector<ShardedBucket> shard_in_units(const NamedParameters& parameters, con
   return buckets;
 }
 
-std::vector<at::Tensor> pieces_of(const std::vector<ShardedBucket>& buckets) {
-  std::vector<at::Tensor> pieces;
+NamedParameters slices_of(const std::vector<ShardedBucket>& buckets) {
+  NamedParameters slices;
   for (const auto& bucket : buckets) {
     for (const auto& place : bucket.places) {
-      if (place.piece.size > 0) pieces.push_back(place.piece.values);
+      if (place.piece.size > 0) slices.emplace_back(place.name, place.piece.values);
     }
   }
-  return pieces;
+  return slices;
 }
 
 at::Tensor slice_of_flat(const at::Tensor& flat, const Rank& rank) {

@@ -64,8 +64,9 @@ std::vector<NamedParameters> units_of(const NamedParameters& parameters, const D
 std::vector<ShardedBucket> shard_in_units(const NamedParameters& parameters, const DataParallelOptions& options,
                                           const Rank& rank);
 
-// Gives all pieces that this rank has, in the order of the buckets and their places.
-std::vector<at::Tensor> pieces_of(const std::vector<ShardedBucket>& buckets);
+// Gives this rank's slices under the parameters' names, in the order of the buckets and their places. It has one of a
+// parameter or none.
+NamedParameters slices_of(const std::vector<ShardedBucket>& buckets);
 
 // Gives this rank's slice of a flat tensor like `values`: a view.
 at::Tensor slice_of_flat(const at::Tensor& flat, const Rank& rank);

@@ -23,14 +23,17 @@
 #include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
 
+#include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <string>
+#include <utility>
 #include <vector>
 
 namespace lockstep {
 
-class NetOptimizer;
+class ShardedNet;
 class TrainedNet;
 
 struct StepOptions {
@@ -87,7 +90,7 @@ class Optimizer {
   Optimizer& operator=(const Optimizer&) = delete;
 
   // Gradients of several backward() calls add up until this or, in a sharded net, until step().
-  void zero_grad();
+  void zero_grad() { zero_grad(/*in_place=*/false); }
 
   // Updates the parameters. All ranks must call it. Throws Error: a clip below 0; a sharded net without averaged
   // gradients, as after backward() under no_sync() alone; a parameter that was frozen when the net was made and is so
@@ -96,7 +99,7 @@ class Optimizer {
   Step step(const StepOptions& options = {});
 
   // LibTorch's optimizer of the parameters, or of this rank's slices, to look at its state. Only this class steps it.
-  const torch::optim::Optimizer& inner() const;
+  const torch::optim::Optimizer& inner() const { return *inner_; }
 
   // The groups, for their options. All ranks must set the same.
   std::vector<torch::optim::OptimizerParamGroup>& param_groups();
@@ -109,7 +112,7 @@ class Optimizer {
 
   // The averaged gradients that step() will use, to look at them or to change them: of the parameters, or of this
   // rank's slices. A parameter that no rank used has none there. Throws Error as step() does.
-  std::vector<at::Tensor> gradients();
+  std::vector<at::Tensor> gradients() const;
 
   // Writes the whole optimizer as a safetensors file: state by name, as "exp_avg.fc1.weight", and the options of the
   // groups, in their order. So any other layout and number of ranks, or one device, goes on from it with the same bits.
@@ -121,16 +124,36 @@ class Optimizer {
   void save(const std::filesystem::path& file);
   void load(const std::filesystem::path& file);
 
+ protected:
+  // The rest is for lockstep's own trainer, which takes a step apart. Errors name `owner`.
+  Optimizer(std::shared_ptr<TrainedNet> net, const Make& make, const Grouping& grouping,
+            const std::string& owner = "Optimizer");
+  void zero_grad(bool in_place);  // with `in_place`, unless the net is sharded, sets gradients to zero where they are
+  at::Tensor clip(double max_norm);  // gives the norm before; nothing waits for a GPU
+  void update();                     // steps with the gradients as they are
+
+  // Throws Error if ranks have groups or steps with different options, on all ranks that see it. Call it on all ranks.
+  void compare_options(const StepOptions& of_step = {}) const;
+
+  // state() gives the state of the whole network, by name, equal on all ranks; load_state() sets it. Call them on all
+  // ranks.
+  std::vector<std::pair<std::string, at::Tensor>> state() const;
+  void load_state(const std::vector<std::pair<std::string, at::Tensor>>& state);
+
+  const std::shared_ptr<TrainedNet> net_;
+  const std::shared_ptr<ShardedNet> sharded_;  // null: every rank has whole parameters
+  const std::string name_;
+  const std::unique_ptr<torch::optim::Optimizer> inner_;
+
  private:
   friend void check_replicas(const Optimizer& optimizer);
-  Optimizer(const std::shared_ptr<TrainedNet>& net, const Make& make, const Grouping& grouping);
 
   template <class Kind, class Options>
   static Make maker(const Options& options) {
     return [options](Groups groups) { return std::make_unique<Kind>(std::move(groups), options); };
   }
 
-  const std::unique_ptr<NetOptimizer> optimizer_;
+  uint64_t steps_ = 0;
 };
 
 [[deprecated("lockstep::Optimizer::set_weight_decay")]] inline void set_weight_decay(
