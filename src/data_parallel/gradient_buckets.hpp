@@ -62,7 +62,6 @@ class GradientBuckets {
   void open_grain(int64_t number, int64_t stand_ins = 0);
   void close_grain();
   bool take_factors(const at::Tensor& parameter, const GradientFactors& factors);
-  void observe_grains(std::shared_ptr<GrainCheck> check) { terms_.observe(std::move(check)); }
 
  protected:
   struct Kind {
@@ -70,6 +69,7 @@ class GradientBuckets {
     bool overlap = true;           // buckets are averaged while backward computes
     bool in_slices = false;        // a rank gets its slice of the averages, and .grad does not stay
     bool may_change_alone = true;  // each rank has all parameters, which an optimizer of its own gradients could change
+    std::shared_ptr<GrainCheck> check = nullptr;  // is told of the grains' gradients; null: nobody is
   };
   GradientBuckets(const Rank& rank, const Kind& kind);
 

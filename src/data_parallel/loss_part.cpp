@@ -161,8 +161,7 @@ void Loss::Part::backward() {
     if (!is_late) check(piece);
   }
   const auto compute_all = [this] { backward_of_all(); };
-  if (!sizes_.by_grains) return replica_->backwards().run(compute_all, sizes_);
-  replica_->backwards().run_by_grains(compute_all, runs_, sizes_);
+  replica_->backwards().run(compute_all, sizes_, runs_);
   if (!is_late) return;  // LibTorch refuses a graph's second backward
   is_done_ = true;
   batch_.reset();

@@ -80,7 +80,6 @@ Replica::Replica(std::shared_ptr<torch::nn::Module> module, Rank& rank, const Da
   } else if (options.average) {
     averaging_ = std::make_shared<Reducer>(*module_, rank_, options);
   }
-  if (averaging_) averaging_->observe_grains(options.grain_check);
 }
 
 void Replica::rethrow_failure() const {
