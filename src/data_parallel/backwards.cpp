@@ -113,7 +113,7 @@ void Backwards::average(const std::function<void()>& computes, PartSizes sizes) 
   places.set_steps_done(places.steps_done() + 1);
   GradientBuckets* const averaging = replica_.averaging();
   if (!averaging) return computes();
-  replica_.warnings().see_backward(replica_.module(), sizes.mark, replica_.rank());
+  replica_.warnings().see_backward(sizes.mark);
   sizes.accumulated = std::exchange(waiting_, 0);
   if (!computed_) return averaging->average_during(computes, sizes);
   averaging->average_during(

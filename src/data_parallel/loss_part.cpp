@@ -193,8 +193,7 @@ void Loss::Part::check(const Piece& piece) const {
   if (piece.size == 0) return;
   if (!piece.mean.requires_grad()) refuse_loss_without_graph(*replica_);
   if (!replica_->averaging()) return;
-  replica_->warnings().see_loss(piece.mean, piece.size, replica_->rank());
-  replica_->warnings().check_targets(piece.mean, piece.size, sizes_.global, replica_->rank());
+  replica_->warnings().see_loss(piece.mean, piece.size, sizes_.global);
 }
 
 // Leaves gradients as they are if the mean has no graph, as for most empty parts. A stand-in has no samples, so its

@@ -71,6 +71,7 @@ Replica::Replica(std::shared_ptr<torch::nn::Module> module, Rank& rank, const Da
     : module_(made_equal(std::move(module), rank)),
       rank_(rank),
       places_(rank.seed(), rank.index(), rank.world_size()),
+      warnings_(*module_, rank_),
       grains_(*this, options.grain_check),
       backwards_(*this) {
   check_options(options, rank_);
@@ -149,7 +150,7 @@ void Replicas::check_module_is_open(const Replica& replica) {
 // Divided parameters are there for one layer after the other, so nobody may read them between.
 void Replicas::before_forward(Replica& replica) {
   if (!replica.averaging() || replica.divides_parameters()) return;
-  replica.warnings().see_forward(replica.module(), replica.rank());
+  replica.warnings().see_forward();
 }
 
 void Replicas::rethrow_failure(const Replica& replica) {

@@ -188,7 +188,7 @@ at::Tensor ReplicaGrains::mean_of_stand_in(const Batch& part, SampleScope::Place
 
 void ReplicaGrains::forward(int64_t number, const std::function<void()>& forward) {
   try {
-    statistics_->forward(number, [&] { replica_.warnings().see_grain(forward, replica_.module(), replica_.rank()); });
+    statistics_->forward(number, [&] { replica_.warnings().see_grain(forward); });
   } catch (...) {
     replica_.rethrow_failure();
     throw;

@@ -169,13 +169,18 @@ double ParameterServerRank::weight_of(const Batch& batch) const {
   return part_weight(batch.size(), batch.global_size, workers(), "ParameterServer");
 }
 
-// A part that is the whole batch needs no check: its mean is the one that one device has.
-void ParameterServerRank::check_targets(const at::Tensor& local_mean, const Batch& batch) {
-  if (batch.size() == 0 || batch.size() == batch.global_size) return;
-  if (!rank_.device().is_cpu() && ++targets_checked_ > kChecksOnGpu) return;
-  check_counted_targets(local_mean, batch.size(), rank_.name() + ": ParameterServer",
-                        "as in worker.backward(F::cross_entropy(y_hat, batch.y, with that reduction) / batch.size(), "
-                        "batch)");
+void ParameterServerRank::backward(const at::Tensor& local_mean, const Batch& batch) {
+  const double weight = weight_of(batch);
+  const bool is_part = batch.size() > 0 && batch.size() < batch.global_size;  // one device has the whole batch's mean
+  if (is_part && (rank_.device().is_cpu() || ++targets_checked_ <= kChecksOnGpu)) {
+    check_counted_targets(local_mean, batch.size(), rank_.name() + ": ParameterServer",
+                          "as in worker.backward(F::cross_entropy(y_hat, batch.y, with that reduction) / batch.size(), "
+                          "batch)");
+  }
+  places_.computed();
+  if (batch.size() == 0) return;
+  const WeighedBackward weighed(local_mean, weight, *module_);
+  local_mean.backward(weighed.seed());
 }
 
 std::vector<at::Tensor> ParameterServerRank::gradients() const {
@@ -264,12 +269,7 @@ SampleScope Worker::samples(const Batch& batch) {
 }
 
 void Worker::backward(const at::Tensor& local_mean, const Batch& batch) {
-  const double weight = rank_->weight_of(batch);
-  rank_->check_targets(local_mean, batch);
-  rank_->places().computed();
-  if (batch.size() == 0) return;
-  const WeighedBackward weighed(local_mean, weight, rank_->module());
-  local_mean.backward(weighed.seed());
+  rank_->backward(local_mean, batch);
 }
 
 void Worker::push() {
