@@ -26,17 +26,35 @@ namespace lockstep {
 class LapClock {
  public:
   // `clock` gives seconds of a simulated clock, for the CPU. Empty: the clock on the wall.
-  explicit LapClock(const c10::Device& device, std::function<double()> clock = {})
-      : device_(device), clock_(std::move(clock)) {}
+  LapClock(const c10::Device& device, std::function<double()> clock) : device_(device), clock_(std::move(clock)) {}
 
-  void start();  // begins a lap
-  void drop();   // forgets the lap that began
-  void stop();   // ends the lap; does nothing without a start
-  void keep();   // keeps the last lap that ended, if any; without keep() the next one replaces it
+  void start() { start_ = now(); }
+  void drop() { start_.reset(); }  // forgets the lap that began
 
-  // The mean seconds of the kept laps, without the slowest and the fastest; 0 if there are none. Waits for the device,
-  // and forgets these laps.
-  double take();
+  // Ends the lap; does nothing without a start.
+  void stop() {
+    if (start_) last_.emplace(std::move(*start_), now());
+    start_.reset();
+  }
+
+  // Keeps the last lap that ended, if any; without keep() the next one replaces it.
+  void keep() {
+    if (last_) kept_.push_back(std::move(*last_));
+    last_.reset();
+  }
+
+  // Gives the mean seconds of the kept laps, without the slowest and the fastest; 0 if there are none. Waits for the
+  // device, and forgets these laps.
+  double take() {
+    std::vector<double> seconds;
+    for (const auto& lap : kept_) seconds.push_back(seconds_of(lap));
+    kept_.clear();
+    if (seconds.empty()) return 0;
+    std::sort(seconds.begin(), seconds.end());
+    const std::ptrdiff_t left_out = seconds.size() < 3 ? 0 : 1;
+    const auto first = seconds.begin() + left_out, last = seconds.end() - left_out;
+    return std::accumulate(first, last, 0.0) / static_cast<double>(last - first);
+  }
 
  private:
   struct Point {
@@ -45,8 +63,22 @@ class LapClock {
   };
   using Lap = std::pair<Point, Point>;
 
-  Point now() const;
-  static double seconds_of(const Lap& lap);
+  Point now() const {
+    using std::chrono::steady_clock, std::chrono::duration;
+    if (device_.is_cpu())
+      return {.seconds = clock_ ? clock_() : duration<double>(steady_clock::now().time_since_epoch()).count()};
+    Point point;
+    point.event.emplace(device_.type(), c10::EventFlag::BACKEND_DEFAULT);  // with its time
+    point.event->record(current_stream(device_));
+    return point;
+  }
+
+  static double seconds_of(const Lap& lap) {
+    const auto& [start, end] = lap;
+    if (!start.event) return end.seconds - start.seconds;
+    end.event->synchronize();
+    return start.event->elapsedTime(*end.event) / 1000;
+  }
 
   const c10::Device device_;
   const std::function<double()> clock_;
@@ -54,62 +86,6 @@ class LapClock {
   std::optional<Lap> last_;
   std::vector<Lap> kept_;
 };
-
-namespace {
-
-double seconds_on_the_wall() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-}  // namespace
-
-LapClock::Point LapClock::now() const {
-  if (device_.is_cpu()) return {.seconds = clock_ ? clock_() : seconds_on_the_wall()};
-  Point point;
-  point.event.emplace(device_.type(), c10::EventFlag::BACKEND_DEFAULT);  // with its time
-  point.event->record(current_stream(device_));
-  return point;
-}
-
-void LapClock::start() {
-  start_ = now();
-}
-
-void LapClock::drop() {
-  start_.reset();
-}
-
-void LapClock::stop() {
-  if (!start_) return;
-  last_.emplace(std::move(*start_), now());
-  start_.reset();
-}
-
-void LapClock::keep() {
-  if (!last_) return;
-  kept_.push_back(std::move(*last_));
-  last_.reset();
-}
-
-double LapClock::seconds_of(const Lap& lap) {
-  const auto& [start, end] = lap;
-  if (!start.event) return end.seconds - start.seconds;
-  end.event->synchronize();
-  return start.event->elapsedTime(*end.event) / 1000;
-}
-
-double LapClock::take() {
-  std::vector<double> seconds;
-  for (const auto& lap : kept_) seconds.push_back(seconds_of(lap));
-  kept_.clear();
-  if (seconds.empty()) return 0;
-  std::sort(seconds.begin(), seconds.end());
-  const std::ptrdiff_t left_out = seconds.size() < 3 ? 0 : 1;
-  const auto first = seconds.begin() + left_out, last = seconds.end() - left_out;
-  return std::accumulate(first, last, 0.0) / static_cast<double>(last - first);
-}
-
-// ---- Balance.
 
 Balance::Balance(const Replicas& net, Rank& rank, const BalanceOptions& options)
     : replica_(net.replica()),
