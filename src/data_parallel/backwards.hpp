@@ -22,7 +22,7 @@ class Backwards {
   explicit Backwards(Replica& replica);
 
   // See DataParallel::backward_through. The sizes are those of the rank's part and of its batch, which the parts must
-  // make up. By grains `runs` are Batch::runs, and compute() must call ReplicaGrains::backward() for each grain of this
+  // make up. By grains `runs` are Batch::runs; call ReplicaGrains::backward() in compute() for each grain of this
   // rank, ascending.
   void run(const std::function<void()>& compute, const PartSizes& sizes = {}, const std::vector<int64_t>& runs = {});
 
@@ -54,8 +54,8 @@ class Backwards {
 };
 
 // `accumulate` uses it where ranks get slices of the gradients. While it lives, each backward() is of a part of a step:
-// it is averaged at once, and the averages add up with that of the next backward() without it. All ranks must make as
-// many. So no rank keeps gradients whole, as it does under NoSync; each part costs an exchange.
+// it is averaged at once, and the averages add up with that of the next backward() without it. Make as many on
+// all ranks. So no rank keeps gradients whole, as it does under NoSync; each part costs an exchange.
 class PartOfStep {
  public:
   explicit PartOfStep(std::shared_ptr<Replica> replica);

@@ -193,7 +193,7 @@ void GrainStatistics::check_grains(const std::vector<int64_t>& runs) const {
   const auto ranks = static_cast<size_t>(rank_.world_size());
   if (runs.size() != ranks + 1 || !std::is_sorted(runs.begin(), runs.end())) {
     throw Error(rank_.name() + ": grains: " + std::to_string(ranks) + " ranks need " + std::to_string(ranks + 1) +
-                " ascending bounds of their runs of grains; these are " + classic_text(c10::IntArrayRef(runs)));
+                " ascending bounds of their ranges of grains; these are " + classic_text(c10::IntArrayRef(runs)));
   }
   const Range own{runs[rank_.index()], runs[rank_.index() + 1]};
   for (const auto& [number, notes] : notes_) {

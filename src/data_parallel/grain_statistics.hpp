@@ -43,7 +43,7 @@ class GrainStatistics {
 
   // Changes the running statistics by what was noted on all ranks since the last finish(), in the order of the grains.
   // runs[r] up to runs[r + 1] are the grains of rank r. A layer that was not called in a grain, or in eval mode, leaves
-  // this grain out. All ranks must call it, after the last forward. Throws Error: a grain with notes that is not this
+  // this grain out. Call it on all ranks, after the last forward. Throws Error: a grain with notes that is not this
   // rank's; as Rank::allgather does.
   void finish(const std::vector<int64_t>& runs);
 

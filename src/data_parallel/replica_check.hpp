@@ -40,15 +40,15 @@ io::NamedTensors running_statistics_of(const torch::nn::Module& module);
 std::vector<int64_t> hashes_of(const io::NamedTensors& tensors);
 
 // `noted` are hashes_of() the first of these tensors, of this rank, at a time since which nothing was to change them;
-// empty: not known. If there is no majority, a rank whose tensors have changed since is the one that differs. All ranks
-// must call it. Throws ReplicasDiffer, and Error where ranks have other numbers of tensors.
+// empty: not known. If there is no majority, a rank whose tensors have changed since is the one that differs. Call it
+// on all ranks. Throws ReplicasDiffer, and Error where ranks have other numbers of tensors.
 void compare_replicas(const io::NamedTensors& replica, Rank& rank, const std::vector<int64_t>& noted = {});
 
 // Does what check_replicas() promises. With an optimizer compares its state too, unless the net is sharded.
 void compare_replicas(TrainedNet& net, const torch::optim::Optimizer* optimizer);
 
 // Calls compare(), in which each group of ranks that hold one part compares that part. If it throws ReplicasDiffer in
-// one group, this throws it on all ranks of `world`, which all must call it.
+// one group, this throws it on all ranks of `world`. Call it on all of them.
 void compare_in_groups(const std::function<void()>& compare, Rank& world);
 
 // Joins the names of the ranks with these numbers, as "rank 1 (cpu) and rank 3 (cpu)".
@@ -79,8 +79,8 @@ class MemoryWatch {
   bool has_notes() const { return has_notes_; }
 
   // Throws ReplicasDiffer on all ranks if one rank's tensors have changed since note(). The error names that rank; its
-  // ranks() are empty if no rank's tensors are as noted. All ranks of the run must call it, each with the tensors that
-  // it noted.
+  // ranks() are empty if no rank's tensors are as noted. Call it on all ranks of the run, each with the tensors that it
+  // noted.
   void check(const std::vector<WatchedTensor>& tensors, Rank& rank) const;
 
  private:

@@ -71,7 +71,7 @@ NamedParameters slices_of(const std::vector<ShardedBucket>& buckets);
 // Gives this rank's slice of a flat tensor like `values`: a view.
 at::Tensor slice_of_flat(const at::Tensor& flat, const Rank& rank);
 
-// Puts the ranks' slices together in `flat`. Posts all before it waits for the first. All ranks must call it.
+// Puts the ranks' slices together in `flat`. Posts all before it waits for the first. Call it on all ranks.
 void gather_slices(const std::vector<std::pair<at::Tensor, at::Tensor>>& flats_and_slices, Rank& rank);
 
 }  // namespace lockstep

@@ -69,7 +69,7 @@ Entries entries_of_all_ranks(const ByName& mine, Rank& rank) {
   return entries;
 }
 
-// Gives one member's values for a bucket. All ranks must call it.
+// Gives one member's values for a bucket. Call it on all ranks.
 at::Tensor gathered(const std::string& member, at::ScalarType type, const ShardedBucket& bucket, const ByName& mine,
                     Rank& rank) {
   at::Tensor flat = at::zeros(bucket.values.sizes(), bucket.values.options().dtype(type));

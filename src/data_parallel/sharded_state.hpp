@@ -13,7 +13,7 @@
 
 namespace lockstep {
 
-// Gives what optimizer_state() of such an optimizer of whole parameters gives. All ranks must call it.
+// Gives what optimizer_state() of such an optimizer of whole parameters gives. Call it on all ranks.
 io::NamedTensors whole_state(const torch::optim::Optimizer& optimizer, const std::vector<ShardedBucket>& buckets,
                              Rank& rank);
 

@@ -17,7 +17,7 @@ void check(const LarsOptions& options) {
   check_not_negative("Lars", "eps", options.eps());
 }
 
-// The layer's rate, a scalar on the parameter's device.
+// Gives the layer's rate, a scalar on the parameter's device.
 torch::Tensor layer_rate(const torch::Tensor& w, const torch::Tensor& g, const LarsOptions& options) {
   const torch::Tensor w_norm = w.norm(), g_norm = g.norm();
   return ratio_or_1(options.trust() * w_norm, g_norm + options.weight_decay() * w_norm + options.eps(),

@@ -13,7 +13,7 @@
 
 namespace lockstep::server {
 
-// A piece in a push: kWhole for all of it, kNothing, or the number of its rows (then their numbers and values follow).
+// A piece in a push is kWhole for all of it, kNothing, or the number of its rows. Then their numbers and values follow.
 constexpr int64_t kWhole = -1;
 constexpr int64_t kNothing = -2;
 
@@ -22,7 +22,7 @@ struct Push {
   at::Tensor payload;         // uint8, on the gradients' device
 };
 
-// The number of bytes of such a push's payload.
+// Gives the number of bytes of such a push's payload.
 int64_t payload_bytes(const KeyShard& shard, const std::vector<int64_t>& rows);
 
 // Packs `gradients`, one per parameter: undefined, dense or sparse. Every value of a sparse one is sent once.
@@ -44,7 +44,7 @@ struct Request {
   int64_t asks = 0;
   std::vector<int64_t> rows = {};  // the rows of a push, by piece: see Push
 
-  // An empty message, int64 [1 + pieces].
+  // Makes an empty message, int64 [1 + pieces].
   static at::Tensor empty(size_t pieces) { return at::empty({static_cast<int64_t>(pieces) + 1}, at::kLong); }
   at::Tensor to_tensor(size_t pieces) const {
     std::vector<int64_t> numbers{asks};

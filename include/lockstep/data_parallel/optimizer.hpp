@@ -63,7 +63,7 @@ class Optimizer {
   using Grouping = std::function<Groups(const torch::nn::Module& module)>;
 
   // `net` is a DataParallel or a SplitModel, all of whose parameters it steps: in one group, or those of `grouping`.
-  // All ranks must make it alike. Throws Error if `make` gives nothing or an optimizer of other tensors, and if a
+  // Make it alike on all ranks. Throws Error if `make` gives nothing or an optimizer of other tensors, and if a
   // parameter that needs a gradient is in no group or in two.
   template <class Net>
   Optimizer(Net& net, const Make& make, const Grouping& grouping = {}) : Optimizer(net.trained(), make, grouping) {}
@@ -92,7 +92,7 @@ class Optimizer {
   // Gradients of several backward() calls add up until this or, in a sharded net, until step().
   void zero_grad() { zero_grad(/*in_place=*/false); }
 
-  // Updates the parameters. All ranks must call it. Throws Error: a clip below 0; a sharded net without averaged
+  // Updates the parameters. Call it on all ranks. Throws Error: a clip below 0; a sharded net without averaged
   // gradients, as after backward() under no_sync() alone; a parameter that was frozen when the net was made and is so
   // no longer; ranks whose optimizers have different options (compared in steps 1, 2, 4, 8, …); and as Rank's
   // collectives do.
@@ -101,7 +101,7 @@ class Optimizer {
   // LibTorch's optimizer of the parameters, or of this rank's slices, to look at its state. Only this class steps it.
   const torch::optim::Optimizer& inner() const { return *inner_; }
 
-  // The groups, for their options. All ranks must set the same.
+  // Gives the groups, for their options. Set the same on all ranks.
   std::vector<torch::optim::OptimizerParamGroup>& param_groups();
   void set_lr(double lr);  // sets all groups' learning rate, from the next step on
 
@@ -110,7 +110,7 @@ class Optimizer {
   // number below 0, and for an optimizer that is none of LibTorch's or lockstep's, or has no weight decay.
   static void set_weight_decay(torch::optim::OptimizerParamGroup& group, double weight_decay);
 
-  // The averaged gradients that step() will use, to look at them or to change them: of the parameters, or of this
+  // Gives the averaged gradients that step() will use, to look at them or to change them: of the parameters, or of this
   // rank's slices. A parameter that no rank used has none there. Throws Error as step() does.
   std::vector<at::Tensor> gradients() const;
 

@@ -52,7 +52,7 @@ struct LocalSgdOptions {
 class LocalSgd {
  public:
   // The parameters must be equal on all ranks, in the same order, and on the rank's device. Those that need no gradient
-  // are left alone. All ranks must make it: with an outer optimizer they compare their parameters. Throws Error if
+  // are left alone. Make it on all ranks: with an outer optimizer they compare their parameters. Throws Error if
   // these differ, if no parameter needs a gradient, if sync_every < 1, if outer_lr is not above 0, or if outer_momentum
   // is not in [0, 1).
   LocalSgd(const std::vector<at::Tensor>& parameters, Rank& rank, const LocalSgdOptions& options = {});
