@@ -282,7 +282,7 @@ at::Tensor Pipeline::State::forward_backward(const Batch& batch, const Criterion
     compute();
   } else if (batch.grain > 0) {
     refuse_what_needs_all_layers(*replica);
-    replica->backwards().run_by_grains(compute, replica->grains().checked(batch).runs, sizes);
+    replica->backwards().run(compute, sizes, replica->grains().checked(batch).runs);
   } else {
     replica->backwards().run(compute, sizes);
   }

@@ -59,7 +59,7 @@ class Update : public testing::Test {
     const auto data = lockstep::load_fashion_mnist(images_.path());
     auto net = lockstep::make_model(options.model, options.seed);
     const auto optimizer = lockstep::make_optimizer(
-        options.optimizer.kind, net->parameters(),
+        options.optimizer.kind, {net->parameters()},
         {.lr = 77, .momentum = options.optimizer.momentum, .weight_decay = options.optimizer.weight_decay});
     int64_t steps = 0;
     for (int epoch = 1; epoch <= options.epochs; ++epoch) {
