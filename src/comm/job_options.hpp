@@ -10,7 +10,6 @@
 namespace lockstep::comm {
 
 struct JobOptions {
-  int threads_per_rank;
   std::chrono::milliseconds timeout, rendezvous_timeout;
   SilenceRange silence;
   std::stop_token stop;

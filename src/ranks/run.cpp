@@ -114,8 +114,7 @@ bool share_a_gpu(const Devices& devices) {
 }
 
 comm::JobOptions job_options(const RunOptions& options) {
-  return {.threads_per_rank = options.threads_per_rank,
-          .timeout = options.timeout,
+  return {.timeout = options.timeout,
           .rendezvous_timeout = options.rendezvous_timeout,
           .silence = comm::silence_range(options.silence),
           .stop = options.stop,

@@ -19,8 +19,7 @@ struct Roster {
   Range ranks_of(int process) const;
   std::vector<int> list_of(int process) const;  // the same as indices
   int process_of(int rank) const;
-  Devices devices() const;  // the devices of all ranks
-  bool one_rank_per_process() const;
+  Devices devices() const;                      // the devices of all ranks
   std::string name(int rank) const;             // "rank 1 (cpu)"
   std::string name_process(int process) const;  // "rank 1 (cpu)", or "ranks 2 to 3"
 };

@@ -26,9 +26,9 @@ Pending start_barrier(c10d::Backend& group);
 // Whether start_allreduce() takes values of this type.
 bool reduces(at::ScalarType type, c10d::ReduceOp::RedOpType op);
 
-// Starts to reduce `flat`, one dimension and contiguous, in place over the members of `group`. An average is the sum
-// divided by `ranks`, which may be more than the members. All members get equal bits.
-Pending start_allreduce(c10d::Backend& group, const at::Tensor& flat, c10d::ReduceOp::RedOpType op, int ranks);
+// Starts to reduce `flat`, one dimension and contiguous, in place over the members of `group`. All members get equal
+// bits.
+Pending start_allreduce(c10d::Backend& group, const at::Tensor& flat, c10d::ReduceOp::RedOpType op);
 
 // The same memory as bytes, since Gloo moves bytes of any type.
 inline at::Tensor as_bytes(const at::Tensor& flat) {

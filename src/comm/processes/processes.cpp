@@ -124,14 +124,7 @@ class ProcessesWorld : public WatchedWorld {
   ProcessesWorld(std::unique_ptr<Turn> turn, Place place, const JobOptions& options)
       : WatchedWorld(watched(place, options), watched_by(place, options)),
         turn_(std::move(turn)),
-        place_(std::move(place)) {
-    try {
-      connect_leaders(options.threads_per_rank);
-    } catch (...) {
-      monitor().report(failure_of(std::current_exception()));
-      ProcessesWorld::finish().raise();
-    }
-  }
+        place_(std::move(place)) {}
   ~ProcessesWorld() override { stop_watching(); }
 
   Failure finish() override {

@@ -45,17 +45,7 @@ void WatchedWorld::stop_watching() {
 
 // ---- Connecting.
 
-void WatchedWorld::connect_leaders(int threads_per_rank) {
-  if (over_nccl() || place_.roster.one_rank_per_process()) return;
-  std::vector<std::string> names;
-  for (int one = 0; one < place_.roster.processes(); ++one) names.push_back(place_.roster.name_process(one));
-  const auto leaders = connect(static_cast<int>(ranks_here().begin), "leaders", process(), names);
-  const std::lock_guard lock(mutex_);
-  hierarchy_ = std::make_shared<Hierarchy>(leaders, place_.roster, process(), threads_per_rank);
-  if (closed_) hierarchy_->close();
-}
-
-// A hierarchy is for calls of all ranks. A rank that is alone in its group needs no connections and no communicator,
+// A rank that is alone in its group needs no connections and no communicator,
 // which cost memory and threads. Other ranks' devices may not be of this machine, so the rank's own device stands for
 // them.
 c10::intrusive_ptr<c10d::Backend> WatchedWorld::backend(int rank, const Members& members) {
@@ -70,9 +60,8 @@ c10::intrusive_ptr<c10d::Backend> WatchedWorld::backend(int rank, const Members&
   if (over_nccl()) {
     monitor_->log().join(rank, members.name);
   } else {
-    backend =
-        c10::make_intrusive<ProcessBackend>(rank, members, group, keys_of("parts", place_.groups_store), monitor_,
-                                            members.name.empty() ? hierarchy_ : nullptr, open_works, place_.timeout);
+    backend = c10::make_intrusive<ProcessBackend>(rank, members, group, keys_of("parts", place_.groups_store), monitor_,
+                                                  open_works, place_.timeout);
   }
   bool closed = false;
   {
@@ -172,7 +161,6 @@ std::vector<WatchedWorld::Group> WatchedWorld::groups() {
 void WatchedWorld::close() {
   const std::lock_guard lock(mutex_);
   if (std::exchange(closed_, true)) return;
-  if (hierarchy_) hierarchy_->close();
   for (const auto& group : groups_) {
     try {
       closing_.emplace_back(group.member.close);

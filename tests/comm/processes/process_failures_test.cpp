@@ -62,7 +62,7 @@ TEST(ProcessFailures, AKilledProcessIsNamedByTheOthers) {
   });
 }
 
-// Gloo forgets who waits for a tensor that it was writing. With several ranks in a process their courier waits.
+// Gloo forgets who waits for a tensor that it was writing.
 TEST(ProcessFailures, AProcessThatIsKilledWhileItReceivesIsNamedByTheOthersSoon) {
   std::mutex mutex;
   long shortest = 10'000;  // milliseconds that rank 0 waited
