@@ -10,7 +10,6 @@
 #include "base/seconds.hpp"
 #include "comm/job_options.hpp"
 #include "comm/meeting/meeting.hpp"
-#include "comm/meeting/shared_store.hpp"
 #include "job.hpp"
 #include "watched_world.hpp"
 
@@ -61,21 +60,16 @@ struct Place {
   std::chrono::milliseconds rendezvous_timeout;
   // All are connected before the meeting: that may take seconds (see Rendezvous::connect), and right after the meeting
   // the others listen for this process's heart.
-  StorePtr store, monitor_store;
-  std::shared_ptr<SharedStore::Connection> groups_store;
+  StorePtr store, monitor_store, groups_store;
   Roster roster;
 
   static Place take(const LaunchEnvironment& launch, const std::string& keys, const Devices& devices,
                     const JobOptions& options) {
     const WaitLimit limit{rendezvous_timeout_in(std::getenv).value_or(options.rendezvous_timeout), options.stop};
     Rendezvous& rendezvous = Job::of_this_process().rendezvous(launch, limit);
-    Place place{launch,
-                rendezvous,
-                limit.timeout,
-                rendezvous.connect(keys),
-                rendezvous.connect(keys),
-                std::make_shared<SharedStore::Connection>(rendezvous.connect(keys)),
-                {}};
+    Place place{
+        launch, rendezvous, limit.timeout, rendezvous.connect(keys), rendezvous.connect(keys), rendezvous.connect(keys),
+        {}};
     try {
       const Devices here = share_out(devices, launch.local_rank, launch.local_world_size);
       place.roster = meet(*place.store, launch, here, configuration(launch, devices, options), limit);

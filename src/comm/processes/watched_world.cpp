@@ -1,7 +1,6 @@
 #include "watched_world.hpp"
 
 #include <lockstep/base/error.hpp>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "comm/texts.hpp"
 #include "process_backend.hpp"
@@ -16,13 +15,6 @@ namespace lockstep::comm {
 namespace {
 
 constexpr std::chrono::milliseconds kMargin{10'000};  // Gloo must give up later than the rank, which says why
-
-// Some of the run's keys, for use by any thread.
-StorePtr keys_of(const std::string& what, std::shared_ptr<SharedStore::Connection> connection,
-                 std::stop_token stop = {}) {
-  return c10::make_intrusive<c10d::PrefixStore>(
-      what, c10::make_intrusive<SharedStore>(std::move(connection), std::move(stop)));
-}
 
 }  // namespace
 
@@ -60,8 +52,9 @@ c10::intrusive_ptr<c10d::Backend> WatchedWorld::backend(int rank, const Members&
   if (over_nccl()) {
     monitor_->log().join(rank, members.name);
   } else {
-    backend = c10::make_intrusive<ProcessBackend>(rank, members, group, keys_of("parts", place_.groups_store), monitor_,
-                                                  open_works, place_.timeout);
+    backend = c10::make_intrusive<ProcessBackend>(rank, members, group,
+                                                  c10::make_intrusive<SharedStore>("parts", place_.groups_store),
+                                                  monitor_, open_works, place_.timeout);
   }
   bool closed = false;
   {
@@ -80,7 +73,8 @@ GroupMember WatchedWorld::connect(int rank, const std::string& name, int index, 
   const auto connecting = [=, connection = place_.groups_store, timeout = place_.timeout,
                            connect_timeout = place_.connect_timeout, address = place_.local_address, key = place_.key,
                            silence = place_.silence, device = devices()[rank]](const std::stop_token& stop) {
-    GroupPlace place{keys_of(name, connection, stop), index, static_cast<int>(members.size()), timeout};
+    GroupPlace place{c10::make_intrusive<SharedStore>(name, connection, stop), index, static_cast<int>(members.size()),
+                     timeout};
     if (!device.is_cpu()) return make_nccl_group(place, device, notes);
     place.timeout = connect_timeout + kMargin;
     if (!key) return make_gloo_group(place, address);

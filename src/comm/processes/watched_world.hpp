@@ -37,7 +37,7 @@ struct WatchedPlace {
   Roster roster;
   int process = 0;
   StorePtr monitor_store;
-  std::shared_ptr<SharedStore::Connection> groups_store;
+  StorePtr groups_store;  // a connection that all groups share
   std::chrono::milliseconds timeout, connect_timeout;
   std::string local_address = {};       // the address where peers reach this machine; for CPU ranks
   std::chrono::milliseconds silence{};  // how long until a process counts as dead, also one that proves nothing
