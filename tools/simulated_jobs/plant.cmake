@@ -58,7 +58,8 @@ plant("a run is over when all processes but one are done" comm/processes/board.c
 plant("where a survivor was is not agreed on" comm/processes/board.cpp
   [[return first_of("where", text);]] [[return BUG ? text : first_of("where", text);]])
 plant("a process beats once only" comm/processes/watchdog.cpp
-  [[  board_.put_heartbeat(next_heartbeat());]] [[  if (!BUG) board_.put_heartbeat(next_heartbeat());]])
+  [[  board_.put_heartbeat({++own_beats_, own_limit_.limit()});]]
+  [[  if (!BUG) board_.put_heartbeat({++own_beats_, own_limit_.limit()});]])
 plant("hearts are watched from the machine's start on" comm/processes/watchdog.cpp
   [[  std::fill(seen_.begin(), seen_.end(), Clock::now());]]
   [[  if (!BUG) std::fill(seen_.begin(), seen_.end(), Clock::now());]])
