@@ -10,7 +10,6 @@
 #include "base/scramble.hpp"
 #include "base/start_thread.hpp"
 #include "comm/failure.hpp"
-#include "comm/job_options.hpp"
 #include "comm/processes/job.hpp"
 #include "comm/world.hpp"
 #include "devices/check_devices.hpp"

@@ -19,12 +19,6 @@ std::vector<int> Roster::list_of(int process) const {
   return list;
 }
 
-int Roster::process_of(int rank) const {
-  int process = 0;
-  while (rank >= ranks_of(process).end) ++process;
-  return process;
-}
-
 Devices Roster::devices() const {
   Devices all;
   for (const auto& devices : by_process) all.insert(all.end(), devices.begin(), devices.end());

@@ -15,8 +15,8 @@ constexpr std::chrono::milliseconds kUntilItComes = std::chrono::hours(24 * 365)
 constexpr std::chrono::milliseconds kUntilClosed{2'000};  // how long to wait once there is a failure
 
 struct Pending {
-  c10::intrusive_ptr<c10d::Work> work;  // null: there is nothing to wait for
-  std::function<void()> finish = {};    // called once the work is complete
+  c10::intrusive_ptr<c10d::Work> work;
+  std::function<void()> finish = {};  // called once the work is complete
 };
 
 // Use it also in place of calls that have nothing to move: a call that differs from them on another rank must be

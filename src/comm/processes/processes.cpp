@@ -8,7 +8,6 @@
 
 #include "base/build_id.hpp"
 #include "base/seconds.hpp"
-#include "comm/job_options.hpp"
 #include "comm/meeting/meeting.hpp"
 #include "job.hpp"
 #include "watched_world.hpp"
