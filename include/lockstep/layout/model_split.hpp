@@ -33,7 +33,7 @@ std::vector<MeshShape> mesh_shapes(int ranks);
 // Throws Error unless the shape's product is `ranks`; the text says which shapes would fit.
 void check_mesh(const MeshShape& shape, int ranks);
 
-// How tensor parallel ranks cut layers: by output channels, or by output and input in turns (see ShardRule).
+// How tensor parallel ranks cut layers: by output channels, or convolutions by output and input in turns.
 enum class TensorRule { channels, alternating };
 
 // Names: "channels", "alternating". tensor_rule_from converts back, and throws Error, which lists the names, for any

@@ -8,24 +8,24 @@
 //     sgd.step();
 //   }
 //
-// It is shard(), Pipeline and DataParallel, one inside the other over the axes of a Mesh; axes of length 1 cost
-// nothing. The contract: whatever the split, gradients are those of the mean loss over the whole global batch. But
-// BatchNorm normalises over what a rank computes at once. Used by its rank's thread only.
+// It splits layers by channels, cuts them into the stages of a pipeline, and averages gradients as DataParallel does:
+// one inside the other over the axes of a Mesh; axes of length 1 cost nothing. The contract: whatever the split,
+// gradients are those of the mean loss over the whole global batch. But BatchNorm normalises over what a rank computes
+// at once. Used by its rank's thread only.
 #pragma once
 
 #include <torch/nn/modules/container/sequential.h>
 #include <lockstep/data_parallel/data_parallel.hpp>
 #include <lockstep/layout/model_split.hpp>
-#include <lockstep/pipeline/pipeline.hpp>
 #include <lockstep/split/mesh.hpp>
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <type_traits>
-#include <vector>
 
 namespace lockstep {
+
+class Pipeline;
 
 class SplitModel {
  public:
@@ -71,9 +71,6 @@ class SplitModel {
   // pipeline and tensor axes.
   void gather(torch::nn::Sequential& net);
 
-  // See PipelineStats; empty if no pipeline is used.
-  std::optional<PipelineStats> pipeline_stats() const;
-
   void train(bool on = true) { module_->train(on); }  // calls torch::nn::Module's on every layer
   void eval() { module_->eval(); }
 
@@ -82,14 +79,12 @@ class SplitModel {
 
  private:
   class Trained;
-  std::vector<torch::nn::Sequential> stages_of(const torch::nn::Sequential& net) const;
 
   const ModelSplit split_;
   const bool takes_batch_;
   Mesh mesh_;
-  torch::nn::Sequential sharded_;  // layers split by channels, as far as this rank keeps them
-  std::optional<Pipeline> pipeline_;
-  torch::nn::Sequential module_;
+  torch::nn::Sequential module_;        // this rank's layers, or its slices of them
+  std::shared_ptr<Pipeline> pipeline_;  // null: one stage, and one microbatch
   DataParallel<torch::nn::SequentialImpl> replicas_;
   int checked_ = 0;  // batches that the tensor axis compared
 };
