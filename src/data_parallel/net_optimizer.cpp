@@ -78,6 +78,7 @@ NetOptimizer::~NetOptimizer() {
 
 void NetOptimizer::zero_grad(bool in_place) {
   if (sharded_) return sharded_->reducer()->zero_grad();
+  if (auto* const hidden = net_->replica()->hidden_gradients()) hidden->set_used(false);
   const HiddenGradients::Shown gradients(net_->replica()->hidden_gradients());
   std::vector<at::Tensor> parameters = net_->replica()->module().parameters();
   if (in_place) return zero_gradients(parameters);
@@ -90,6 +91,7 @@ at::Tensor NetOptimizer::clip(double max_norm) {
 
 void NetOptimizer::update() {
   if (sharded_) return sharded_->update([this] { inner_->step(); });
+  if (auto* const hidden = net_->replica()->hidden_gradients()) hidden->set_used(true);
   const HiddenGradients::Shown gradients(net_->replica()->hidden_gradients());
   inner_->step();
 }

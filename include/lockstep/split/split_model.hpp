@@ -32,8 +32,11 @@ class SplitModel {
   // Call it on all ranks, with equal nets. It copies some of the net's layers, and takes over the others themselves.
   // With a split by layers or channels their parameters' `.grad` is undefined outside of backwards: only an Optimizer
   // of the SplitModel finds the gradients, since a rank's part of them is not the network's. With `takes_batch` the net
-  // is one layer whose forward takes a Batch, and gets it in the place of x. Throws Error as check_mesh, check_split,
-  // shard, Pipeline and DataParallel do, for a null net, and for a takes_batch beside a split by layers or channels.
+  // is one layer whose forward takes a Batch, and gets it in the place of x. Throws Error as check_mesh, check_split
+  // and DataParallel do. So it does for a null net, ranks whose splits differ, a layer that cannot be split by channels
+  // (the text names it, and what would fit), a parameter that two stages would share, a SyncBatchNorm in a pipeline,
+  // layers of LibTorch that draw random numbers beside `recompute`, and a takes_batch beside a split by layers or
+  // channels.
   SplitModel(const torch::nn::Sequential& net, Rank& rank, const ModelSplit& split,
              const DataParallelOptions& options = {}, bool takes_batch = false);
   SplitModel(const SplitModel&) = default;  // a handle: copies are the same model, and a move is a copy too
@@ -43,11 +46,13 @@ class SplitModel {
   // The mean loss of this rank's part: see DataParallel::loss(). `batch` is the part of mesh().data()'s index, the same
   // for all ranks of that index; the loss too is equal on these ranks, and its global_item() is of the whole batch.
   // Call it on all ranks. In a pipeline, and with a grain, forward and backward interleave: Loss::backward() computes
-  // both, with the Autocast that is on now, and value(), item() and global_item() throw Error before it. A loss that is
-  // dropped without backward() costs nothing then. A pipeline calls the criterion where the last layer is, with a
-  // microbatch without x. Throws Error: ranks of one data index whose batches differ, by
-  // their size or by Batch::mark (on GPUs in the first batches only); a grain beside a split by channels. backward()
-  // throws Error: a net that is split by layers or channels without an Optimizer; as Loss::backward() and Pipeline do.
+  // both, with the Autocast that is on now, and value(), item() and global_item() throw Error before it. Call
+  // backward() before the next loss() then: BatchNorm's running statistics follow the last one. A loss that is dropped
+  // without backward() costs nothing. A pipeline calls the criterion where the last layer is, with a microbatch without
+  // x. Throws Error: ranks of one data index whose batches differ, by their size or by Batch::mark (on GPUs in the
+  // first batches only); a grain beside a split by channels. backward() throws Error: a net that is split by layers or
+  // channels without an Optimizer, or after a step whose gradients Optimizer::zero_grad() has not cleared; a layer that
+  // cannot take its input; as Loss::backward() does.
   Loss loss(const Batch& batch, const Criterion& criterion);
   // The same as loss(batch, Criterion(function, options)).
   template <class Options>
