@@ -127,6 +127,7 @@ Optimizer::~Optimizer() {
 
 void Optimizer::zero_grad(bool in_place) {
   if (sharded_) return sharded_->reducer()->zero_grad();
+  if (auto* const hidden = net_->replica()->hidden_gradients()) hidden->set_used(false);
   const HiddenGradients::Shown gradients(net_->replica()->hidden_gradients());
   std::vector<at::Tensor> parameters = net_->replica()->module().parameters();
   if (in_place) return zero_gradients(parameters);
@@ -139,6 +140,7 @@ at::Tensor Optimizer::clip(double max_norm) {
 
 void Optimizer::update() {
   if (sharded_) return sharded_->update([this] { inner_->step(); });
+  if (auto* const hidden = net_->replica()->hidden_gradients()) hidden->set_used(true);
   const HiddenGradients::Shown gradients(net_->replica()->hidden_gradients());
   inner_->step();
 }

@@ -110,6 +110,11 @@ void Replica::become_part() {
 
 // Without an Optimizer nobody could step: `.grad` is undefined after the backward.
 void Replica::check_optimizer() const {
+  if (hidden_ && hidden_->are_used()) {
+    throw Error(rank_.name() +
+                ": DataParallel: a backward would add to the gradients of the last step. The net is split by layers or "
+                "channels, where the layers' zero_grad() clears nothing: call lockstep::Optimizer::zero_grad()");
+  }
   if (optimizers_ > 0 || (!sharded_ && !hidden_)) return;
   throw Error(
       rank_.name() + ": DataParallel: the net is " + (sharded_ ? "sharded" : "split by layers or channels") +

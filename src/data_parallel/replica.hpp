@@ -56,7 +56,7 @@ class Replica {
   HiddenGradients* hidden_gradients() const { return hidden_.get(); }  // null: `.grad` has them
 
   // An Optimizer of the net calls these as it comes and goes. check_optimizer() throws Error if there is none and
-  // nobody else could step.
+  // nobody else could step, and if a part's Optimizer has stepped and not cleared the gradients.
   void add_optimizer() { ++optimizers_; }
   void remove_optimizer() { --optimizers_; }
   void check_optimizer() const;

@@ -10,7 +10,6 @@
 #include <lockstep/layout/model_split.hpp>
 #include <lockstep/models/models.hpp>
 #include <lockstep/ranks/rank.hpp>
-#include <lockstep/tensor_parallel/tensor_parallel.hpp>
 
 #include "comm/meeting/launch_environment.hpp"
 #include "devices/check_devices.hpp"
@@ -20,6 +19,7 @@
 #include "support/group_tests.hpp"
 #include "support/scratch_folder.hpp"
 #include "support/test_devices.hpp"
+#include "tensor_parallel/shard.hpp"
 
 #include <chrono>
 #include <string>

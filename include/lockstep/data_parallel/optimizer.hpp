@@ -38,7 +38,9 @@ class TrainedNet;
 
 struct StepOptions {
   // Scales gradients down so that their norm over all parameters of the network is at most this (Pascanu et al. 2013).
-  // Infinity: the norm is only computed. 0: neither.
+  // Infinity: the norm is only computed. 0: neither. Where ranks have parts of a network, only this clips:
+  // torch::nn::utils::clip_grad_norm_ over layers that you gave to a SplitModel finds no gradients, changes nothing and
+  // returns 0, and nobody can tell it.
   double clip = 0;
   // Skips a step, on all ranks, whose averaged gradients have a NaN or an infinity, and drops the gradients. On a GPU
   // the host waits for them.
@@ -89,7 +91,9 @@ class Optimizer {
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
 
-  // Gradients of several backward() calls add up until this or, in a sharded net, until step().
+  // Gradients of several backward() calls add up until this or, in a sharded net, until step(). In a net that is split
+  // by layers or channels only this clears them: the layers' own zero_grad() does not, and a backward() after step()
+  // without this throws Error.
   void zero_grad() { zero_grad(/*in_place=*/false); }
 
   // Updates the parameters. Call it on all ranks. Throws Error: a clip below 0; a sharded net without averaged
@@ -111,7 +115,8 @@ class Optimizer {
   static void set_weight_decay(torch::optim::OptimizerParamGroup& group, double weight_decay);
 
   // Gives the averaged gradients that step() will use, to look at them or to change them: of the parameters, or of this
-  // rank's slices. A parameter that no rank used has none there. Throws Error as step() does.
+  // rank's slices. Scale by the same factor on all ranks. A parameter that no rank used has none there. Throws Error as
+  // step() does.
   std::vector<at::Tensor> gradients() const;
 
   // Writes the whole optimizer as a safetensors file: state by name, as "exp_avg.fc1.weight", and the options of the
