@@ -16,7 +16,6 @@
 #include <map>
 #include <memory>
 #include <set>
-#include <sstream>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -188,14 +187,6 @@ std::string epoch_line(const EpochMetrics& metrics, int epochs, const std::strin
          (metrics.parts.empty() ? "" : "  parts " + parts_text(metrics.parts)) + remark + "\n";
 }
 
-// Indents lines, so that they differ from all else that is printed.
-std::string written_lines(const std::string& text) {
-  std::string lines;
-  std::istringstream stream(text);
-  for (std::string line; std::getline(stream, line);) lines += "  | " + line + "\n";
-  return lines;
-}
-
 // Gives "" for one rank alone, which sends nothing.
 std::string sent(double bytes_per_step) {
   return bytes_per_step > 0 ? format("; a rank sent %.4g MB per step", bytes_per_step / 1e6) : "";
@@ -241,8 +232,7 @@ class RunReport {
   void epoch(const EpochMetrics& metrics) {
     epochs_ = static_cast<size_t>(metrics.epoch);
     live_.clear();
-    if (mode_ != ProgressMode::none)
-      print(epoch_line(metrics, options_.epochs, remark_) + written_lines(metrics.written));
+    if (mode_ != ProgressMode::none) print(epoch_line(metrics, options_.epochs, remark_));
     if (!std::isfinite(metrics.train_loss)) {
       warning("the train loss is not finite any more, so this run learns nothing further; try a smaller --lr than " +
               number_text(learning_rate_of(options_).lr));

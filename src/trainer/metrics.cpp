@@ -47,12 +47,6 @@ std::string weights_of(const Json& line) {
   throw Error("its 'weights' is not a text: " + line["weights"].dump(), {Error::file});
 }
 
-std::string written_of(const Json& line) {
-  if (!line.contains("written")) return "";
-  if (line["written"].is_string()) return line["written"].get<std::string>();
-  throw Error("its 'written' is not a text: " + line["written"].dump(), {Error::file});
-}
-
 std::map<std::string, double> test_of(const Json& line) {
   std::map<std::string, double> test;
   if (!line.contains("test")) return test;
@@ -76,8 +70,7 @@ EpochMetrics parse(const std::string& text) {
           .bytes_per_step = line.contains("bytes_per_step") ? number(line, "bytes_per_step") : 0,
           .parts = parts_of(line),
           .weights = weights_of(line),
-          .test = test_of(line),
-          .written = written_of(line)};
+          .test = test_of(line)};
 }
 
 // The step gives at most ten marks on the epoch axis, at round numbers.
@@ -172,7 +165,6 @@ std::string metrics_text(const std::vector<EpochMetrics>& history, bool syntheti
     if (!epoch.parts.empty()) line["parts"] = epoch.parts;
     if (!epoch.weights.empty()) line["weights"] = epoch.weights;
     if (!epoch.test.empty()) line["test"] = epoch.test;
-    if (!epoch.written.empty()) line["written"] = epoch.written;
     if (synthetic) line["data"] = "synthetic";
     text += line.dump() + "\n";
   }

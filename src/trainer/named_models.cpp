@@ -1,10 +1,8 @@
 // train(): the task that a run's options name: one of lockstep's models, on images or on a text.
 #include <lockstep/trainer/trainer.hpp>
 
-#include "base/scramble.hpp"
 #include "train_options.hpp"
 #include "workload.hpp"
-#include "written_text.hpp"
 
 namespace lockstep {
 namespace {
@@ -59,19 +57,13 @@ Task task_of(const TrainOptions& options, const ImageData& data) {
 }
 
 Task task_of(const TrainOptions& options, const TextData& data) {
-  Task task{.name = options.model.name,
-            .module = [model = options.model](uint64_t seed) { return make_model(model, seed); },
-            .criterion = model_loss(options.model),
-            .train = data.train,
-            .test = data.test,
-            .source = data.source,
-            .perplexity = true};
-  if (options.write_text == 0) return task;
-  task.write = [bytes = options.write_text, context = options.model.context, seed = options.seed](
-                   const Task::Forward& forward, int epoch) {
-    return written_text(forward, context, bytes, mix({seed, static_cast<uint64_t>(epoch)}));
-  };
-  return task;
+  return {.name = options.model.name,
+          .module = [model = options.model](uint64_t seed) { return make_model(model, seed); },
+          .criterion = model_loss(options.model),
+          .train = data.train,
+          .test = data.test,
+          .source = data.source,
+          .perplexity = true};
 }
 
 TrainResult train(const TrainOptions& options, const TrainCallbacks& callbacks) {

@@ -284,10 +284,6 @@ void each_option(Options& options, Ways& way, Visit&& visit) {  // NOLINT(readab
           "small networks"},
          way.cuda_graph);
 
-  one({"write_text", in_a_run, out, "N",
-       "gpt: so many bytes of text that the network writes at the end of each epoch, drawn by `seed` and the epoch; 0: "
-       "none"},
-      options.write_text);
   one({"run_dir", nowhere, nullptr, nullptr, nullptr}, options.keep.run_dir, {.flag = "name"});
   one({"keep_last", nowhere, out, "N",
        "keep this many of the newest checkpoints for `resume`, beside the one with the best test accuracy; 0: write "

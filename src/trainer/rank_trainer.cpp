@@ -7,7 +7,6 @@
 #include <lockstep/data_parallel/sync_batch_norm.hpp>
 #include <lockstep/devices/memory_format.hpp>
 #include <lockstep/lab/check_arithmetic.hpp>
-#include <lockstep/models/text.hpp>
 
 #include "batch_settings.hpp"
 #include "data_parallel/replica.hpp"
@@ -145,7 +144,6 @@ EpochMetrics RankTrainer::epoch(int number, const Keep& keep) {
   if (options_.batch.grain == 0) average_running_statistics(net_, totals_.samples);
   show();
   evaluate_now(metrics, /*to_the_end=*/static_cast<bool>(keep));
-  metrics.written = written_now(number);
   whole_steps_ = 0;
   return metrics;
 }
@@ -348,19 +346,6 @@ void RankTrainer::evaluate_now(EpochMetrics& metrics, bool to_the_end) {
   const auto sums = evaluate_sums(evaluation_forward(options_, rank_.device(), forward), test_, sums_of(task_, rank_),
                                   net_.mesh().data(), batch_size, options_.batch.grain);
   put_measures(sums, task_, metrics);
-}
-
-// Gives all ranks the text that the first replica writes; the others would write the same.
-std::string RankTrainer::written_now(int epoch) {
-  if (!task_.write) return "";
-  net_.eval();
-  const c10::NoGradGuard no_grad;
-  const auto of_batch =
-      evaluation_forward(options_, rank_.device(), [&](const Batch& batch) { return net_.forward(batch); });
-  const auto forward = [&](const torch::Tensor& x) { return of_batch({.x = x.to(rank_.device()), .y = {}}); };
-  std::string text;
-  if (net_.mesh().data().index() == 0) text = readable_text(task_.write(forward, epoch));
-  return rank_.broadcast(text);
 }
 
 void RankTrainer::show() {

@@ -95,7 +95,6 @@ class RankTrainer {
   double sum_of_losses();  // sum over the epoch's samples, on all ranks together
   void end_epoch(EpochMetrics& metrics);
   void evaluate_now(EpochMetrics& metrics, bool to_the_end);
-  std::string written_now(int epoch);
   bool holds_whole();  // true if the network is split by data alone
   void restore(const RunState& state);
   void save_average(RunState& state);

@@ -98,7 +98,6 @@ TrainOptions checked_settings(TrainOptions options) {
   must_be_within<int64_t>("silence", options.silence.count(), 0, a_million, " seconds");
   must_be(options.optimizer.clip >= 0, "clip", options.optimizer.clip, "above 0, or 0 for none");
   must_be_at_least("keep_last", options.keep.last, 0);
-  must_be_at_least<int64_t>("write_text", options.write_text, 0);
   must_be_at_least<int64_t>("checkpoint_every", options.keep.every, 0);
   must_be_at_least<int64_t>("check_replicas", options.check_replicas, -1);
   must_be_within("check_arithmetic", options.check_arithmetic, 0.0, 1.0);

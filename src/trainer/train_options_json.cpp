@@ -96,6 +96,7 @@ TrainOptions train_options_from_json(const std::string& text, const Devices& dev
     }
     read(from, option.key, value);
   });
+  fields.has("write_text");  // 0.1 had it; nothing follows from it any more
   if (way) way->no_more();
   fields.no_more();
   if (!devices.empty()) options.devices = devices;

@@ -78,7 +78,6 @@ TEST_F(Refusals, NameTheOptionWhoseValueIsOutOfItsRange) {
            {"clip", [=](auto& o) { o.optimizer.clip = nan; }},
            {"keep_last", [](auto& o) { o.keep.last = -1; }},
            {"checkpoint_every", [](auto& o) { o.keep.every = -1; }},
-           {"write_text", [](auto& o) { o.write_text = -1; }},
            {"check_replicas", [](auto& o) { o.check_replicas = -2; }},
            {"compress_rank", [](auto& o) { o.way = PowerSgd{0}; }},
            {"compress_rank", [](auto& o) { o.way = PowerSgd{-1}; }},

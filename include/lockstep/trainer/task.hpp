@@ -45,11 +45,6 @@ struct Task {
   // The loss is a cross-entropy in nats, as of a language model. Then EpochMetrics::test also has "perplexity", its
   // exponential.
   bool perplexity = false;
-  // Makes EpochMetrics::written, such as a text that a language model writes. It is called at the end of each epoch, in
-  // eval mode, with the network's forward and the epoch's number. All ranks of the first replica call it, since forward
-  // may need all of them. So it must call forward equally often on each, with the same x. Empty: nothing is written.
-  using Forward = std::function<at::Tensor(const at::Tensor& x)>;
-  std::function<std::string(const Forward& forward, int epoch)> write = {};
   using Groups = std::vector<torch::optim::OptimizerParamGroup>;
   // Makes the optimizer of these groups of parameters, in the place of the one that the options name. The options'
   // learning rate, schedule and clipping count for it too, and for all groups alike. With zero_stage the groups hold

@@ -103,7 +103,6 @@ struct TrainOptions {
   MemoryFormat memory_format = MemoryFormat::automatic;
   // BatchNorm normalises over the samples of all ranks (sync_batch_norm.hpp). The model must have some.
   bool sync_batchnorm = false;
-  int64_t write_text = 200;  // bytes that gpt writes at the end of each epoch (EpochMetrics::written)
   KeepOptions keep = {};
 };
 
