@@ -99,9 +99,8 @@ Rows other_settings(const TrainOptions& options) {
   static const std::string worded =
       " model width image_size groups dropout layers heads embedding context residual_dropout text data data_dir "
       "resume devices split threads_per_rank batch_size scale_batch accumulate balance optimizer momentum "
-      "weight_decay clip lr scale_lr reference_batch warmup schedule step_epochs step_factor compress "
-      "compress_rank sync_every outer_lr outer_momentum epochs seed precision memory_format sync_batchnorm "
-      "zero_stage cuda_graph run_dir ";
+      "weight_decay clip lr scale_lr reference_batch warmup schedule step_epochs step_factor epochs seed precision "
+      "memory_format sync_batchnorm zero_stage cuda_graph run_dir ";
   std::map<std::string, std::string> defaults;
   const TrainOptions unchanged;
   each_option(unchanged, [&](const Option& option, const auto& value) { defaults[option.key] = option_text(value); });
@@ -136,7 +135,6 @@ std::string settings(const TrainFlags& flags, const TrainOptions& options, const
       {"run folder", options.keep.run_dir.string()}};
   if (const int stage = flat(options.way).zero_stage; stage > 0)
     rows.insert(rows.end() - 1, {"ZeRO stage", std::to_string(stage)});
-  if (const auto text = exchange_text(options.way); !text.empty()) rows.insert(rows.end() - 1, {"exchange", text});
   if (options.sync_batchnorm) rows.insert(rows.end() - 1, {"BatchNorm", "over all ranks"});
   if (options.batch.balance != BalanceRule()) rows.insert(rows.begin() + 5, {"parts", parts_setting(options)});
   if (const auto split = flat(options.way).split) rows.insert(rows.begin() + 3, {"split", to_string(*split)});

@@ -41,12 +41,6 @@ std::vector<int64_t> parts_of(const Json& line) {
   return parts.get<std::vector<int64_t>>();
 }
 
-std::string weights_of(const Json& line) {
-  if (!line.contains("weights")) return "";
-  if (line["weights"].is_string()) return line["weights"].get<std::string>();
-  throw Error("its 'weights' is not a text: " + line["weights"].dump(), {Error::file});
-}
-
 std::map<std::string, double> test_of(const Json& line) {
   std::map<std::string, double> test;
   if (!line.contains("test")) return test;
@@ -69,7 +63,7 @@ EpochMetrics parse(const std::string& text) {
           .lr = line.contains("lr") ? number(line, "lr") : 0,
           .bytes_per_step = line.contains("bytes_per_step") ? number(line, "bytes_per_step") : 0,
           .parts = parts_of(line),
-          .weights = weights_of(line),
+          .weights = line.value("weights", std::string()),
           .test = test_of(line)};
 }
 

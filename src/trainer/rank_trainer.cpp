@@ -87,18 +87,15 @@ RankTrainer::RankTrainer(const TrainOptions& options, const TrainCallbacks& call
       test_(task.test.to(rank.device())),
       made_(make_net(options, task, traffic_.rank(), resumed)),
       net_(made_.layers, traffic_.rank(), split_of(options, rank.world_size()),
-           {.average = flat(options.way).sync_every == 0,
+           {.average = flat(options.way).local.sync_every == 0,
             .hook = hook_,
             .sharded = static_cast<Sharded>(flat(options.way).zero_stage),
             .grain_check = options.check_arithmetic > 0 ? check_arithmetic(options.check_arithmetic) : nullptr},
            made_.takes_batch),
-      update_(options, net_,
-              {.optimizer = task.optimizer,
-               .groups = task.groups,
-               .module = made_.module.get(),
-               .ema_decay = task.ema_decay}),
+      update_(options, net_, task, made_.module.get()),
       watch_(options, rank_, update_,
-             /*ranks_differ=*/!holds_whole() || flat(options.way).zero_stage > 0 || flat(options.way).sync_every > 0),
+             /*ranks_differ=*/!holds_whole() || flat(options.way).zero_stage > 0 ||
+                 flat(options.way).local.sync_every > 0),
       replicas_(options, net_, update_, traffic_),
       totals_(rank.device()),
       step_(
@@ -283,11 +280,11 @@ void RankTrainer::report(StepProgress& progress) {
 
 // With local SGD the ranks' parameters differ within a round, so nothing is kept there.
 bool RankTrainer::within_round() const {
-  const int64_t round = flat(options_.way).sync_every;
+  const int64_t round = flat(options_.way).local.sync_every;
   return round > 0 && steps_ % round != 0;
 }
 
-// Is called between two steps. The epoch's seconds are those of training alone.
+// It runs between two steps. The epoch's seconds are those of training alone.
 void RankTrainer::keep_or_stop(const Keep& keep) {
   stops_ = stops_ || stopping_.after_step();
   if (keep && within_round()) return;

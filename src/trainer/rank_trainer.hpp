@@ -76,7 +76,7 @@ class RankTrainer {
   std::string straggler();
 
   // The whole network, under its own names. If it is split by data alone, it is the one that this rank holds. Otherwise
-  // it is another one, and all ranks must call this.
+  // it is another one: call it on all ranks then.
   std::shared_ptr<torch::nn::Module> whole();
 
  private:
