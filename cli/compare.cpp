@@ -5,7 +5,7 @@
 #include <lockstep/models/text.hpp>
 #include <lockstep/plan/plan.hpp>
 #include <lockstep/ranks/rank.hpp>
-#include <lockstep/trainer/data_options.hpp>
+#include <lockstep/trainer/train_options.hpp>
 
 #include <algorithm>
 #include <map>

@@ -55,10 +55,7 @@ void forget_what_went_with_it(std::string_view key, const TrainOptions& before, 
   if (key == "optimizer" && options.optimizer.kind != before.optimizer.kind) options.rate.lr.reset();
   if (key == "schedule" && options.rate.schedule != LearningRate::Schedule::step) options.rate.step_epochs.clear();
   if (key == "compress" && way.compress != Compression::powersgd) way.compress_rank = 0;
-  if (key == "sync_every" && way.sync_every == 0) {
-    way.outer_lr = FlatWay().outer_lr;
-    way.outer_momentum = FlatWay().outer_momentum;
-  }
+  if (key == "sync_every" && way.local.sync_every == 0) way.local = FlatWay().local;
 }
 
 }  // namespace

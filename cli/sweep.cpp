@@ -19,6 +19,7 @@
 #include "run_name.hpp"
 #include "stop_signals.hpp"
 #include "text.hpp"
+#include "trainer/option_text.hpp"
 #include "trainer/run_folder.hpp"
 #include "trainer/train_options.hpp"
 #include "usage.hpp"

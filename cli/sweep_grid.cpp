@@ -10,6 +10,7 @@
 #include "base/number_text.hpp"
 #include "flag_checks.hpp"
 #include "run_name.hpp"
+#include "trainer/option_text.hpp"
 #include "trainer/train_options.hpp"
 #include "usage.hpp"
 

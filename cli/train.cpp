@@ -16,7 +16,6 @@
 #include <map>
 #include <memory>
 #include <set>
-#include <sstream>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -100,9 +99,8 @@ Rows other_settings(const TrainOptions& options) {
   static const std::string worded =
       " model width image_size groups dropout layers heads embedding context residual_dropout text data data_dir "
       "resume devices split threads_per_rank batch_size scale_batch accumulate balance optimizer momentum "
-      "weight_decay clip lr scale_lr reference_batch warmup schedule step_epochs step_factor compress "
-      "compress_rank sync_every outer_lr outer_momentum epochs seed precision memory_format sync_batchnorm "
-      "zero_stage cuda_graph run_dir ";
+      "weight_decay clip lr scale_lr reference_batch warmup schedule step_epochs step_factor epochs seed precision "
+      "memory_format sync_batchnorm zero_stage cuda_graph run_dir ";
   std::map<std::string, std::string> defaults;
   const TrainOptions unchanged;
   each_option(unchanged, [&](const Option& option, const auto& value) { defaults[option.key] = option_text(value); });
@@ -137,7 +135,6 @@ std::string settings(const TrainFlags& flags, const TrainOptions& options, const
       {"run folder", options.keep.run_dir.string()}};
   if (const int stage = flat(options.way).zero_stage; stage > 0)
     rows.insert(rows.end() - 1, {"ZeRO stage", std::to_string(stage)});
-  if (const auto text = exchange_text(options.way); !text.empty()) rows.insert(rows.end() - 1, {"exchange", text});
   if (options.sync_batchnorm) rows.insert(rows.end() - 1, {"BatchNorm", "over all ranks"});
   if (options.batch.balance != BalanceRule()) rows.insert(rows.begin() + 5, {"parts", parts_setting(options)});
   if (const auto split = flat(options.way).split) rows.insert(rows.begin() + 3, {"split", to_string(*split)});
@@ -188,14 +185,6 @@ std::string epoch_line(const EpochMetrics& metrics, int epochs, const std::strin
          (metrics.parts.empty() ? "" : "  parts " + parts_text(metrics.parts)) + remark + "\n";
 }
 
-// Indents lines, so that they differ from all else that is printed.
-std::string written_lines(const std::string& text) {
-  std::string lines;
-  std::istringstream stream(text);
-  for (std::string line; std::getline(stream, line);) lines += "  | " + line + "\n";
-  return lines;
-}
-
 // Gives "" for one rank alone, which sends nothing.
 std::string sent(double bytes_per_step) {
   return bytes_per_step > 0 ? format("; a rank sent %.4g MB per step", bytes_per_step / 1e6) : "";
@@ -241,8 +230,7 @@ class RunReport {
   void epoch(const EpochMetrics& metrics) {
     epochs_ = static_cast<size_t>(metrics.epoch);
     live_.clear();
-    if (mode_ != ProgressMode::none)
-      print(epoch_line(metrics, options_.epochs, remark_) + written_lines(metrics.written));
+    if (mode_ != ProgressMode::none) print(epoch_line(metrics, options_.epochs, remark_));
     if (!std::isfinite(metrics.train_loss)) {
       warning("the train loss is not finite any more, so this run learns nothing further; try a smaller --lr than " +
               number_text(learning_rate_of(options_).lr));

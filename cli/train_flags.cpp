@@ -78,7 +78,7 @@ fs::path resumed_checkpoint(const TrainFlags& flags, const std::string& resume) 
 
 // The options of the checkpoint's run.
 TrainOptions resumed_options(const fs::path& checkpoint, const Devices& devices) {
-  TrainOptions options = parse_options(config_of_checkpoint(checkpoint), devices, "--resume " + checkpoint.string());
+  TrainOptions options = parse_options(read_checkpoint(checkpoint).config, devices, "--resume " + checkpoint.string());
   options.keep.resume = checkpoint;
   options.keep.run_dir = run_of(checkpoint);
   return options;

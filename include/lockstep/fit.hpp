@@ -1,21 +1,16 @@
 // fit: train() and fit(): whole runs, with their options, folders, checkpoints and metrics. It stands on the core and
 // on all wings: component fit, target lockstep::fit.
-//   trainer/data_options   which images, and where they lie; made-up ones too
 //   trainer/fit            trains a net of your own; task and module_maker say what
 //   trainer/metrics        what an epoch measured, and the files that keep it
-//   trainer/rate_options   the learning rate of a run, and names of its parts
-//   trainer/train_options  all that a run can be told; batch_settings is a group of it
+//   trainer/train_options  all that a run can be told; made-up images too
 //   trainer/trainer        train() and evaluate_run(): all that the program does, without a terminal
 //   trainer/way            how the ranks share the work of a run
 // How it works: src/trainer/README.md.
 #pragma once
 
-#include <lockstep/trainer/batch_settings.hpp>
-#include <lockstep/trainer/data_options.hpp>
 #include <lockstep/trainer/fit.hpp>
 #include <lockstep/trainer/metrics.hpp>
 #include <lockstep/trainer/module_maker.hpp>
-#include <lockstep/trainer/rate_options.hpp>
 #include <lockstep/trainer/task.hpp>
 #include <lockstep/trainer/train_options.hpp>
 #include <lockstep/trainer/trainer.hpp>

@@ -37,22 +37,6 @@ Samples sequences(const at::Tensor& bytes, int64_t begin, int64_t end, int64_t c
               std::to_string(context)};
 }
 
-// The number of bytes of the UTF-8 character that begins at `at`. 0: there is none, or it is not shown.
-size_t shown_size(const std::string& bytes, size_t at) {
-  const auto byte = [&](size_t i) { return i < bytes.size() ? static_cast<unsigned char>(bytes[i]) : 0; };
-  const int first = byte(at), second = byte(at + 1);
-  if (first < 0x80) return (first >= ' ' && first != 127) || first == '\n' || first == '\t' ? 1 : 0;
-  const size_t size = first < 0xE0 ? 2 : first < 0xF0 ? 3 : 4;
-  // Smaller values are control characters, or characters that fit fewer bytes. Larger ones are surrogates or nothing.
-  const int least = first == 0xC2 || first == 0xE0 ? 0xA0 : first == 0xF0 ? 0x90 : 0x80;
-  const int most = first == 0xED ? 0x9F : first == 0xF4 ? 0x8F : 0xBF;
-  if (first < 0xC2 || first > 0xF4 || second < least || second > most) return 0;
-  for (size_t i = 2; i < size; ++i) {
-    if ((byte(at + i) & 0xC0) != 0x80) return 0;
-  }
-  return size;
-}
-
 }  // namespace
 
 TextData load_text(const std::filesystem::path& file, int64_t context) {
@@ -75,16 +59,6 @@ TextData load_text(const std::filesystem::path& file, int64_t context) {
           .test = sequences(bytes, size - held_out, size, context, digest),
           .source = file.string() + ", " + std::to_string(size) + " bytes, the last " + std::to_string(held_out) +
                     " held out"};
-}
-
-std::string readable_text(const std::string& bytes) {
-  std::string text;
-  for (size_t at = 0; at < bytes.size();) {
-    const size_t size = shown_size(bytes, at);
-    text += size > 0 ? bytes.substr(at, size) : "\xEF\xBF\xBD";
-    at += std::max<size_t>(size, 1);
-  }
-  return text;
 }
 
 }  // namespace lockstep

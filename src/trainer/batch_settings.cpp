@@ -66,8 +66,8 @@ std::string remark_on_last_batch(const BatchSettings& batch, int64_t samples, in
     alone.push_back(last % batch.grain);
   } else {
     for (const int64_t part : sizes_of_parts(last, shares_of(batch), ranks)) {
-      const int64_t pieces = std::min<int64_t>(batch.accumulate, part);
-      if (pieces > 0) alone.push_back(part / pieces);
+      const int64_t turns = std::min<int64_t>(batch.accumulate, part);
+      if (turns > 0) alone.push_back(part / turns);
     }
   }
   if (std::find(alone.begin(), alone.end(), 1) == alone.end()) return "";

@@ -1,7 +1,7 @@
 // Reads a run's BatchSettings: the parts of a batch, the samples of an epoch, and remarks for the user.
 #pragma once
 
-#include <lockstep/trainer/batch_settings.hpp>
+#include <lockstep/trainer/train_options.hpp>
 
 #include <cstdint>
 #include <string>

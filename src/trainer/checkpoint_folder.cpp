@@ -4,11 +4,9 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <cstdio>
 #include <iterator>
 #include <optional>
-#include <string_view>
 #include <system_error>
 #include <utility>
 #include <vector>
@@ -29,45 +27,26 @@ struct Checkpoint {
   bool operator<(const Checkpoint& other) const { return position < other.position; }
 };
 
-std::string file_name_of(const RunState& state) {
+std::string file_name_of(const Position& position) {
+  const auto& [epochs, steps] = position;
   char name[64];
-  if (state.steps == 0) {
-    std::snprintf(name, sizeof name, "epoch-%04d.safetensors", state.epochs);
+  if (steps == 0) {
+    std::snprintf(name, sizeof name, "epoch-%04d.safetensors", epochs);
   } else {
-    std::snprintf(name, sizeof name, "epoch-%04d-step-%06lld.safetensors", state.epochs,
-                  static_cast<long long>(state.steps));
+    std::snprintf(name, sizeof name, "epoch-%04d-step-%06lld.safetensors", epochs, static_cast<long long>(steps));
   }
   return name;
 }
 
-// Takes `digits_at_least` to `digits_at_most` digits off the front of `text`.
-std::optional<int64_t> take_number(std::string_view& text, size_t digits_at_least, size_t digits_at_most) {
-  const size_t digits = std::min(text.find_first_not_of("0123456789"), text.size());
-  if (digits < digits_at_least || digits > digits_at_most) return std::nullopt;
-  int64_t number = 0;
-  std::from_chars(text.data(), text.data() + digits, number);
-  text.remove_prefix(digits);
-  return number;
-}
-
-bool take(std::string_view& text, std::string_view what) {
-  if (!text.starts_with(what)) return false;
-  text.remove_prefix(what.size());
-  return true;
-}
-
-// Does not use std::regex. LibTorch makes one in all ranks' threads at once, and in a sanitized build would take this
-// file's instrumented code for it. It would then report races which do not exist.
+// A file that has another name than its position would give it is no checkpoint.
 std::optional<Position> position_of(const fs::path& file) {
   const std::string name = file.filename().string();
-  std::string_view rest = name;
-  if (!take(rest, "epoch-")) return std::nullopt;
-  const auto epochs = take_number(rest, 4, 9);
-  if (!epochs) return std::nullopt;
-  std::optional<int64_t> steps = 0;
-  if (take(rest, "-step-")) steps = take_number(rest, 6, 18);
-  if (!steps || rest != ".safetensors") return std::nullopt;
-  return Position(static_cast<int>(*epochs), *steps);
+  int epochs = -1;
+  long long steps = 0;
+  std::sscanf(name.c_str(), "epoch-%9d-step-%18lld", &epochs, &steps);
+  const Position position(epochs, steps);
+  if (epochs < 0 || steps < 0 || name != file_name_of(position)) return std::nullopt;
+  return position;
 }
 
 // Gives them sorted by their positions.
@@ -79,6 +58,22 @@ std::vector<Checkpoint> checkpoints_in(const fs::path& folder) {
   }
   std::sort(found.begin(), found.end());
   return found;
+}
+
+// The newest checkpoint before `file` in its folder that is whole; empty if there is none.
+fs::path whole_checkpoint_before(const fs::path& file) {
+  auto candidates = checkpoints_in(file.has_parent_path() ? file.parent_path() : ".");
+  if (const auto position = position_of(file)) {
+    std::erase_if(candidates, [&](const Checkpoint& candidate) { return candidate.position >= *position; });
+  }
+  for (auto candidate = candidates.rbegin(); candidate != candidates.rend(); ++candidate) {
+    try {
+      read_run_state(candidate->file);
+      return candidate->file;
+    } catch (const Error&) {  // the next one, then
+    }
+  }
+  return {};
 }
 
 }  // namespace
@@ -93,7 +88,7 @@ void CheckpointFolder::write(const RunState& state) {
     error = std::error_code(errno, std::generic_category());
   }
   if (error) throw Error("cannot make the folder " + folder_.string() + ": " + error.message(), {Error::file});
-  write_run_state(folder_ / file_name_of(state), state, files_);
+  write_run_state(folder_ / file_name_of({state.epochs, state.steps}), state, files_);
   remove_others(state);
 }
 
@@ -115,21 +110,6 @@ fs::path newest_checkpoint(const fs::path& folder) {
   return found.empty() ? fs::path() : found.back().file;
 }
 
-fs::path whole_checkpoint_before(const fs::path& file) {
-  auto candidates = checkpoints_in(file.has_parent_path() ? file.parent_path() : ".");
-  if (const auto position = position_of(file)) {
-    std::erase_if(candidates, [&](const Checkpoint& candidate) { return candidate.position >= *position; });
-  }
-  for (auto candidate = candidates.rbegin(); candidate != candidates.rend(); ++candidate) {
-    try {
-      read_run_state(candidate->file);
-      return candidate->file;
-    } catch (const Error&) {  // the next one, then
-    }
-  }
-  return {};
-}
-
 fs::path checkpoint_to_go_on(const fs::path& folder, const std::function<void(const std::string&)>& warn) {
   const fs::path newest = newest_checkpoint(folder);
   if (newest.empty()) return newest;
@@ -141,14 +121,6 @@ fs::path checkpoint_to_go_on(const fs::path& folder, const std::function<void(co
     if (other.empty()) throw Error(error.what() + std::string("; there is no whole one before it"), error.data());
     if (warn) warn(error.what() + ("; the run goes on from " + other.string()));
     return other;
-  }
-}
-
-std::string config_of_checkpoint(const fs::path& file) {
-  try {
-    return config_of_run_state(file);
-  } catch (const Error&) {
-    return read_checkpoint(file).config;  // its Error says more
   }
 }
 

@@ -37,9 +37,6 @@ class CheckpointFolder {
 // The file of the run's newest checkpoint; empty if there is none.
 std::filesystem::path newest_checkpoint(const std::filesystem::path& folder);
 
-// The newest checkpoint before `file` in its folder that is whole; empty if there is none.
-std::filesystem::path whole_checkpoint_before(const std::filesystem::path& file);
-
 // The checkpoint from which a run goes on: the folder's newest one that is not damaged. If a newer one is damaged,
 // `warn` is told. Empty if the folder has none. Reads the checkpoint. Throws Error if all are damaged.
 std::filesystem::path checkpoint_to_go_on(const std::filesystem::path& folder,
@@ -47,9 +44,5 @@ std::filesystem::path checkpoint_to_go_on(const std::filesystem::path& folder,
 
 // Reads it as read_run_state does. If the run cannot go on from it, the Error names the newest whole one before it.
 RunState read_checkpoint(const std::filesystem::path& file);
-
-// RunState::config of the checkpoint, without its tensors. Throws Error as read_checkpoint does, if the header is
-// damaged; the tensors are not looked at.
-std::string config_of_checkpoint(const std::filesystem::path& file);
 
 }  // namespace lockstep

@@ -20,10 +20,6 @@ int64_t steps_done(const std::optional<RunState>& state) {  // comparable; -1: t
   return state ? (static_cast<int64_t>(state->epochs) << 32) + state->steps : -1;
 }
 
-json shape_of(const at::Tensor& tensor) {
-  return {{"type", static_cast<int>(tensor.scalar_type())}, {"sizes", tensor.sizes().vec()}};
-}
-
 at::Tensor empty_of(const json& shape, const c10::Device& device) {
   const auto type = static_cast<at::ScalarType>(shape.at("type").get<int>());
   return at::empty(shape.at("sizes").get<std::vector<int64_t>>(), at::TensorOptions(device).dtype(type));
@@ -45,8 +41,8 @@ void hand_over(std::optional<RunState>& state, Rank& rank) {
   json shapes = json::array();
   if (rank.index() == source) {
     for (const auto& [name, tensor] : state->tensors) {
-      shapes.push_back(shape_of(tensor));
-      shapes.back()["name"] = name;
+      const auto type = static_cast<int>(tensor.scalar_type());
+      shapes.push_back({{"name", name}, {"type", type}, {"sizes", tensor.sizes().vec()}});
     }
   }
   shapes = json::parse(shared_text(shapes.dump(), rank, source));

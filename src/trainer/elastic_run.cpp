@@ -10,8 +10,6 @@
 namespace lockstep {
 namespace {
 
-constexpr int kMostMended = 10;  // replicas; memory that fails so often is no chance
-
 std::string checkpoints_of(const std::filesystem::path& run) {
   return run.empty() ? "" : (std::filesystem::absolute(run) / kCheckpointFolder).string();
 }
@@ -47,19 +45,6 @@ std::optional<RunState> ElasticRun::begin(Rank& rank) {
   hand_over(state, rank);
   if (rank.index() == 0) job_.note_beginning();
   return state;
-}
-
-bool ElasticRun::may_mend() const {
-  return mended_ < kMostMended;
-}
-
-void ElasticRun::drop() {
-  left_ = state_ = std::nullopt;
-}
-
-void ElasticRun::mend() {
-  ++mended_;
-  differs_ = true;
 }
 
 }  // namespace lockstep

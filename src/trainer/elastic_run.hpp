@@ -37,17 +37,22 @@ class ElasticRun : public Succession {
   std::optional<RunState> begin(Rank& rank);
   std::stop_token newer() const { return job_.newer(); }
   bool is_successor() const { return job_.generation() > 0; }  // there was a generation before this one
-  bool may_mend() const;
+  bool may_mend() const { return mended_ < kMostMended; }
 
   // Call these on the process's first rank, at the end of its part. end() says that the run is done. leave_behind()
   // takes the state that the next generation goes on from. Call drop() in a process whose replica is wrong: it then
   // gets the others' state.
   void end() { is_done_ = true; }
   void leave_behind(RunState state) { left_ = std::move(state); }
-  void drop();
-  void mend();  // begins another generation, with equal replicas
+  void drop() { left_ = state_ = std::nullopt; }
+  void mend() {  // begins another generation, with equal replicas
+    ++mended_;
+    differs_ = true;
+  }
 
  private:
+  static constexpr int kMostMended = 10;  // replicas; memory that fails so often is no chance
+
   ElasticJob job_;
   KeptRun& kept_;
   std::optional<RunState> state_;  // the state that the generation begins with here

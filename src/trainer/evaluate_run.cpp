@@ -14,23 +14,6 @@
 #include <algorithm>
 
 namespace lockstep {
-namespace {
-
-struct EvalTask {
-  Task task;
-  DataDigests digests;
-};
-
-EvalTask eval_task_of(const TrainOptions& config) {
-  if (!learns_text(config.model)) {
-    const ImageData data = load_data(config.data);
-    return {task_of(config, data), digests_of(data)};
-  }
-  const TextData data = load_text(config.data.text, config.model.context);
-  return {task_of(config, data), digests_of(data.train, data.test)};
-}
-
-}  // namespace
 
 EvalResult evaluate_run(const std::filesystem::path& run_dir, const EvalOptions& options) {
   const TrainOptions trained = read_config(run_dir, options.devices.empty() ? default_devices() : options.devices);
@@ -59,7 +42,7 @@ EvalResult evaluate_run(const std::filesystem::path& run_dir, const EvalOptions&
         {Error::file});
   }
 
-  const EvalTask data = eval_task_of(config);
+  const Workload data = workload_of(config);
   EvalResult result;
   result.source = data.task.source;
   result.devices = config.devices;

@@ -14,20 +14,11 @@ namespace lockstep {
 
 FiniteWatch::FiniteWatch(const TrainOptions& options, const Rank& rank, const Update& update, bool ranks_differ)
     : on_nan_(options.on_nan),
-      round_(flat(options.way).sync_every),
+      round_(flat(options.way).local.sync_every),
       rank_(rank),
       update_(update),
       ranks_differ_(ranks_differ),
       loss_(at::zeros({}, at::TensorOptions(rank.device()).dtype(at::kDouble))) {}
-
-void FiniteWatch::begin_step(int epoch, int64_t number) {
-  epoch_ = epoch;
-  number_ = number;
-}
-
-void FiniteWatch::add_loss(const at::Tensor& mean) {
-  loss_.add_(mean);
-}
 
 void FiniteWatch::watch() {
   if (on_nan_ == OnNan::go_on) return;

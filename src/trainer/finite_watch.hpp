@@ -23,8 +23,11 @@ class FiniteWatch {
   // `update` has the gradients. `ranks_differ`: ranks step with different ones.
   FiniteWatch(const TrainOptions& options, const Rank& rank, const Update& update, bool ranks_differ);
 
-  void begin_step(int epoch, int64_t number);  // `number` counts the epoch's steps from 1
-  void add_loss(const at::Tensor& mean);       // the mean loss of this rank's batch, or of a part of it
+  void begin_step(int epoch, int64_t number) {  // `number` counts the epoch's steps from 1
+    epoch_ = epoch;
+    number_ = number;
+  }
+  void add_loss(const at::Tensor& mean) { loss_.add_(mean); }  // the mean of this rank's batch, or of a part of it
 
   // A step's gradients are there. With `on_nan` "stop" it looks at them. On a GPU it asks, and looks at the answer
   // about the step before. With local SGD it looks when a round ends, where ranks learn of each other.

@@ -39,7 +39,7 @@ void KeptRun::create(const Workload& workload) {
 
 void KeptRun::epoch(const std::vector<EpochMetrics>& history, const torch::nn::Module& net,
                     const std::vector<double>& waits) {
-  folder_->write(history, net, title_, callbacks_.on_warning);
+  folder_->write(history, net, title_);
   if (board_) board_->write(history.back(), history.back().lr, samples_, waits);
 }
 
@@ -55,10 +55,6 @@ void KeptRun::take_over(bool met) {
       lockstep::take_over(folder_, settings_, judge_,
                           {.met = met, .goes_on = goes_on_in_its_folder(settings_), .warn = callbacks_.on_warning});
   if (is_there && fs::exists(metrics)) told_epochs_ = static_cast<int>(read_metrics(metrics).size());
-}
-
-void KeptRun::finish(const std::vector<EpochMetrics>& history) {
-  folder_->finish(history, title_, callbacks_.on_warning);
 }
 
 }  // namespace lockstep

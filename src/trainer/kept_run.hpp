@@ -36,7 +36,7 @@ class KeptRun {
   // Makes this process keep the run from here on. `met`: it has trained with others (take_over.hpp).
   void take_over(bool met);
 
-  void finish(const std::vector<EpochMetrics>& history);
+  void finish(const std::vector<EpochMetrics>& history) { folder_->finish(history, title_); }
 
  private:
   const TrainOptions& settings_;

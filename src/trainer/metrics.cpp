@@ -41,18 +41,6 @@ std::vector<int64_t> parts_of(const Json& line) {
   return parts.get<std::vector<int64_t>>();
 }
 
-std::string weights_of(const Json& line) {
-  if (!line.contains("weights")) return "";
-  if (line["weights"].is_string()) return line["weights"].get<std::string>();
-  throw Error("its 'weights' is not a text: " + line["weights"].dump(), {Error::file});
-}
-
-std::string written_of(const Json& line) {
-  if (!line.contains("written")) return "";
-  if (line["written"].is_string()) return line["written"].get<std::string>();
-  throw Error("its 'written' is not a text: " + line["written"].dump(), {Error::file});
-}
-
 std::map<std::string, double> test_of(const Json& line) {
   std::map<std::string, double> test;
   if (!line.contains("test")) return test;
@@ -75,9 +63,8 @@ EpochMetrics parse(const std::string& text) {
           .lr = line.contains("lr") ? number(line, "lr") : 0,
           .bytes_per_step = line.contains("bytes_per_step") ? number(line, "bytes_per_step") : 0,
           .parts = parts_of(line),
-          .weights = weights_of(line),
-          .test = test_of(line),
-          .written = written_of(line)};
+          .weights = line.value("weights", std::string()),
+          .test = test_of(line)};
 }
 
 // The step gives at most ten marks on the epoch axis, at round numbers.
@@ -172,7 +159,6 @@ std::string metrics_text(const std::vector<EpochMetrics>& history, bool syntheti
     if (!epoch.parts.empty()) line["parts"] = epoch.parts;
     if (!epoch.weights.empty()) line["weights"] = epoch.weights;
     if (!epoch.test.empty()) line["test"] = epoch.test;
-    if (!epoch.written.empty()) line["written"] = epoch.written;
     if (synthetic) line["data"] = "synthetic";
     text += line.dump() + "\n";
   }

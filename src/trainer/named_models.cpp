@@ -1,77 +1,50 @@
 // train(): the task that a run's options name: one of lockstep's models, on images or on a text.
+#include <lockstep/models/text.hpp>
 #include <lockstep/trainer/trainer.hpp>
 
-#include "base/scramble.hpp"
+#include "option_names.hpp"
 #include "train_options.hpp"
 #include "workload.hpp"
-#include "written_text.hpp"
 
 namespace lockstep {
 namespace {
 
-// Tells people that the data are not Fashion-MNIST's, if so.
-std::string remark_on(const ImageData& data, const DataDigests& digests) {
-  if (data.synthetic || is_fashion_mnist(digests)) return "";
-  return has_images_of_mnist(digests) ? " (the digits of MNIST)" : " (not the images as published)";
-}
-
-std::string warning_of_mnist(const ImageData& data, const DataDigests& digests) {
-  if (!has_images_of_mnist(digests)) return "";
-  return "the files in " + data.source +
-         " have Fashion-MNIST's names, but hold the digits of MNIST; if clothes are meant, put Fashion-MNIST's files "
-         "there";
-}
-
-Workload workload_of_text(const TrainOptions& options) {
-  const TextData data = load_text(options.data.text, options.model.context);
-  return {.task = task_of(options, data),
-          .digests = digests_of(data.train, data.test),
-          .announcement = data.source,
-          .title = to_string(options.model) + " on " + options.data.text.filename().string()};
-}
-
-Workload workload_of(const TrainOptions& options) {
-  if (learns_text(options.model)) return workload_of_text(options);
-  const ImageData data = load_data(options.data);
-  return workload_of_images(options, data, digests_of(data));
+Task task_of_samples(const TrainOptions& options, Samples train, Samples test, const std::string& source) {
+  return {.name = options.model.name,
+          .module = [model = options.model](uint64_t seed) { return make_model(model, seed); },
+          .criterion = model_loss(options.model),
+          .train = std::move(train),
+          .test = std::move(test),
+          .source = source};
 }
 
 }  // namespace
 
-Workload workload_of_images(const TrainOptions& options, const ImageData& data, const DataDigests& digests) {
-  const std::string remark = remark_on(data, digests);
+Task task_of(const TrainOptions& options, const ImageData& data) {
+  Task task = task_of_samples(options, data.train, data.test, data.source);
+  task.accuracy = true;
+  return task;
+}
+
+Workload workload_of(const TrainOptions& options) {
+  const std::string model = to_string(options.model);
+  if (learns_text(options.model)) {
+    const TextData data = load_text(options.data.text, options.model.context);
+    Task task = task_of_samples(options, data.train, data.test, data.source);
+    task.perplexity = true;
+    return {.task = task,
+            .digests = digests_of(data.train, data.test),
+            .announcement = data.source,
+            .title = model + " on " + options.data.text.filename().string()};
+  }
+  const ImageData data = load_data(options.data);
+  const DataDigests digests = digests_of(data);
+  const std::string remark = data.synthetic || is_fashion_mnist(digests) ? "" : " (not the images as published)";
   const std::string name = data.synthetic ? data.source : std::string(to_string(options.data.source));
   return {.task = task_of(options, data),
           .digests = digests,
           .announcement = data.source + remark,
-          .warning = warning_of_mnist(data, digests),
-          .title = to_string(options.model) + " on " + name + remark};
-}
-
-Task task_of(const TrainOptions& options, const ImageData& data) {
-  return {.name = options.model.name,
-          .module = [model = options.model](uint64_t seed) { return make_model(model, seed); },
-          .criterion = model_loss(options.model),
-          .train = data.train,
-          .test = data.test,
-          .source = data.source,
-          .accuracy = true};
-}
-
-Task task_of(const TrainOptions& options, const TextData& data) {
-  Task task{.name = options.model.name,
-            .module = [model = options.model](uint64_t seed) { return make_model(model, seed); },
-            .criterion = model_loss(options.model),
-            .train = data.train,
-            .test = data.test,
-            .source = data.source,
-            .perplexity = true};
-  if (options.write_text == 0) return task;
-  task.write = [bytes = options.write_text, context = options.model.context, seed = options.seed](
-                   const Task::Forward& forward, int epoch) {
-    return written_text(forward, context, bytes, mix({seed, static_cast<uint64_t>(epoch)}));
-  };
-  return task;
+          .title = model + " on " + name + remark};
 }
 
 TrainResult train(const TrainOptions& options, const TrainCallbacks& callbacks) {

@@ -17,6 +17,11 @@ bool is_split(F f) {
   return f.way.split && !by_data_alone(*f.way.split);
 }
 
+// A split network rounds its gradients too, but knows no PowerSGD.
+bool compresses_whole_layers(F f) {
+  return f.way.compress == Compression::powersgd || (f.way.compress != Compression::none && !is_split(f));
+}
+
 bool drops(F f) {
   const ModelOptions& model = f.options.model;
   return (model.name == "alexnet" && model.dropout > 0) || (model.name == "gpt" && model.residual_dropout > 0);
@@ -31,15 +36,16 @@ constexpr Choice zero{"zero_stage", "`zero_stage`", [](F f) { return f.way.zero_
 constexpr Choice zero_2_or_3{"zero_stage", "`zero_stage` 2 or 3", [](F f) { return f.way.zero_stage > 1; }};
 constexpr Choice zero_3{"zero_stage", "`zero_stage` 3", [](F f) { return f.way.zero_stage == 3; }};
 constexpr Choice compress{"compress", "`compress`", [](F f) { return f.way.compress != Compression::none; }};
+constexpr Choice compress_whole{"compress", "`compress`", compresses_whole_layers};
 constexpr Choice powersgd{"compress", "`compress` powersgd",
                           [](F f) { return f.way.compress == Compression::powersgd; }};
 constexpr Choice no_powersgd{"compress", "`compress` other than powersgd",
                              [](F f) { return f.way.compress != Compression::powersgd; }};
 constexpr Choice compress_rank{"compress_rank", "`compress_rank`", [](F f) { return f.way.compress_rank != 0; }};
-constexpr Choice sync_every{"sync_every", "`sync_every`", [](F f) { return f.way.sync_every != 0; }};
-constexpr Choice no_sync_every{"sync_every", "no `sync_every`", [](F f) { return f.way.sync_every == 0; }};
+constexpr Choice sync_every{"sync_every", "`sync_every`", [](F f) { return f.way.local.sync_every != 0; }};
+constexpr Choice no_sync_every{"sync_every", "no `sync_every`", [](F f) { return f.way.local.sync_every == 0; }};
 constexpr Choice outer{"outer_lr", "`outer_lr` or `outer_momentum`",
-                       [](F f) { return f.way.outer_lr != 1 || f.way.outer_momentum != 0; }};
+                       [](F f) { return f.way.local.outer_lr != 1 || f.way.local.outer_momentum != 0; }};
 constexpr Choice graph{"cuda_graph", "`cuda_graph`", [](F f) { return f.way.cuda_graph; }};
 constexpr Choice split{"split", "a `split` other than by data", is_split};
 constexpr Choice any_split{"split", "a `split`", [](F f) { return f.way.split.has_value(); }};
@@ -95,31 +101,23 @@ constexpr Choice no_lr{"lr", "no `lr`", [](F f) { return !f.options.rate.lr; }};
 
 constexpr const char* not_elastic =
     "leave it out, or start a job that is not elastic, with `resume` auto: when a process is lost, lockstep launch "
-    "starts "
-    "all of them again (`max_restarts`)";
+    "starts all of them again (`max_restarts`)";
 constexpr const char* shares = "give the shares, as in `balance` 2,1";
+
+// The ways of a run, of which flags and 0.1's config.json may name two. No Way can.
+constexpr Choice ways[] = {zero, compress_whole, sync_every, graph, split};
 
 constexpr OptionPair pairs[] = {
     {zero, whole_layers, "they need the norms of whole layers, of which a rank has slices", "take sgd, adam or adamw"},
-    {zero, compress, "ZeRO exchanges gradients in its own way"},
-    {zero, sync_every, "ZeRO's ranks take every step together"},
-    {zero, graph, "ZeRO exchanges parameters behind the steps that a graph records"},
-    {zero, split, "ZeRO shares out what ranks split by data have in common"},
     {zero_2_or_3, sync_batchnorm, "both wait for other devices within backward",
      "take `zero_stage` 1, or leave it out"},
     {zero_3, arithmetic, "who computes grains of others again needs all parameters",
      "take `zero_stage` 2, or leave it out"},
-    {compress, sync_every, "no gradients are exchanged that could be made smaller"},
-    {compress, graph, "a graph records steps whose gradients are averaged as they are"},
-    {powersgd, split, "PowerSGD compresses whole layers' gradients", "take bf16 or fp16, or leave one of the two out"},
     {compress_rank, no_powersgd, "only PowerSGD's matrices have columns",
      "take powersgd, or leave `compress_rank` out"},
-    {sync_every, graph, "a step of a graph is always the same, and not every H-th one another"},
-    {sync_every, split, "ranks take steps of the whole network by themselves"},
     {sync_every, sync_batchnorm, "BatchNorm would exchange statistics at every step"},
     {sync_every, every, "the ranks' parameters differ between two averages (at the end of each epoch they are one)"},
     {outer, no_sync_every, "only local SGD has an outer optimizer", "give `sync_every` too, or leave them out"},
-    {graph, split, "a graph records steps of the whole network"},
     {graph, accumulate, "a graph records steps that compute a batch at once"},
     {graph, sync_batchnorm, "BatchNorm would exchange statistics within the steps that a graph records"},
     {graph, dropout, "every replay of a step would drop the same values"},
@@ -132,8 +130,8 @@ constexpr OptionPair pairs[] = {
     {grain, in_microbatches, "grains are a pipeline's microbatches", "leave the microbatches out"},
     {arithmetic, no_grain, "it compares grains that two devices compute", "give a `grain`, such as 32"},
     {arithmetic, split, "who computes grains of others again needs the whole network"},
-    {accumulate, by_layers, "the microbatches are such pieces already", "take a split with more of them"},
-    {sync_batchnorm, accumulate, "BatchNorm would normalise over a piece, and not over the batch"},
+    {accumulate, by_layers, "the microbatches are such parts already", "take a split with more of them"},
+    {sync_batchnorm, accumulate, "BatchNorm would normalise over a part, and not over the batch"},
     {sync_batchnorm, split, "only ranks with the whole network can normalise over the batch"},
     {whole_layers, by_channels, "they need the norms of whole layers, of which a rank has slices",
      "take sgd, adam or adamw, or a split by data and layers"},
@@ -164,6 +162,16 @@ constexpr OptionPair pairs[] = {
     {ema, sync_every, "each rank has weights of its own within a round, and the average is of those that all have"},
 };
 
+[[noreturn]] void refuse(const OptionPair& pair) {
+  std::vector<std::string> keys;
+  for (const char* key : {pair.one.key, pair.other.key}) {
+    if (key != nullptr) keys.emplace_back(key);
+  }
+  throw Error(
+      std::string(pair.one.text) + " and " + pair.other.text + " do not go together: " + pair.why + "; " + pair.instead,
+      {.options = keys});
+}
+
 }  // namespace
 
 std::span<const OptionPair> forbidden_pairs() {
@@ -171,15 +179,14 @@ std::span<const OptionPair> forbidden_pairs() {
 }
 
 void check_pairs(const Facts& facts) {
+  const Choice* first = nullptr;
+  for (const Choice& way : ways) {
+    if (!way.is_made(facts)) continue;
+    if (first != nullptr) refuse({*first, way, "they are two ways to share the work"});
+    first = &way;
+  }
   for (const OptionPair& pair : pairs) {
-    if (!pair.one.is_made(facts) || !pair.other.is_made(facts)) continue;
-    std::vector<std::string> keys;
-    for (const char* key : {pair.one.key, pair.other.key}) {
-      if (key != nullptr) keys.emplace_back(key);
-    }
-    throw Error(std::string(pair.one.text) + " and " + pair.other.text + " do not go together: " + pair.why + "; " +
-                    pair.instead,
-                {.options = keys});
+    if (pair.one.is_made(facts) && pair.other.is_made(facts)) refuse(pair);
   }
 }
 
@@ -198,6 +205,9 @@ std::string remark_on_pairs(std::string_view key) {
     text += is_needed ? second.substr(3) : second;
   }
   std::string all;
+  for (const Choice& way : ways) {
+    if (way.key == key) all = "a run takes one of `compress`, `sync_every`, `zero_stage`, `cuda_graph` and `split`";
+  }
   for (const auto& [first, text] : remarks) {
     all += all.empty() ? "" : "; ";
     all += first == "`" + std::string(key) + "`" ? text : first + " " + text;

@@ -1,6 +1,5 @@
 // The table of options that do not go together. train(), fit() and the program refuse them in its words; the flags'
-// help and docs/guide.md list them. Two ways of a run are here for flags and 0.1's config.json alone: no Way can say
-// them.
+// help and docs/guide.md list them.
 #pragma once
 
 #include <lockstep/trainer/task.hpp>
@@ -37,7 +36,7 @@ struct OptionPair {
 
 std::span<const OptionPair> forbidden_pairs();
 
-// Throws Error, with both options' keys, for the first pair that is there.
+// Throws Error, with both options' keys, for two ways of a run, and for the first pair that is there.
 void check_pairs(const Facts& facts);
 
 // The pairs whose first side is the option: "needs `grain`, not with `split`". Empty: there are none.

@@ -84,8 +84,8 @@ void each_option(Options& options, Ways& way, Visit&& visit) {  // NOLINT(readab
        "alexnet: images resized to 224 x 224; the book trains it with `lr` 0.01\n"
        "resnet18: ResNet-18 for small images; the book trains it with `lr` 0.1. BatchNorm normalises over each "
        "device's own samples (but see `sync_batchnorm`); its running statistics are averaged after every epoch\n"
-       "gpt: a language model, which learns the next byte of `text`; it wants `optimizer` adamw with `lr` about "
-       "0.003 and `schedule` cosine\n"},
+       "gpt: a language model, which learns the next byte of `text`; it wants `optimizer` adamw with `lr` about 0.003 "
+       "and `schedule` cosine\n"},
       options.model.name);
   one({"width", throughout, what, "X", "mlp, alexnet, resnet18: X times as many channels and units, in multiples of 8"},
       options.model.width);
@@ -121,12 +121,10 @@ void each_option(Options& options, Ways& way, Visit&& visit) {  // NOLINT(readab
   one({"resume", nowhere, what, "PATH",
        "go on with a stopped run as if it had never been stopped: its folder, or one of the checkpoints in there; "
        "last: the run that was trained last, or the run of `run_dir`; auto: the run of `run_dir` if it has a "
-       "checkpoint, "
-       "or else a new run\n"
+       "checkpoint, or else a new run\n"
        "The run keeps its settings. Only `epochs`, `devices`, `split`, `threads_per_rank`, `balance`, `zero_stage`, "
        "`memory_format`, `cuda_graph`, `on_nan`, `check_replicas`, `check_arithmetic`, `data_dir`, `text` and what is "
-       "kept may change. It stays in "
-       "its folder unless `run_dir` gives another"},
+       "kept may change. It stays in its folder unless `run_dir` gives another"},
       options.keep.resume, {.least = 1, .kept = false, .plain = false});
 
   one({"devices", nowhere, where, "LIST",
@@ -158,8 +156,9 @@ void each_option(Options& options, Ways& way, Visit&& visit) {  // NOLINT(readab
        "train with batches of K times `batch_size`; `scale_lr` and `warmup` then start from `batch_size`"},
       options.batch.scale, {.least = 1});
   one({"accumulate", throughout, update, "N",
-       "each rank computes its part of a batch in N pieces, one after the other, before the update. This takes less "
-       "memory and gives the same gradients, but BatchNorm normalises over a piece"},
+       "each rank divides its part of a batch into N parts, and computes one after the other before the update. This "
+       "takes less "
+       "memory and gives the same gradients, but BatchNorm normalises over one of them"},
       options.batch.accumulate, {.least = 1});
   one({"balance", in_a_run, update, "SHARES",
        "how a batch is divided among the devices\n"
@@ -189,8 +188,7 @@ void each_option(Options& options, Ways& way, Visit&& visit) {  // NOLINT(readab
       options.optimizer.clip);
   one({"lr", throughout, update, "X",
        "learning rate for batches of `reference_batch` samples (default: 0.2 for sgd, 0.001 for adam, adamw and lamb, "
-       "1 "
-       "for lars); lenet wants about 0.01 with lamb, 8 with lars"},
+       "1 for lars); lenet wants about 0.01 with lamb, 8 with lars"},
       options.rate.lr, {.otherwise = ""});
   one({"scale_lr", throughout, update, "RULE",
        "how the learning rate grows with batches of k times `reference_batch`: none; sqrt: sqrt(k) times; linear: k "
@@ -227,15 +225,14 @@ void each_option(Options& options, Ways& way, Visit&& visit) {  // NOLINT(readab
   of_way({"sync_every", throughout, exchange, "H",
           "each rank takes H steps by itself, then all average their parameters, also at the end of an epoch (local "
           "SGD); 0: average gradients at every step"},
-         way.sync_every);
-  of_way(
-      {"outer_lr", throughout, exchange, "X",
-       "for `sync_every`: learning rate of the outer optimizer, which takes the ranks' mean movement for a gradient; "
-       "DiLoCo (Douillard et al. 2023) uses 0.7"},
-      way.outer_lr);
+         way.local.sync_every);
+  of_way({"outer_lr", throughout, exchange, "X",
+          "for `sync_every`: learning rate of the outer optimizer, which takes the ranks' mean movement for a "
+          "gradient; DiLoCo (Douillard et al. 2023) uses 0.7"},
+         way.local.outer_lr);
   of_way({"outer_momentum", throughout, exchange, "X",
           "for `sync_every`: Nesterov momentum of the outer optimizer; DiLoCo uses 0.9"},
-         way.outer_momentum);
+         way.local.outer_momentum);
 
   one({"epochs", in_a_run, how, "N", "passes over the training set"}, options.epochs, {.least = 1});
   one({"seed", throughout, how, "N", "the seed of the first weights, the samples' order and dropout"}, options.seed);
@@ -248,12 +245,12 @@ void each_option(Options& options, Ways& way, Visit&& visit) {  // NOLINT(readab
   one({"check_replicas", in_a_run, how, "N",
        "compare the ranks' weights and optimizer states, with `grain` running statistics too, every N steps and at the "
        "end of each epoch, and end the run, with the rank named, if they differ; in an elastic job that rank gets the "
-       "others' state; what one rank alone has, as with `zero_stage` and splits, must not change between two "
-       "updates: take 1, so that every step is covered; 0: never"},
+       "others' state; what one rank alone has, as with `zero_stage` and splits, must not change between two updates: "
+       "take 1, so that every step is covered; 0: never"},
       options.check_replicas, {.otherwise = "at the end of each epoch"});
   one({"check_arithmetic", in_a_run, how, "F",
-       "another rank computes this fraction of the grains again, such as 0.01, and the run ends if the "
-       "bits differ, with the rank named that computes wrongly; costs about this fraction of the time; 0: none"},
+       "another rank computes this fraction of the grains again, such as 0.01, and the run ends if the bits differ, "
+       "with the rank named that computes wrongly; costs about this fraction of the time; 0: none"},
       options.check_arithmetic);
   one({"precision", throughout, how, "NAME",
        "in which type is computed\n"
@@ -274,20 +271,14 @@ void each_option(Options& options, Ways& way, Visit&& visit) {  // NOLINT(readab
       options.sync_batchnorm);
   of_way({"zero_stage", in_a_run, how, "N",
           "ZeRO, for sgd, adam and adamw. 0: every rank has the whole optimizer; 1: each rank keeps and computes its "
-          "slice "
-          "of it; 2: and of the gradients; 3: and of the parameters, whose layers it gathers just before they compute. "
-          "The "
-          "results are the same"},
+          "slice of it; 2: and of the gradients; 3: and of the parameters, whose layers it gathers just before they "
+          "compute. The results are the same"},
          way.zero_stage, {.most = 3});
   of_way({"cuda_graph", in_a_run, how, nullptr,
           "on GPUs: record the step of a full batch once as a CUDA graph and replay it, so that the CPU does not limit "
           "small networks"},
          way.cuda_graph);
 
-  one({"write_text", in_a_run, out, "N",
-       "gpt: so many bytes of text that the network writes at the end of each epoch, drawn by `seed` and the epoch; 0: "
-       "none"},
-      options.write_text);
   one({"run_dir", nowhere, nullptr, nullptr, nullptr}, options.keep.run_dir, {.flag = "name"});
   one({"keep_last", nowhere, out, "N",
        "keep this many of the newest checkpoints for `resume`, beside the one with the best test accuracy; 0: write "
@@ -298,14 +289,12 @@ void each_option(Options& options, Ways& way, Visit&& visit) {  // NOLINT(readab
       options.keep.every, {.otherwise = "", .least = 1});
   one({"tensorboard", nowhere, out, nullptr,
        "write an event file for TensorBoard in the run's folder, with loss, accuracy, learning rate, images per second "
-       "and "
-       "each rank's wait for data, per epoch"},
+       "and each rank's wait for data, per epoch"},
       options.keep.tensorboard);
   one({"trace", nowhere, out, "FILE",
        "write a timeline of steps 3 to 22 to this file, for ui.perfetto.dev or chrome://tracing: forward, backward, "
-       "each bucket of "
-       "gradients and the update, on every rank (under a launcher each process writes its own ranks': trace.json, "
-       "trace.1.json)"},
+       "each bucket of gradients and the update, on every rank (under a launcher each process writes its own ranks': "
+       "trace.json, trace.1.json)"},
       options.keep.trace, {.least = 1, .kept = false});
 }
 

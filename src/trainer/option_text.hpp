@@ -5,6 +5,7 @@
 
 #include "base/classic.hpp"
 #include "base/number_text.hpp"
+#include "option_names.hpp"
 
 #include <charconv>
 #include <optional>
@@ -12,38 +13,6 @@
 #include <type_traits>
 
 namespace lockstep {
-
-// True for values that have names.
-template <class Value>
-inline constexpr bool is_named = std::is_enum_v<Value> || std::is_same_v<Value, BalanceRule>;
-
-inline void take_name(const std::string& name, DataSource& value) {
-  value = data_source_from(name);
-}
-inline void take_name(const std::string& name, Precision& value) {
-  value = precision_from(name);
-}
-inline void take_name(const std::string& name, MemoryFormat& value) {
-  value = memory_format_from(name);
-}
-inline void take_name(const std::string& name, Compression& value) {
-  value = compression_from(name);
-}
-inline void take_name(const std::string& name, OnNan& value) {
-  value = on_nan_from(name);
-}
-inline void take_name(const std::string& name, OptimizerKind& value) {
-  value = optimizer_from(name);
-}
-inline void take_name(const std::string& name, LearningRate::Scaling& value) {
-  value = scaling_from(name);
-}
-inline void take_name(const std::string& name, LearningRate::Schedule& value) {
-  value = lr_schedule_from(name);
-}
-inline void take_name(const std::string& name, BalanceRule& value) {
-  value = balance_rule_from(name);
-}
 
 template <class Items, class Text>
 std::string comma_joined(const Items& items, Text&& text_of) {
@@ -67,7 +36,7 @@ std::string option_text(const Value& value) {
     return number_text(value);
   } else if constexpr (std::is_integral_v<Value>) {
     return std::to_string(value);
-  } else if constexpr (is_named<Value>) {
+  } else if constexpr (std::is_enum_v<Value> || std::is_same_v<Value, BalanceRule>) {
     return std::string(to_string(value));
   } else if constexpr (std::is_same_v<Value, std::chrono::seconds>) {
     return std::to_string(value.count());
@@ -93,8 +62,12 @@ void take_text(const std::string& text, Value& value) {
     take_text(text, value.emplace());
   } else if constexpr (std::is_arithmetic_v<Value>) {
     std::from_chars(text.data(), text.data() + text.size(), value);
-  } else if constexpr (is_named<Value>) {
-    take_name(text, value);
+  } else if constexpr (Named<Value>) {
+    value = value_from<Value>(text);
+  } else if constexpr (std::is_same_v<Value, OptimizerKind>) {
+    value = optimizer_from(text);
+  } else if constexpr (std::is_same_v<Value, BalanceRule>) {
+    value = balance_rule_from(text);
   } else if constexpr (std::is_same_v<Value, std::chrono::seconds>) {
     value = std::chrono::seconds(std::stoll(text));
   } else if constexpr (std::is_same_v<Value, std::vector<int>>) {

@@ -7,7 +7,6 @@
 #include <lockstep/data_parallel/sync_batch_norm.hpp>
 #include <lockstep/devices/memory_format.hpp>
 #include <lockstep/lab/check_arithmetic.hpp>
-#include <lockstep/models/text.hpp>
 
 #include "batch_settings.hpp"
 #include "data_parallel/replica.hpp"
@@ -88,18 +87,15 @@ RankTrainer::RankTrainer(const TrainOptions& options, const TrainCallbacks& call
       test_(task.test.to(rank.device())),
       made_(make_net(options, task, traffic_.rank(), resumed)),
       net_(made_.layers, traffic_.rank(), split_of(options, rank.world_size()),
-           {.average = flat(options.way).sync_every == 0,
+           {.average = flat(options.way).local.sync_every == 0,
             .hook = hook_,
             .sharded = static_cast<Sharded>(flat(options.way).zero_stage),
             .grain_check = options.check_arithmetic > 0 ? check_arithmetic(options.check_arithmetic) : nullptr},
            made_.takes_batch),
-      update_(options, net_,
-              {.optimizer = task.optimizer,
-               .groups = task.groups,
-               .module = made_.module.get(),
-               .ema_decay = task.ema_decay}),
+      update_(options, net_, task, made_.module.get()),
       watch_(options, rank_, update_,
-             /*ranks_differ=*/!holds_whole() || flat(options.way).zero_stage > 0 || flat(options.way).sync_every > 0),
+             /*ranks_differ=*/!holds_whole() || flat(options.way).zero_stage > 0 ||
+                 flat(options.way).local.sync_every > 0),
       replicas_(options, net_, update_, traffic_),
       totals_(rank.device()),
       step_(
@@ -145,7 +141,6 @@ EpochMetrics RankTrainer::epoch(int number, const Keep& keep) {
   if (options_.batch.grain == 0) average_running_statistics(net_, totals_.samples);
   show();
   evaluate_now(metrics, /*to_the_end=*/static_cast<bool>(keep));
-  metrics.written = written_now(number);
   whole_steps_ = 0;
   return metrics;
 }
@@ -285,11 +280,11 @@ void RankTrainer::report(StepProgress& progress) {
 
 // With local SGD the ranks' parameters differ within a round, so nothing is kept there.
 bool RankTrainer::within_round() const {
-  const int64_t round = flat(options_.way).sync_every;
+  const int64_t round = flat(options_.way).local.sync_every;
   return round > 0 && steps_ % round != 0;
 }
 
-// Is called between two steps. The epoch's seconds are those of training alone.
+// It runs between two steps. The epoch's seconds are those of training alone.
 void RankTrainer::keep_or_stop(const Keep& keep) {
   stops_ = stops_ || stopping_.after_step();
   if (keep && within_round()) return;
@@ -348,19 +343,6 @@ void RankTrainer::evaluate_now(EpochMetrics& metrics, bool to_the_end) {
   const auto sums = evaluate_sums(evaluation_forward(options_, rank_.device(), forward), test_, sums_of(task_, rank_),
                                   net_.mesh().data(), batch_size, options_.batch.grain);
   put_measures(sums, task_, metrics);
-}
-
-// Gives all ranks the text that the first replica writes; the others would write the same.
-std::string RankTrainer::written_now(int epoch) {
-  if (!task_.write) return "";
-  net_.eval();
-  const c10::NoGradGuard no_grad;
-  const auto of_batch =
-      evaluation_forward(options_, rank_.device(), [&](const Batch& batch) { return net_.forward(batch); });
-  const auto forward = [&](const torch::Tensor& x) { return of_batch({.x = x.to(rank_.device()), .y = {}}); };
-  std::string text;
-  if (net_.mesh().data().index() == 0) text = readable_text(task_.write(forward, epoch));
-  return rank_.broadcast(text);
 }
 
 void RankTrainer::show() {

@@ -76,7 +76,7 @@ class RankTrainer {
   std::string straggler();
 
   // The whole network, under its own names. If it is split by data alone, it is the one that this rank holds. Otherwise
-  // it is another one, and all ranks must call this.
+  // it is another one: call it on all ranks then.
   std::shared_ptr<torch::nn::Module> whole();
 
  private:
@@ -95,7 +95,6 @@ class RankTrainer {
   double sum_of_losses();  // sum over the epoch's samples, on all ranks together
   void end_epoch(EpochMetrics& metrics);
   void evaluate_now(EpochMetrics& metrics, bool to_the_end);
-  std::string written_now(int epoch);
   bool holds_whole();  // true if the network is split by data alone
   void restore(const RunState& state);
   void save_average(RunState& state);

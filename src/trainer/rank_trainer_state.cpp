@@ -8,7 +8,6 @@
 #include "data_parallel/replica.hpp"
 #include "data_parallel/trained_net.hpp"
 #include "nn/module_state.hpp"
-#include "rank_tables.hpp"
 #include "rank_trainer.hpp"
 #include "ranks/gather.hpp"
 #include "ranks/rank_generators.hpp"
@@ -16,26 +15,28 @@
 #include "train_options.hpp"
 
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <vector>
 
 namespace lockstep {
 namespace {
 
-// The tensor "trainer.NAME", which is the same for all ranks; undefined if there is none.
-at::Tensor trainers_own(const RunState& state, const std::string& name) {
+// The number "trainer.NAME", which is the same for all ranks; none if there is no such tensor.
+template <class Number>
+std::optional<Number> trainers_own(const RunState& state, const std::string& name) {
   for (const auto& [theirs, tensor] : tensors_under("trainer", state.tensors)) {
-    if (theirs == name) return tensor;
+    if (theirs != name) continue;
+    if (tensor.numel() == 1 && tensor.scalar_type() == c10::CppTypeToScalarType<Number>::value)
+      return tensor.item<Number>();
+    throw Error("cannot go on: the checkpoint's tensor 'trainer." + name + "' is not one number", {Error::file});
   }
-  return {};
+  return std::nullopt;
 }
 
 // Checks that no more samples were left out than the epoch's steps have had.
 int64_t left_out_of(const RunState& state, int64_t trained) {
-  const at::Tensor tensor = trainers_own(state, "left_out");
-  if (!tensor.defined()) return 0;
-  const bool is_number = tensor.numel() == 1 && tensor.scalar_type() == at::kLong;
-  const int64_t value = is_number ? tensor.item<int64_t>() : -1;
+  const int64_t value = trainers_own<int64_t>(state, "left_out").value_or(0);
   if (value >= 0 && value <= trained) return value;
   throw Error("cannot go on: the checkpoint's tensor 'trainer.left_out' is no count of the epoch's samples so far",
               {Error::file});
@@ -43,9 +44,8 @@ int64_t left_out_of(const RunState& state, int64_t trained) {
 
 // The loss of the epoch's steps so far, in a run with a grain.
 double grains_loss_of(const RunState& state) {
-  const at::Tensor tensor = trainers_own(state, "loss");
-  if (tensor.defined() && tensor.numel() == 1 && tensor.scalar_type() == at::kDouble) return tensor.item<double>();
-  throw Error("cannot go on: the checkpoint has no number 'trainer.loss', the sum of the epoch's losses so far",
+  if (const auto loss = trainers_own<double>(state, "loss")) return *loss;
+  throw Error("cannot go on: the checkpoint has no 'trainer.loss', the sum of the epoch's losses so far",
               {Error::file});
 }
 
@@ -121,8 +121,7 @@ void RankTrainer::save_average(RunState& state) {
 
 void RankTrainer::load_average(const RunState& state) {
   const auto values = tensors_under("ema", state.tensors);
-  const at::Tensor decay = trainers_own(state, "ema_decay");
-  const double before = decay.defined() ? decay.item<double>() : 0;
+  const double before = trainers_own<double>(state, "ema_decay").value_or(0);
   const bool has_steps = state.epochs > 0 || state.steps > 0;
   if (has_steps && before != task_.ema_decay) {
     throw Error("cannot go on: the checkpoint's run has ema_decay " + number_text(before) + ", and \"" + task_.name +
@@ -197,7 +196,7 @@ void RankTrainer::load_order(const torch::Tensor& table) {
   averaging->set_order({order.const_data_ptr<int64_t>(), order.const_data_ptr<int64_t>() + order.numel()});
 }
 
-// Sums over the ranks are what counts, so other ranks than the checkpoint's go on from one rank's share.
+// Sums over the ranks are what counts, so on other ranks than the checkpoint's rank 0 takes them all.
 void RankTrainer::load_totals(const torch::Tensor& table) {
   totals_.known.correct = static_cast<int64_t>(table.select(1, 1).sum().item<double>());
   const bool same_ranks = table.size(0) == rank_.world_size();

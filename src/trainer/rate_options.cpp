@@ -1,20 +1,10 @@
-#include <lockstep/trainer/rate_options.hpp>
+#include <lockstep/trainer/train_options.hpp>
 
-#include "base/names.hpp"
 #include "base/number_text.hpp"
-
-#include <array>
-#include <utility>
+#include "option_names.hpp"
 
 namespace lockstep {
 namespace {
-
-constexpr std::array scalings{std::pair{LearningRate::Scaling::none, "none"},
-                              std::pair{LearningRate::Scaling::sqrt, "sqrt"},
-                              std::pair{LearningRate::Scaling::linear, "linear"}};
-constexpr std::array lr_schedules{std::pair{LearningRate::Schedule::constant, "constant"},
-                                  std::pair{LearningRate::Schedule::step, "step"},
-                                  std::pair{LearningRate::Schedule::cosine, "cosine"}};
 
 // The rate once it is warmed up, before any schedule.
 double full_rate(LearningRate rate) {
@@ -25,22 +15,6 @@ double full_rate(LearningRate rate) {
 }
 
 }  // namespace
-
-std::string_view to_string(LearningRate::Scaling scaling) {
-  return name_in(scalings, scaling);
-}
-
-std::string_view to_string(LearningRate::Schedule schedule) {
-  return name_in(lr_schedules, schedule);
-}
-
-LearningRate::Scaling scaling_from(std::string_view name) {
-  return value_in(scalings, name, "the scaling of the learning rate");
-}
-
-LearningRate::Schedule lr_schedule_from(std::string_view name) {
-  return value_in(lr_schedules, name, "the schedule of the learning rate");
-}
 
 std::string to_string(const LearningRate& rate) {
   std::string text = number_text(rate.lr);

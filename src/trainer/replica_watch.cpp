@@ -11,7 +11,7 @@ ReplicaWatch::ReplicaWatch(const TrainOptions& options, const SplitModel& net, c
                            StepTraffic& traffic)
     : every_(options.check_replicas),
       has_grains_(options.batch.grain > 0),
-      round_(flat(options.way).sync_every),
+      round_(flat(options.way).local.sync_every),
       net_(net),
       update_(update),
       traffic_(traffic) {}

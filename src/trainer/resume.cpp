@@ -27,10 +27,6 @@ struct Change {
   std::string key, then, now;
 };
 
-std::string named(const std::string& key, const std::string& value) {
-  return value == "none" ? "no " + key : key + " " + value;
-}
-
 // The first change; none if both are settings of one run.
 std::optional<Change> change_between(const TrainOptions& old, const TrainOptions& options) {
   std::map<std::string_view, std::string> then;
@@ -41,33 +37,20 @@ std::optional<Change> change_between(const TrainOptions& old, const TrainOptions
     const bool counts =
         option.same == Same::throughout || (options.batch.grain > 0 && std::string_view(option.key) == "memory_format");
     if (change || !counts || !says_something(option, options) || then[option.key] == option_text(value)) return;
-    const auto text = [&](const std::string& value_text) {
-      const bool is_none =
-          value_text == "0" && option.more.otherwise != nullptr && std::string_view(option.more.otherwise) == "none";
-      return is_none ? "none" : value_text;
-    };
-    change = {option.key, text(then[option.key]), text(option_text(value))};
+    change = {option.key, then[option.key], option_text(value)};
   });
   return change;
 }
 
-// A checkpoint that was put into another run's folder is not one of that run, whose config.json says what it is. A
-// config.json that cannot be read says nothing, and the run that goes on writes it anew.
-void check_same_folder(const TrainOptions& old, const fs::path& file) {
+// Reads the config.json of the folder in which the checkpoint lies. One that cannot be read says nothing, and the
+// run that goes on writes it anew.
+std::optional<TrainOptions> config_beside(const fs::path& file, const Devices& devices) {
   const fs::path run = run_of(file);
-  std::optional<TrainOptions> config;
+  if (run.empty()) return std::nullopt;
   try {
-    if (!run.empty()) config = read_config(run, old.devices);
+    return read_config(run, devices);
   } catch (const Error&) {
-  }
-  if (!config) return;
-  if (const auto change = change_between(*config, old)) {
-    throw Error(
-        "it has " + named(change->key, change->now) + ", and the run in whose folder it lies " + change->then +
-            ", as " + (run / kConfigFile).string() +
-            " says; so it is another run's, or that file was changed. Go on from a checkpoint of this run; a file "
-            "that was changed, put back or remove",
-        {Error::file, {}, {change->key}});
+    return std::nullopt;
   }
 }
 
@@ -79,13 +62,16 @@ void check_same_run(const RunState& state, const TrainOptions& options, const fs
   } catch (const Error& error) {
     throw Error(what + error.what(), {Error::file});
   }
-  try {
-    check_same_folder(then, file);
-  } catch (const Error& error) {
-    throw Error(what + error.what(), error.data());
+  const auto config = config_beside(file, options.devices);
+  if (const auto change = config ? change_between(*config, then) : std::nullopt) {
+    throw Error(what + "it has " + change->key + " " + change->now + ", and the run in whose folder it lies " +
+                    change->then + ", as its " + kConfigFile +
+                    " says; so it is another run's, or that file was changed. Go on from a checkpoint of this run; a "
+                    "file that was changed, put back or remove",
+                {Error::file, {}, {change->key}});
   }
   if (const auto change = change_between(then, options)) {
-    throw Error(what + "its run has " + named(change->key, change->then) + ", and this one " + change->now +
+    throw Error(what + "its run has " + change->key + " " + change->then + ", and this one " + change->now +
                     "; a run goes on as it began",
                 {.options = {change->key}});
   }

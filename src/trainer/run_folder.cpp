@@ -76,11 +76,12 @@ RunFolder::~RunFolder() {
   for (auto folder = made_.rbegin(); folder != made_.rend(); ++folder) fs::remove(*folder, ignored);
 }
 
-void RunFolder::create(const TrainOptions& options, const Judge& judge, const Warn& warn) {
+void RunFolder::create(const TrainOptions& options, const Judge& judge, Warn warn) {
   if (folder_.empty()) return;
   synthetic_ = options.data.source == DataSource::synthetic;
   keep_last_ = options.keep.last;
   judge_ = judge;
+  warn_ = std::move(warn);
   config_ = to_json(options);
   if (const auto error = io::make_folders(folder_, &made_)) throw cannot_make(folder_, error);
   if (!goes_on_) {
@@ -91,8 +92,8 @@ void RunFolder::create(const TrainOptions& options, const Judge& judge, const Wa
     claimed_ = false;  // somebody has taken this process for gone, and the files are his now
     throw Error("another process trains in " + folder_.string() + "; " + lock_.advice(), {Error::file});
   }
-  if (warn && !lock_.doubt().empty())
-    warn(lock_.doubt() + ", so a second run in it may not be refused: begin none there before this one has ended");
+  if (warn_ && !lock_.doubt().empty())
+    warn_(lock_.doubt() + ", so a second run in it may not be refused: begin none there before this one has ended");
   remove_temporaries();
   io::write_file(folder_ / kConfigFile, config_);
 }
@@ -108,15 +109,15 @@ void RunFolder::remove_temporaries() {
 }
 
 void RunFolder::write(const std::vector<EpochMetrics>& history, const torch::nn::Module& module,
-                      const std::string& title, const Warn& warn) {
+                      const std::string& title) {
   if (folder_.empty()) return;
   const std::map<std::string, std::string> synthetic = {{"data", "synthetic"}};
   save_weights(folder_ / kWeightsFile, module, synthetic_ ? synthetic : std::map<std::string, std::string>());
   write_metrics(folder_ / kMetricsFile, history, synthetic_);  // says that the epoch's weights are there
   has_weights_ = true;
   kept_ = true;
-  restore_config(warn);
-  draw(kSvgFile, history, title, warn);
+  restore_config();
+  draw(kSvgFile, history, title);
 }
 
 void RunFolder::keep(const RunState& state) {
@@ -125,7 +126,7 @@ void RunFolder::keep(const RunState& state) {
   kept_ = true;
 }
 
-void RunFolder::finish(const std::vector<EpochMetrics>& history, const std::string& title, const Warn& warn) {
+void RunFolder::finish(const std::vector<EpochMetrics>& history, const std::string& title) {
   if (folder_.empty()) return;
   for (const fs::path& file : {kept_ ? folder_ : fs::path(), has_weights_ ? folder_ / kWeightsFile : fs::path()}) {
     std::error_code ignored;
@@ -135,26 +136,25 @@ void RunFolder::finish(const std::vector<EpochMetrics>& history, const std::stri
             " is gone: somebody removed it or moved it away while the run trained, so the run is not kept there",
         {Error::file});
   }
-  if (kept_) restore_config(warn);
-  if (!history.empty()) draw(kPngFile, history, title, warn);
+  if (kept_) restore_config();
+  if (!history.empty()) draw(kPngFile, history, title);
 }
 
 // Without it nobody could evaluate the run, or run it again.
-void RunFolder::restore_config(const Warn& warn) {
+void RunFolder::restore_config() {
   std::error_code ignored;
   if (fs::exists(folder_ / kConfigFile, ignored)) return;
   io::write_file(folder_ / kConfigFile, config_);
-  if (warn) warn((folder_ / kConfigFile).string() + " was removed while the run trained, and is written again");
+  if (warn_) warn_((folder_ / kConfigFile).string() + " was removed while the run trained, and is written again");
 }
 
-void RunFolder::draw(const char* name, const std::vector<EpochMetrics>& history, const std::string& title,
-                     const Warn& warn) {
+void RunFolder::draw(const char* name, const std::vector<EpochMetrics>& history, const std::string& title) {
   if (!can_draw_) return;
   try {
     draw_curve(folder_ / name, history, title);
   } catch (const Error& error) {
     can_draw_ = dynamic_cast<const io::ProgramNotFound*>(&error) == nullptr;
-    if (warn) warn(error.what());
+    if (warn_) warn_(error.what());
   }
 }
 

@@ -37,24 +37,23 @@ class RunFolder {
   // Throws Error of `run_dir` if another run was first at the same time. Throws Error if the folder cannot be written,
   // or if another process trains in it. Warns where the folder cannot be locked, so that nobody is refused.
   using Warn = std::function<void(const std::string&)>;
-  void create(const TrainOptions& options, const Judge& judge, const Warn& warn);
+  void create(const TrainOptions& options, const Judge& judge, Warn warn);
 
   // Writes metrics.jsonl, model.safetensors and curve.svg after an epoch. A curve that cannot be drawn is a warning; it
   // is tried again after the next epoch, but not where gnuplot is not installed.
-  void write(const std::vector<EpochMetrics>& history, const torch::nn::Module& module, const std::string& title,
-             const Warn& warn);
+  void write(const std::vector<EpochMetrics>& history, const torch::nn::Module& module, const std::string& title);
 
   // Writes a checkpoint, and keeps no more of the earlier ones than the options say.
   void keep(const RunState& state);
 
   // Call it at the end, however the run ended: draws curve.png. Throws Error if the folder is gone, or its weights,
   // which somebody may have removed while the run trained.
-  void finish(const std::vector<EpochMetrics>& history, const std::string& title, const Warn& warn);
+  void finish(const std::vector<EpochMetrics>& history, const std::string& title);
 
  private:
   void remove_temporaries();
-  void restore_config(const Warn& warn);
-  void draw(const char* name, const std::vector<EpochMetrics>& history, const std::string& title, const Warn& warn);
+  void restore_config();
+  void draw(const char* name, const std::vector<EpochMetrics>& history, const std::string& title);
 
   std::filesystem::path folder_;
   const bool goes_on_;
@@ -65,6 +64,7 @@ class RunFolder {
   bool synthetic_ = false;
   int keep_last_ = 0;
   Judge judge_;
+  Warn warn_;
   bool claimed_ = false;      // the files in the folder are this run's
   bool kept_ = false;         // an epoch is complete, or a checkpoint written: the files stay
   bool has_weights_ = false;  // this object has written an epoch's weights

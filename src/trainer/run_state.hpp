@@ -5,6 +5,7 @@
 // everything. It is replaced whole, and is on the disk when write_run_state returns.
 #pragma once
 
+#include <lockstep/ranks/rank.hpp>
 #include <lockstep/trainer/metrics.hpp>
 
 #include <cstdint>
@@ -48,10 +49,6 @@ void write_run_state(const std::filesystem::path& file, const RunState& state,
 // version of the format, or its bytes are not those that were written.
 RunState read_run_state(const std::filesystem::path& file);
 
-// RunState::config of such a file, from its header alone. Whether the file is whole only read_run_state() knows. Throws
-// Error as it does.
-std::string config_of_run_state(const std::filesystem::path& file);
-
 // All of a state but its tensors, as a text and back. Throws Error that says what is wrong with the text.
 std::string manifest_of(const RunState& state);
 RunState parse_manifest(const std::string& manifest);
@@ -59,5 +56,12 @@ RunState parse_manifest(const std::string& manifest);
 // The tensors with names "PREFIX.…", under the rest of their names; and the reverse.
 io::NamedTensors tensors_under(const std::string& prefix, const io::NamedTensors& tensors);
 void put_under(const std::string& prefix, const io::NamedTensors& tensors, io::NamedTensors& into);
+
+// Gathers each rank's tensors into tables, "ranks.NAME", with a row for each rank. Call it on all ranks.
+io::NamedTensors tables_of_all_ranks(const io::NamedTensors& mine, Rank& rank);
+
+// Throws Error for a table that cannot be one. Whatever the digest says, a table is believed only as far as its shape
+// goes.
+void check_tables(const RunState& state);
 
 }  // namespace lockstep

@@ -144,7 +144,7 @@ class PlainStep : public TrainStep {
   // With a grain the criterion is of one grain, which the scope of its samples tells.
   void count(const Batch& batch, const torch::Tensor& y_hat, const torch::Tensor& y, const torch::Tensor& loss) {
     if (batch.grain > 0 && SampleScope::current()->place().again) return;
-    if (counts_correct_) with_.totals.add_correct(right_answers(y_hat, y));
+    if (counts_correct_) with_.totals.correct.add_(right_answers(y_hat, y));
     if (batch.grain == 0) return;
     const int64_t grain = SampleScope::current()->place().first / batch.grain;
     with_.totals.grain_losses.add(grain, loss, y.size(0));

@@ -7,7 +7,7 @@
 #include <ATen/Functions.h>
 #include <lockstep/base/error.hpp>
 #include <lockstep/data/data.hpp>
-#include <lockstep/trainer/data_options.hpp>
+#include <lockstep/trainer/train_options.hpp>
 
 #include <algorithm>
 #include <array>
@@ -110,6 +110,10 @@ ImageData synthetic_images(int64_t train_size, int64_t test_size, uint64_t seed)
           .test = draw_set(test_size, patterns, test_random),
           .source = "synthetic (ten random patterns with noise, seed " + std::to_string(seed) + "; not Fashion-MNIST)",
           .synthetic = true};
+}
+
+ImageData load_data(const DataOptions& options) {
+  return options.source == DataSource::synthetic ? synthetic_images() : load_fashion_mnist(options.folder);
 }
 
 }  // namespace lockstep

@@ -5,19 +5,45 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-
-#include "grain_losses.hpp"
+#include <lockstep/ranks/rank.hpp>
 
 #include <cstdint>
 #include <vector>
 
 namespace lockstep {
 
+// The sum of an epoch's losses, with the same bits however the grains are spread over the ranks.
+//
+// A step has a row with a cell for each grain of the batch. A rank fills the cells of its own grains, and the others
+// stay zero. So the sum of the ranks' rows is exact: each cell has one rank's value. The cells are then added in one
+// order, grain by grain and step after step. Used by its rank's thread only. Nothing waits for the device but sum().
+class GrainLosses {
+ public:
+  explicit GrainLosses(const c10::Device& device) : device_(device) {}
+
+  void reset(double sum = 0);
+  void begin_step(int64_t grains);  // `grains`: those of the whole batch
+  void add(int64_t grain, const at::Tensor& mean, int64_t samples_of_it);
+  void drop_step();  // makes the last step count for nothing
+
+  // The sum of all losses since reset(), and of what that was given. Call it on all ranks after the same step.
+  double sum(Rank& rank);
+
+  // The same in two halves, between which the caller adds up the ranks' cells: those of the steps since the last
+  // take(), and the sum of all losses after these.
+  at::Tensor cells() const;  // double [grains]
+  double take(const at::Tensor& cells);
+
+ private:
+  const c10::Device device_;
+  double sum_ = 0;                // sum of the steps before those of rows_
+  std::vector<at::Tensor> rows_;  // double [grains]
+};
+
 struct Totals {
   explicit Totals(const c10::Device& device);
   void reset();
   void add_loss(const at::Tensor& mean, int64_t samples_of_it);
-  void add_correct(const at::Tensor& answers);  // a number of right answers
 
   // Where `shared` is set, each step ends with it, before its update, on all ranks. Then each of them knows the sums
   // over all ranks, and keeps them if another rank is lost. If it throws, nothing has changed.
@@ -25,13 +51,13 @@ struct Totals {
 
   double mean_loss() const;  // 0 before the first sample
 
-  // For a checkpoint: three numbers, whose sums over the ranks are what counts.
+  // save() gives three numbers for a checkpoint, whose sums over the ranks are what counts.
   std::vector<double> save() const;
   void load(const at::Tensor& numbers);
 
   at::Tensor loss;
   GrainLosses grain_losses;  // with a grain: the same sum, with the same bits on any number of ranks
-  at::Tensor correct;
+  at::Tensor correct;        // a number of right answers
   int64_t samples = 0;
   bool shared = false;
   struct {

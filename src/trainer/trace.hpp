@@ -30,9 +30,8 @@ class Trace {
   Trace(const Trace&) = delete;
   Trace& operator=(const Trace&) = delete;
 
-  // Call it on every rank before each of its steps, and end() after the last. Steps kTraceAfterSteps to
-  // kTraceAfterSteps
-  // + kTracedSteps - 1 are traced; the ranks wait for each other where that begins and ends.
+  // Call it on every rank before each of its steps, and end() after the last. kTracedSteps
+  // steps are traced after kTraceAfterSteps others; the ranks wait for each other where that begins and ends.
   void before_step(Rank& rank);
   void end(Rank& rank);
 

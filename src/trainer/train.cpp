@@ -54,7 +54,7 @@ TrainCallbacks one_at_a_time(const TrainCallbacks& callbacks, std::mutex& mutex)
           .stop = callbacks.stop};
 }
 
-// This process's share of a run, around its ranks.
+// A run in this process, around its ranks.
 class Run {
  public:
   // Opens what the run needs, in the order in which mistakes are to be told.
@@ -86,7 +86,6 @@ class Run {
       trace_.emplace(trace_file(settings_.keep.trace, this_process().index), settings_.devices);
     kept_.create(workload_);
     if (callbacks_.on_data) callbacks_.on_data(workload_.announcement);
-    if (!workload_.warning.empty()) callbacks_.on_warning(workload_.warning);
   }
 
   // Gives false if the job was done before this process could join it.

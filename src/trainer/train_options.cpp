@@ -32,15 +32,8 @@ void must_be_within(const char* key, const Value& value, const Value& least, con
   must_be(value >= least && value <= most, key, value, rule.str());
 }
 
-template <class Value>
-void must_be_at_least(const char* key, const Value& value, const Value& least) {
-  Classic<std::ostringstream> rule;
-  rule << "at least " << least;
-  must_be(value >= least, key, value, rule.str());
-}
-
 void check_batch(const BatchSettings& batch) {
-  must_be_at_least<int64_t>("batch_size", batch.size, 1);
+  must_be(batch.size >= 1, "batch_size", batch.size, "at least 1");
   must_be_within<int64_t>("scale_batch", batch.scale, 1, std::numeric_limits<int64_t>::max() / batch.size);
   must_be_within<int64_t>("accumulate", batch.accumulate, 1, batch.global(), ", the samples of a batch");
   must_be_within<int64_t>("grain", batch.grain, 0, batch.global(), ", the samples of a batch; 0 is none");
@@ -48,11 +41,11 @@ void check_batch(const BatchSettings& batch) {
 
 void check_way(const Way& way) {
   if (const auto* const power_sgd = std::get_if<PowerSgd>(&way)) {
-    must_be_at_least<int64_t>("compress_rank", power_sgd->rank, 1);
+    must_be(power_sgd->rank >= 1, "compress_rank", power_sgd->rank, "at least 1");
   }
   if (std::holds_alternative<Sharded>(way)) must_be_within("zero_stage", flat(way).zero_stage, 0, 3);
   if (const auto* const local = std::get_if<LocalSgdOptions>(&way)) {
-    must_be_at_least<int64_t>("sync_every", local->sync_every, 1);
+    must_be(local->sync_every >= 1, "sync_every", local->sync_every, "at least 1");
     must_be(local->outer_lr > 0 && !std::isinf(local->outer_lr), "outer_lr", local->outer_lr, "above 0");
     must_be(local->outer_momentum >= 0 && local->outer_momentum < 1, "outer_momentum", local->outer_momentum,
             "from 0 to below 1");
@@ -86,21 +79,21 @@ bool has_batchnorm(const ModelOptions& options) {
   return std::any_of(names.begin(), names.end(), [](const auto& name) { return name.ends_with("running_mean"); });
 }
 
-// The options of all networks and data.
-TrainOptions checked_settings(TrainOptions options) {
+}  // namespace
+
+TrainOptions checked_for_fit(TrainOptions options) {
   constexpr int64_t a_million = 1'000'000;
   check_batch(options.batch);
-  must_be_at_least<int64_t>("reference_batch", options.rate.reference_batch, 0);
+  must_be(options.rate.reference_batch >= 0, "reference_batch", options.rate.reference_batch, "at least 0");
   learning_rate_of(options).check();
   check_optimizer(options.optimizer.kind, optimizer_settings(options));
   must_be_within("threads_per_rank", options.threads_per_rank, 1, 1024);  // far beyond any machine
   must_be_within<int64_t>("timeout", options.timeout.count(), 1, a_million, " seconds");
   must_be_within<int64_t>("silence", options.silence.count(), 0, a_million, " seconds");
   must_be(options.optimizer.clip >= 0, "clip", options.optimizer.clip, "above 0, or 0 for none");
-  must_be_at_least("keep_last", options.keep.last, 0);
-  must_be_at_least<int64_t>("write_text", options.write_text, 0);
-  must_be_at_least<int64_t>("checkpoint_every", options.keep.every, 0);
-  must_be_at_least<int64_t>("check_replicas", options.check_replicas, -1);
+  must_be(options.keep.last >= 0, "keep_last", options.keep.last, "at least 0");
+  must_be(options.keep.every >= 0, "checkpoint_every", options.keep.every, "at least 0");
+  must_be(options.check_replicas >= -1, "check_replicas", options.check_replicas, "at least -1");
   must_be_within("check_arithmetic", options.check_arithmetic, 0.0, 1.0);
   check_way(options.way);
   fill_defaults(options);
@@ -115,15 +108,9 @@ TrainOptions checked_settings(TrainOptions options) {
   return options;
 }
 
-}  // namespace
-
 TrainOptions checked(TrainOptions options) {
   check_model(options.model);
-  return checked_settings(std::move(options));
-}
-
-TrainOptions checked_for_fit(TrainOptions options) {
-  return checked_settings(std::move(options));
+  return checked_for_fit(std::move(options));
 }
 
 bool is_of_lockstep(const TrainOptions& options) {

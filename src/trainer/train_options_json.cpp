@@ -33,15 +33,6 @@ nlohmann::ordered_json json_of(const Value& value) {
 }
 
 template <class Value>
-bool is_absent(const Value&) {
-  return false;
-}
-template <class Value>
-bool is_absent(const std::optional<Value>& value) {
-  return !value.has_value();
-}
-
-template <class Value>
 void read(JsonFields& fields, const char* key, Value& value) {
   if constexpr (std::is_same_v<Value, std::optional<ModelSplit>>) {
     auto split = fields.object(key);
@@ -71,7 +62,10 @@ std::string to_json(const TrainOptions& options) {
   nlohmann::ordered_json config, way = json::object();
   each_option(options, [&](const Option& option, const auto& value) {
     if (!option.more.kept || !says_something(option, options)) return;
-    if (!option.is_of_way && !is_absent(value)) config[option.key] = json_of(value);
+    if constexpr (requires { value.has_value(); }) {
+      if (!value.has_value()) return;
+    }
+    if (!option.is_of_way) config[option.key] = json_of(value);
     if (option.is_of_way && option_text(value) != unset[option.key]) way[option.key] = json_of(value);
   });
   config["way"] = way;
@@ -96,6 +90,7 @@ TrainOptions train_options_from_json(const std::string& text, const Devices& dev
     }
     read(from, option.key, value);
   });
+  fields.has("write_text");  // 0.1 had it; nothing follows from it any more
   if (way) way->no_more();
   fields.no_more();
   if (!devices.empty()) options.devices = devices;

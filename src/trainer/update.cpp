@@ -2,6 +2,7 @@
 
 #include <ATen/ops/zeros_like.h>
 #include <ATen/record_function.h>
+#include <lockstep/base/error.hpp>
 #include <lockstep/lab/optimizers.hpp>
 
 #include "data_parallel/hidden_gradients.hpp"
@@ -13,37 +14,38 @@
 #include "train_options.hpp"
 #include "way.hpp"
 
+#include <map>
 #include <string>
 #include <utility>
 
 namespace lockstep {
 namespace {
 
-Optimizer::Make make_of(const TrainOptions& options, const UpdateExtras& extras) {
-  if (extras.optimizer) return extras.optimizer;
+Optimizer::Make make_of(const TrainOptions& options, const Task& task) {
+  if (task.optimizer) return task.optimizer;
   return [&options](const Task::Groups& groups) {
     return make_optimizer(options.optimizer.kind, groups, optimizer_settings(options));
   };
 }
 
-Optimizer::Grouping grouping_of(const UpdateExtras& extras) {
-  if (!extras.groups || extras.module == nullptr) return extras.groups;
-  return [&extras](const torch::nn::Module&) { return extras.groups(*extras.module); };
+Optimizer::Grouping grouping_of(const Task& task, const torch::nn::Module* module) {
+  if (!task.groups || module == nullptr) return task.groups;
+  return [&task, module](const torch::nn::Module&) { return task.groups(*module); };
 }
 
 }  // namespace
 
-Update::Update(const TrainOptions& options, const SplitModel& net, const UpdateExtras& extras)
+Update::Update(const TrainOptions& options, const SplitModel& net, const Task& task, const torch::nn::Module* module)
     : net_(net),
       clip_(options.optimizer.clip),
-      in_place_(std::holds_alternative<Recorded>(options.way) || flat(options.way).sync_every > 0 ||
+      in_place_(std::holds_alternative<Recorded>(options.way) || flat(options.way).local.sync_every > 0 ||
                 net_.mesh().shape().size() != net_.mesh().shape().data),
       is_only_replica_(net_.mesh().data().world_size() == 1),
       rate_(learning_rate_of(options)),
-      optimizer_(net_.trained(), make_of(options, extras), grouping_of(extras), "fit") {
-  if (extras.ema_decay > 0) {  // where a rank keeps slices of the weights, it keeps those of their average too
-    average_.emplace(extras.ema_decay, divides_parameters() ? tensors_in(optimizer_.inner().param_groups())
-                                                            : part()->module().parameters());
+      optimizer_(net_.trained(), make_of(options, task), grouping_of(task, module), "fit") {
+  if (task.ema_decay > 0) {  // where a rank keeps slices of the weights, it keeps those of their average too
+    average_.emplace(task.ema_decay, divides_parameters() ? tensors_in(optimizer_.inner().param_groups())
+                                                          : part()->module().parameters());
   }
   optimizer_.compare_options();  // the ranks' options may differ with a Task's own optimizer
   const auto* const local = std::get_if<LocalSgdOptions>(&options.way);
@@ -90,10 +92,6 @@ Update::Shown::~Shown() {
   if (update_.average_) update_.average_->exchange();
 }
 
-std::vector<at::Tensor> Update::gradients() const {
-  return optimizer_.gradients();
-}
-
 io::NamedTensors Update::replica() const {
   io::NamedTensors tensors =
       replica_of(part()->module(), local_ || optimizer_.sharded() ? nullptr : &optimizer_.inner());
@@ -108,10 +106,6 @@ io::NamedTensors Update::replica() const {
     tensors.emplace_back("average " + std::to_string(tensors.size()), value);
   }
   return tensors;
-}
-
-bool Update::has_some_alone() const {
-  return optimizer_.sharded() || local_ || is_only_replica_;
 }
 
 std::vector<WatchedTensor> Update::alone() const {
@@ -132,8 +126,49 @@ std::vector<WatchedTensor> Update::alone() const {
   return tensors;
 }
 
-void Update::synchronize() {
-  if (local_) local_->synchronize();
+void Update::save(RunState& state, Rank& rank) {
+  if (!local_) return put_under("optimizer", optimizer_.state(), state.tensors);
+  const auto named = parameters();
+  // Each rank has a state of its own.
+  put_under("ranks.optimizer", tables_of_all_ranks(optimizer_state(optimizer_.inner(), named), rank), state.tensors);
+  const auto momentum = local_->momentum();
+  for (size_t i = 0; i < momentum.size(); ++i) state.tensors.emplace_back("outer." + named[i].first, momentum[i]);
+}
+
+void Update::load(const RunState& state, const Rank& rank) {
+  if (local_) return load_of_ranks(state, rank);
+  optimizer_.load_state(tensors_under("optimizer", state.tensors));
+}
+
+void Update::load_of_ranks(const RunState& state, const Rank& rank) {
+  io::NamedTensors mine;
+  for (const auto& [name, table] : tensors_under("ranks.optimizer", state.tensors)) {
+    if (table.size(0) != rank.world_size()) {
+      throw Error("cannot go on: with `sync_every` each rank's optimizer has a state of its own, and the run had " +
+                      std::to_string(table.size(0)) + " ranks, this one has " + std::to_string(rank.world_size()) +
+                      "; give as many `devices`",
+                  {.options = {"devices"}});
+    }
+    mine.emplace_back(name, table[rank.index()]);
+  }
+  load_optimizer_state(optimizer_.inner(), parameters(), mine);
+  const auto outer = tensors_under("outer", state.tensors);
+  if (outer.empty()) return;
+  const std::map<std::string, torch::Tensor> by_name(outer.begin(), outer.end());
+  std::vector<torch::Tensor> momentum;
+  for (const auto& [name, parameter] : parameters()) {
+    const auto found = by_name.find(name);
+    if (found == by_name.end())
+      throw Error("cannot go on: the checkpoint has no outer momentum of " + name, {Error::file});
+    momentum.push_back(found->second);
+  }
+  local_->set_momentum(momentum);
+}
+
+io::NamedTensors Update::parameters() const {
+  io::NamedTensors parameters;
+  for (const auto& item : part()->module().named_parameters()) parameters.emplace_back(item.key(), item.value());
+  return parameters;
 }
 
 }  // namespace lockstep

@@ -21,19 +21,12 @@
 
 namespace lockstep {
 
-// The things that a Task adds to the options.
-struct UpdateExtras {
-  decltype(Task::optimizer) optimizer = {};
-  decltype(Task::groups) groups = {};
-  const torch::nn::Module* module = nullptr;  // the argument of `groups`; null: the rank's layers
-  double ema_decay = 0;
-};
-
 // More than twelve functions: a step, its learning rate, its average, and the state of each for files and checks.
 class Update {
  public:
-  // Updates the parameters of `net`. Throws Error if a Task's functions make no groups or no optimizer of them.
-  Update(const TrainOptions& options, const SplitModel& net, const UpdateExtras& extras = {});
+  // Updates the parameters of `net`. `module` is the argument of Task::groups; null: the rank's layers. Throws Error if
+  // the Task's functions make no groups or no optimizer of them.
+  Update(const TrainOptions& options, const SplitModel& net, const Task& task, const torch::nn::Module* module);
 
   // Gradients become undefined, as by LibTorch's zero_grad(). So a parameter that a step does not use is left alone,
   // whether the run has gone on from a checkpoint or not. They stay in place, as zeros, with a CUDA graph, which needs
@@ -49,7 +42,7 @@ class Update {
   void step();
 
   // The averaged gradients that it steps with; with zero_stage the rank's slices of them.
-  std::vector<at::Tensor> gradients() const;
+  std::vector<at::Tensor> gradients() const { return optimizer_.gradients(); }
 
   // State that is the same on all ranks along the data axis (replica_check.hpp): weights that are not divided, their
   // average, and the state of an optimizer that no rank has to itself.
@@ -57,14 +50,16 @@ class Update {
 
   // Weights and optimizer state that this rank alone has, or may have: its own slices, a part of the network without
   // replicas, and with local SGD all of it. Buffers do not count, since a forward may change them.
-  bool has_some_alone() const;
+  bool has_some_alone() const { return optimizer_.sharded() || local_ || is_only_replica_; }
   std::vector<WatchedTensor> alone() const;
 
   // Ends a round of local SGD early; within one the ranks' parameters differ.
-  void synchronize();
+  void synchronize() {
+    if (local_) local_->synchronize();
+  }
 
   // While one lives, every rank has all parameters whole, and they are those that are evaluated: the average, if there
-  // is one. Make none while a whole() lives. All ranks must make it.
+  // is one. Make it on all ranks, and not while a Whole lives.
   class Shown {
    public:
     explicit Shown(Update& update);
@@ -82,8 +77,8 @@ class Update {
   // Null: the weights are evaluated, or there has been no step.
   std::optional<WeightAverage>& average() { return average_; }
 
-  // The optimizer's state, for a checkpoint, and back; plain SGD has none. `rank` is among all ranks, which all must
-  // call it. Throws Error if the state is of another network, or of other ranks than it can go on with.
+  // The optimizer's state, for a checkpoint, and back; plain SGD has none. `rank` is among all ranks: call it on all of
+  // them. Throws Error if the state is of another network, or of other ranks than it can go on with.
   void save(RunState& state, Rank& rank);
   void load(const RunState& state, const Rank& rank);
 

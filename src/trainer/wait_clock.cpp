@@ -24,10 +24,6 @@ void WaitClock::start() {
   runs_ = true;
 }
 
-void WaitClock::pause() {
-  runs_ = false;
-}
-
 double WaitClock::seconds() {
   attempt([this] { read_those_that_are_done(); });
   return has_times_ ? seconds_ : std::numeric_limits<double>::quiet_NaN();

@@ -27,7 +27,7 @@ class WaitClock : public CallObserver {
 
   void reset();  // forgets all that it has measured
   void start();  // goes on measuring, on a GPU the current stream's waits
-  void pause();
+  void pause() { runs_ = false; }
 
   // Seconds waited since reset(). On a GPU wait for the stream first. NaN: the device's events tell no times.
   double seconds();

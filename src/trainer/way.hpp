@@ -4,26 +4,30 @@
 #include <lockstep/data_parallel/communication_hook.hpp>
 #include <lockstep/trainer/way.hpp>
 
+#include "option_names.hpp"
+
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <string>
-#include <string_view>
+#include <utility>
 
 namespace lockstep {
 
-// "none", "bf16", "fp16", "powersgd". compression_from() throws Error that names what there is.
 enum class Compression { none, bf16, fp16, powersgd };
-std::string_view to_string(Compression compression);
-Compression compression_from(std::string_view name);
+
+template <>
+struct Names<Compression> {
+  static constexpr auto what = "the compression of gradients";
+  static constexpr std::array all{std::pair{Compression::none, "none"}, std::pair{Compression::bf16, "bf16"},
+                                  std::pair{Compression::fp16, "fp16"}, std::pair{Compression::powersgd, "powersgd"}};
+};
 
 // A value for each option that some way has. As it stands, this struct can say what no Way can.
 struct FlatWay {
   Compression compress = Compression::none;
-  int64_t compress_rank = 0;  // 0: PowerSgd's default
-  int64_t sync_every = 0;     // 0: gradients are averaged
-  double outer_lr = LocalSgdOptions().outer_lr;
-  double outer_momentum = LocalSgdOptions().outer_momentum;
+  int64_t compress_rank = 0;                  // 0: PowerSgd's default
+  LocalSgdOptions local = {.sync_every = 0};  // sync_every 0: gradients are averaged
   int zero_stage = 0;
   bool cuda_graph = false;
   std::optional<ModelSplit> split = {};
@@ -43,8 +47,5 @@ Way with_split(const Way& way, const std::optional<ModelSplit>& split);
 
 // The hook for one rank. Null: gradients are averaged as they are.
 std::shared_ptr<CommunicationHook> make_communication_hook(const Way& way, uint64_t seed);
-
-// "gradients in bf16", "parameters every 16 steps, outer lr 0.7, outer momentum 0.9"; empty: gradients as they are.
-std::string exchange_text(const Way& way);
 
 }  // namespace lockstep

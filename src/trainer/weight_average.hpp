@@ -15,11 +15,11 @@ class WeightAverage {
   // A tensor may be among the weights twice.
   WeightAverage(double decay, std::vector<at::Tensor> weights);
 
-  // Behind a step. The first one makes the average the weights.
+  // Call it after each step. The first call makes the average the weights.
   void add();
   bool is_begun() const { return begun_; }
 
-  // Where the average stands, from now on, is `values`, one for each weight.
+  // Makes `values` the average, one for each weight.
   void set(const std::vector<at::Tensor>& values);
 
   // The average of each weight; none before the first step. While exchanged, the weights.

@@ -1,7 +1,6 @@
 // Workload: what a run trains, and what it says of its data; and run_workload(), which train() and fit() are.
 #pragma once
 
-#include <lockstep/models/text.hpp>
 #include <lockstep/trainer/task.hpp>
 #include <lockstep/trainer/trainer.hpp>
 
@@ -16,7 +15,6 @@ struct Workload {
   Task task;
   DataDigests digests = {};
   std::string announcement = {};  // text about the data, for TrainCallbacks::on_data
-  std::string warning = {};       // warning about the data; empty: there is none
   std::string title = {};         // title of the curve: the network and the data
 };
 
@@ -25,11 +23,9 @@ struct Workload {
 TrainResult run_workload(const TrainOptions& settings, const TrainCallbacks& callbacks,
                          const std::function<Workload()>& load);
 
-// The workload of train() on images. Their digests tell whether they are Fashion-MNIST's, MNIST's or others.
-Workload workload_of_images(const TrainOptions& options, const ImageData& data, const DataDigests& digests);
-
-// The tasks that train() gives to run_workload().
 Task task_of(const TrainOptions& options, const ImageData& data);
-Task task_of(const TrainOptions& options, const TextData& data);
+
+// The workload of train() with these options; loads the data.
+Workload workload_of(const TrainOptions& options);
 
 }  // namespace lockstep

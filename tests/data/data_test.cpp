@@ -6,7 +6,7 @@
 #include <unistd.h>
 #include <lockstep/data/data.hpp>
 #include <lockstep/data/fetch_data.hpp>
-#include <lockstep/trainer/data_options.hpp>
+#include <lockstep/trainer/train_options.hpp>
 
 #include <optional>
 
@@ -182,7 +182,6 @@ TEST(FashionMnist, IsTheRealThing) {
   EXPECT_NEAR(data.train.x.to(at::kFloat).mean().item<double>() / 255, 0.2860, 1e-4);  // as everybody reports it
   DataDigests digests = digests_of(data);
   EXPECT_TRUE(is_fashion_mnist(digests));
-  EXPECT_FALSE(has_images_of_mnist(digests));
   digests.test_labels = digests.train_labels;
   EXPECT_FALSE(is_fashion_mnist(digests));
 }
@@ -207,19 +206,6 @@ TEST(FashionMnist, AFlippedBitInAPlainFileIsRefused) {
   std::filesystem::remove(folder / "train-labels-idx1-ubyte");
   folder.write("train-labels-idx1-ubyte.gz", gzipped(labels()));  // labels of one's own
   EXPECT_NO_THROW(load_fashion_mnist(folder.path()));
-}
-
-// These are what sha256sum says of MNIST's four files, unpacked, in many public places.
-TEST(Mnist, IsToldByTheDigestsOfItsImages) {
-  const DataDigests mnist{.train_images = "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
-                          .train_labels = "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
-                          .test_images = "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
-                          .test_labels = "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2"};
-  EXPECT_TRUE(has_images_of_mnist(mnist));
-  EXPECT_FALSE(is_fashion_mnist(mnist));
-  EXPECT_TRUE(has_images_of_mnist({.train_images = mnist.train_images}));  // beside other files
-  EXPECT_TRUE(has_images_of_mnist({.test_images = mnist.test_images}));
-  EXPECT_FALSE(has_images_of_mnist({.train_images = mnist.test_images, .train_labels = mnist.train_labels}));
 }
 
 TEST(SyntheticImages, LookLikeTheRealOnes) {

@@ -8,7 +8,7 @@
 #include <lockstep/devices/memory_format.hpp>
 #include <lockstep/models/models.hpp>
 #include <lockstep/nn/weights.hpp>
-#include <lockstep/trainer/data_options.hpp>
+#include <lockstep/trainer/train_options.hpp>
 
 #include "support/error_of.hpp"
 #include "support/scratch_folder.hpp"

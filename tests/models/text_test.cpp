@@ -69,19 +69,5 @@ TEST(TextTest, RefusesWhatIsTooShortOrNoFile) {
   EXPECT_THAT(error_of([&] { load_text(folder / "short", 0); }), Refused());
 }
 
-TEST(TextTest, ReadableTextIsUtf8WithoutControlCharacters) {
-  const std::string unknown = "\xEF\xBF\xBD";
-  EXPECT_EQ(readable_text("plain, \t tabs\nand lines"), "plain, \t tabs\nand lines");
-  EXPECT_EQ(readable_text("gr\xC3\xBC\xC3\x9F \xE2\x82\xAC \xF0\x9F\x8E\xB2"),
-            "gr\xC3\xBC\xC3\x9F \xE2\x82\xAC \xF0\x9F\x8E\xB2");
-  for (const std::string byte : {"\x1b", "\r", "\x7f", "\x80", "\xC3", "\xFF", "\xF5"}) {
-    EXPECT_EQ(readable_text("a" + byte + "b"), "a" + unknown + "b") << int(static_cast<unsigned char>(byte[0]));
-  }
-  EXPECT_EQ(readable_text(std::string("a\0b", 3)), "a" + unknown + "b");
-  for (const std::string two : {"\xC0\x80", "\xC2\x85", "\xE0\x80", "\xED\xA0"}) {  // overlong, control, surrogate
-    EXPECT_EQ(readable_text(two), unknown + unknown);
-  }
-}
-
 }  // namespace text_test
 }  // namespace lockstep

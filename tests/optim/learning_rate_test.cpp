@@ -1,9 +1,10 @@
 // The learning rate over a run, against the published formulas written out.
 #include <gmock/gmock.h>
 #include <lockstep/optim/learning_rate.hpp>
-#include <lockstep/trainer/rate_options.hpp>
+#include <lockstep/trainer/train_options.hpp>
 
 #include "support/error_of.hpp"
+#include "trainer/option_names.hpp"
 
 #include <cmath>
 #include <string>
@@ -119,14 +120,14 @@ TEST(LearningRate, SaysWhatItIs) {
 
 TEST(LearningRate, NamesComeBack) {
   for (const auto scaling : {LearningRate::Scaling::none, LearningRate::Scaling::sqrt, LearningRate::Scaling::linear}) {
-    EXPECT_EQ(lockstep::scaling_from(to_string(scaling)), scaling);
+    EXPECT_EQ(lockstep::value_from<LearningRate::Scaling>(to_string(scaling)), scaling);
   }
   for (const auto schedule :
        {LearningRate::Schedule::constant, LearningRate::Schedule::step, LearningRate::Schedule::cosine}) {
-    EXPECT_EQ(lockstep::lr_schedule_from(to_string(schedule)), schedule);
+    EXPECT_EQ(lockstep::value_from<LearningRate::Schedule>(to_string(schedule)), schedule);
   }
-  EXPECT_THAT(error_of([] { lockstep::scaling_from("square"); }), Refused());
-  EXPECT_THAT(error_of([] { lockstep::lr_schedule_from("linear"); }), Refused());
+  EXPECT_THAT(error_of([] { lockstep::value_from<LearningRate::Scaling>("square"); }), Refused());
+  EXPECT_THAT(error_of([] { lockstep::value_from<LearningRate::Schedule>("linear"); }), Refused());
 }
 
 TEST(LearningRate, RefusesWhatMakesNoSense) {

@@ -6,7 +6,7 @@
 #include <lockstep/models/models.hpp>
 #include <lockstep/scratch/train_batch.hpp>
 #include <lockstep/scratch/try_gpu.hpp>
-#include <lockstep/trainer/data_options.hpp>
+#include <lockstep/trainer/train_options.hpp>
 
 #include <cmath>
 #include <limits>

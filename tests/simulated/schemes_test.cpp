@@ -13,7 +13,7 @@
 #include <lockstep/lab/power_sgd.hpp>
 #include <lockstep/models/models.hpp>
 #include <lockstep/split/split_model.hpp>
-#include <lockstep/trainer/data_options.hpp>
+#include <lockstep/trainer/train_options.hpp>
 
 #include "devices/device_streams.hpp"
 #include "support/simulated_device.hpp"

@@ -6,7 +6,7 @@
 #include <lockstep/data/data.hpp>
 #include <lockstep/models/models.hpp>
 #include <lockstep/split/split_model.hpp>
-#include <lockstep/trainer/data_options.hpp>
+#include <lockstep/trainer/train_options.hpp>
 
 #include "data_parallel/hidden_gradients.hpp"
 #include "data_parallel/net_optimizer.hpp"

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <lockstep/data/data.hpp>
-#include <lockstep/trainer/data_options.hpp>
+#include <lockstep/trainer/train_options.hpp>
 
 #include "idx_files.hpp"
 #include "scratch_folder.hpp"

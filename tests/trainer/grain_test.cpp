@@ -8,7 +8,7 @@
 #include "support/small_training.hpp"
 #include "support/test_devices.hpp"
 #include "trainer/batch_settings.hpp"
-#include "trainer/grain_losses.hpp"
+#include "trainer/totals.hpp"
 
 #include <cmath>
 #include <string>
@@ -119,7 +119,7 @@ TEST_F(GrainTraining, ARunGoesOnWithItsGrain) {
               HasSubstr("its run has grain 16, and this one 8"));
   other.batch.grain = 0;
   EXPECT_THAT(error_of([&] { go_on(other, settings.keep.run_dir); }),
-              HasSubstr("its run has grain 16, and this one none"));
+              HasSubstr("its run has grain 16, and this one 0"));
   EXPECT_EQ(go_on(settings, settings.keep.run_dir).history.size(), 2u);
 
   TrainOptions without = options(1, "without");
@@ -127,7 +127,7 @@ TEST_F(GrainTraining, ARunGoesOnWithItsGrain) {
   train(without);
   without.batch.grain = 16;
   EXPECT_THAT(error_of([&] { go_on(without, without.keep.run_dir); }),
-              HasSubstr("its run has no grain, and this one 16"));
+              HasSubstr("its run has grain 0, and this one 16"));
 }
 
 TEST_F(GrainTraining, EvaluatesAKeptRunToTheSameBits) {

@@ -78,7 +78,6 @@ TEST_F(Refusals, NameTheOptionWhoseValueIsOutOfItsRange) {
            {"clip", [=](auto& o) { o.optimizer.clip = nan; }},
            {"keep_last", [](auto& o) { o.keep.last = -1; }},
            {"checkpoint_every", [](auto& o) { o.keep.every = -1; }},
-           {"write_text", [](auto& o) { o.write_text = -1; }},
            {"check_replicas", [](auto& o) { o.check_replicas = -2; }},
            {"compress_rank", [](auto& o) { o.way = PowerSgd{0}; }},
            {"compress_rank", [](auto& o) { o.way = PowerSgd{-1}; }},
@@ -114,7 +113,7 @@ TEST_F(Refusals, NameTheOptionWhoseValueIsOutOfItsRange) {
 struct Setting {
   TrainOptions options;
   FlatWay way;
-  Task task;
+  Task task = {.module = [] { return torch::nn::Linear(1, 1); }, .criterion = torch::nn::functional::mse_loss};
   bool has_task = false, is_elastic = false;
 };
 
@@ -127,9 +126,9 @@ const std::map<std::string, std::function<void(Setting&)>> choices = {
     {"`compress` powersgd", [](auto& s) { s.way.compress = Compression::powersgd; }},
     {"`compress` other than powersgd", [](auto& s) { s.way.compress = Compression::none; }},
     {"`compress_rank`", [](auto& s) { s.way.compress_rank = 2; }},
-    {"`sync_every`", [](auto& s) { s.way.sync_every = 2; }},
-    {"no `sync_every`", [](auto& s) { s.way.sync_every = 0; }},
-    {"`outer_lr` or `outer_momentum`", [](auto& s) { s.way.outer_momentum = 0.9; }},
+    {"`sync_every`", [](auto& s) { s.way.local.sync_every = 2; }},
+    {"no `sync_every`", [](auto& s) { s.way.local.sync_every = 0; }},
+    {"`outer_lr` or `outer_momentum`", [](auto& s) { s.way.local.outer_momentum = 0.9; }},
     {"`cuda_graph`", [](auto& s) { s.way.cuda_graph = true; }},
     {"a `split` other than by data", [](auto& s) { s.way.split = ModelSplit{.mesh = {.pipeline = 2}}; }},
     {"a `split`", [](auto& s) { s.way.split = ModelSplit{.mesh = {.data = 2}}; }},
@@ -179,8 +178,7 @@ const std::map<std::string, std::function<void(Setting&)>> choices = {
 
 TEST(RefusedPairs, AreEachRefusedByTheirKeys) {
   const auto check = [](const std::vector<const Choice*>& sides) {
-    Setting setting{
-        .task = {.module = [] { return torch::nn::Linear(1, 1); }, .criterion = torch::nn::functional::mse_loss}};
+    Setting setting;
     for (const Choice* side : sides) choices.at(side->text)(setting);
     check_pairs({.options = setting.options,
                  .way = setting.way,
@@ -200,6 +198,24 @@ TEST(RefusedPairs, AreEachRefusedByTheirKeys) {
                       HasSubstr(pair.instead)));
   }
   check({});
+}
+
+TEST(RefusedPairs, TwoWaysAreRefusedByTheirKeys) {
+  const std::vector<const char*> ways = {"`zero_stage`", "`compress`", "`sync_every`", "`cuda_graph`",
+                                         "a `split` other than by data"};
+  for (size_t one = 0; one < ways.size(); ++one) {
+    for (size_t other = one + 1; other < ways.size(); ++other) {
+      SCOPED_TRACE(std::string(ways[one]) + " and " + ways[other]);
+      Setting setting;
+      choices.at(ways[one])(setting);
+      choices.at(ways[other])(setting);
+      const bool goes = one == 1 && other == 4;  // a split network rounds gradients
+      EXPECT_EQ(refused([&] { way_of(setting.way); }).size(), goes ? 1u : 2u);
+      if (!goes) continue;
+      setting.way.compress = Compression::powersgd;
+      EXPECT_THAT(refused([&] { way_of(setting.way); }), ElementsAre("compress", "split"));
+    }
+  }
 }
 
 TEST(RefusedPairs, NameOptionsThatThereAre) {

@@ -232,7 +232,8 @@ TEST(OptionTable, HasEveryOptionOnce) {
   });
   constexpr int options_there_are =
       options_in_groups<lockstep::ModelOptions, lockstep::DataOptions, lockstep::BatchSettings,
-                        lockstep::OptimizerOptions, lockstep::RateOptions, lockstep::FlatWay, lockstep::KeepOptions>();
+                        lockstep::OptimizerOptions, lockstep::RateOptions, lockstep::FlatWay, lockstep::LocalSgdOptions,
+                        lockstep::KeepOptions>();
   EXPECT_EQ(static_cast<int>(fields.size()), options_there_are);
   EXPECT_THAT(not_kept, testing::ElementsAre("resume", "silence", "timeout", "trace"));
 }
@@ -256,7 +257,7 @@ TEST(OptionTable, EachOptionComesBackFromJsonAndFromItsTextAndDiffers) {
     changed.model.name = "mlp";  // the other options of the network say nothing of one that is not lockstep's
     lockstep::FlatWay way;
     if (key == "compress_rank") way.compress = lockstep::Compression::powersgd;
-    if (key.starts_with("outer_")) way.sync_every = 2;
+    if (key.starts_with("outer_")) way.local.sync_every = 2;
     lockstep::each_option(changed, way, [&](const lockstep::Option& option, auto& value) {
       if (option.key != key) return;
       change(value);

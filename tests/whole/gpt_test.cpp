@@ -257,7 +257,6 @@ class GptOnText : public testing::Test {
     options.optimizer.kind = OptimizerKind::adamw;
     options.rate.lr = 0.01;
     options.epochs = 2;
-    options.write_text = 20;
     if (!name.empty()) options.keep.run_dir = folder_ / name;
     return options;
   }
@@ -268,40 +267,29 @@ class GptOnText : public testing::Test {
       EXPECT_EQ(result.history[i].train_loss, expected.history[i].train_loss);
       EXPECT_EQ(result.history[i].test, expected.history[i].test);
       EXPECT_EQ(result.history[i].weights, expected.history[i].weights) << "epoch " << i + 1;
-      EXPECT_EQ(result.history[i].written, expected.history[i].written);
     }
   }
 
   const ScratchFolder folder_;
 };
 
-TEST_F(GptOnText, LearnsAndTellsItsPerplexityAndWrites) {
+TEST_F(GptOnText, LearnsAndTellsItsPerplexity) {
   const auto result = train(options(2, "run"));
   ASSERT_EQ(result.history.size(), 2u);
   const auto &first = result.history[0], &last = result.history[1];
   for (const auto& epoch : result.history) {
     EXPECT_DOUBLE_EQ(epoch.test.at("perplexity"), std::exp(epoch.test.at("loss")));
     EXPECT_TRUE(std::isnan(epoch.train_accuracy) && std::isnan(epoch.test_accuracy));
-    EXPECT_FALSE(epoch.written.empty());
   }
   EXPECT_LT(first.test.at("perplexity"), 200);  // of 256 bytes that are equally likely
   EXPECT_LT(last.test.at("perplexity"), 0.8 * first.test.at("perplexity"));
-  EXPECT_NE(first.written, last.written);
   const auto kept = read_metrics(folder_ / "run/metrics.jsonl");
-  EXPECT_EQ(kept[1].written, last.written);
   EXPECT_EQ(kept[1].test, last.test);
 
   const auto evaluated = evaluate_run(folder_ / "run", {.devices = test_devices(3)});
   EXPECT_FALSE(evaluated.counts_answers);
   EXPECT_NEAR(evaluated.perplexity, last.test.at("perplexity"), 1e-5);
   EXPECT_EQ(evaluated.weights, last.weights);
-
-  const TrainOptions silent = [&] {
-    auto settings = options();
-    settings.write_text = 0;
-    return settings;
-  }();
-  EXPECT_EQ(train(silent).history[1].written, "");
 }
 
 TEST_F(GptOnText, WithAGrainGivesTheSameBitsOnEveryLayout) {
@@ -357,7 +345,6 @@ TEST_F(GptOnText, SplitsGiveTheSameLossUpToRounding) {
     settings.way = SplitNetwork{{.mesh = mesh}};
     const auto result = train(settings);
     EXPECT_NEAR(result.history[1].train_loss, expected.history[1].train_loss, 1e-3) << to_string(mesh);
-    EXPECT_EQ(result.history[1].written.empty(), false);
   }
   auto zero = options(2);
   zero.way = Sharded::parameters;

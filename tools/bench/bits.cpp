@@ -193,12 +193,7 @@ class Layouts {
     add_size("--embedding", flags_.model.embedding, unchanged.embedding);
     add_size("--context", flags_.model.context, unchanged.context);
     add("--residual-dropout", format("%.17g", flags_.model.residual_dropout), flags_.model.residual_dropout == 0);
-    if (learns_text(flags_.model)) {
-      add("--text", flags_.text);
-      add("--write-text", "20");  // each byte takes a forward, in each of the runs
-    } else {
-      add("--data", flags_.data);
-    }
+    learns_text(flags_.model) ? add("--text", flags_.text) : add("--data", flags_.data);
     add("--data-dir", flags_.data_dir, flags_.data_dir.empty());
     add("--epochs", std::to_string(flags_.epochs));
     add("--batch-size", std::to_string(flags_.batch_size));

@@ -7,7 +7,7 @@
 #include <lockstep/devices/device_info.hpp>
 #include <lockstep/devices/keep_freed_memory.hpp>
 #include <lockstep/devices/memory_format.hpp>
-#include <lockstep/trainer/data_options.hpp>
+#include <lockstep/trainer/train_options.hpp>
 
 #include <chrono>
 #include <cstdint>

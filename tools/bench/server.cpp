@@ -9,7 +9,7 @@
 #include <lockstep/models/models.hpp>
 #include <lockstep/ranks/evaluate.hpp>
 #include <lockstep/server/parameter_server.hpp>
-#include <lockstep/trainer/data_options.hpp>
+#include <lockstep/trainer/train_options.hpp>
 #include <nlohmann/json.hpp>
 
 #include <chrono>

@@ -22,7 +22,4 @@ struct TextData {
 // Throws Error for a context below 1.
 TextData load_text(const std::filesystem::path& file, int64_t context);
 
-// Bytes as UTF-8 for people. Bytes that are no UTF-8, and control characters but for tab and line feed, become U+FFFD.
-std::string readable_text(const std::string& bytes);
-
 }  // namespace lockstep

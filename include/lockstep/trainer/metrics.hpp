@@ -30,7 +30,6 @@ struct EpochMetrics {
   // Means over the test samples after the epoch, by name: "loss", the metrics of a Task (task.hpp), and of a text
   // "perplexity".
   std::map<std::string, double> test = {};
-  std::string written = {};  // text by the network after the epoch, in UTF-8 (Task::write); empty: none
 };
 
 // Writes one JSON object per line and epoch. A loss that is not finite is written as null, and read back as NaN. With

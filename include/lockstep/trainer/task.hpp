@@ -45,23 +45,19 @@ struct Task {
   // The loss is a cross-entropy in nats, as of a language model. Then EpochMetrics::test also has "perplexity", its
   // exponential.
   bool perplexity = false;
-  // Makes EpochMetrics::written, such as a text that a language model writes. It is called at the end of each epoch, in
-  // eval mode, with the network's forward and the epoch's number. All ranks of the first replica call it, since forward
-  // may need all of them. So it must call forward equally often on each, with the same x. Empty: nothing is written.
-  using Forward = std::function<at::Tensor(const at::Tensor& x)>;
-  std::function<std::string(const Forward& forward, int epoch)> write = {};
   using Groups = std::vector<torch::optim::OptimizerParamGroup>;
   // Makes the optimizer of these groups of parameters, in the place of the one that the options name. The options'
   // learning rate, schedule and clipping count for it too, and for all groups alike. With zero_stage the groups hold
   // the rank's slices: see Optimizer::Make. Empty: the options' optimizer.
   std::function<std::unique_ptr<torch::optim::Optimizer>(Groups groups)> optimizer = {};
   // Divides the network's parameters into the groups that `optimizer` gets, such as lockstep::decay_groups. With a
-  // split by layers or channels it is given the rank's layers. Called on each rank's thread, maybe at the same time.
+  // split by layers or channels it is given the rank's layers. Each rank's thread calls it, maybe at the same time.
   // Empty: all parameters are one group.
   std::function<Groups(const torch::nn::Module& net)> groups = {};
-  // From 0 to below 1, such as 0.999: after every step an exponential moving average of the weights becomes ema_decay *
-  // average + (1 - ema_decay) * weights; after the first step it is the weights, as PyTorch's AveragedModel has it.
-  // The average is then evaluated and kept after an epoch, with the buffers of the network. 0: the weights are.
+  // Decay of an exponential moving average of the weights, from 0 to below 1, such as 0.999. After every step the
+  // average becomes ema_decay * average + (1 - ema_decay) * weights; after the first step it is the weights, as
+  // PyTorch's AveragedModel has it. The average is then evaluated and kept after an epoch, with the buffers of the
+  // network. 0: the weights are.
   double ema_decay = 0;
 };
 

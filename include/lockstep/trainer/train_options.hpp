@@ -5,13 +5,11 @@
 // config.json: {"way": {"zero_stage": 2}}. Thread-safe.
 #pragma once
 
+#include <lockstep/data/data.hpp>
 #include <lockstep/devices/devices.hpp>
 #include <lockstep/lab/optimizers.hpp>
 #include <lockstep/models/models.hpp>
 #include <lockstep/optim/learning_rate.hpp>
-#include <lockstep/trainer/batch_settings.hpp>
-#include <lockstep/trainer/data_options.hpp>
-#include <lockstep/trainer/rate_options.hpp>
 #include <lockstep/trainer/way.hpp>
 
 #include <chrono>
@@ -19,9 +17,59 @@
 #include <filesystem>
 #include <optional>
 #include <string>
-#include <string_view>
+#include <variant>
+#include <vector>
 
 namespace lockstep {
+
+enum class DataSource { fashion_mnist, synthetic };
+
+struct DataOptions {
+  DataSource source = DataSource::fashion_mnist;
+  std::filesystem::path folder = {};  // the folder of Fashion-MNIST's IDX files; empty: where packages put them
+  std::filesystem::path text = {};    // the file of a model that learns text (models.hpp), in the place of images
+};
+
+// Makes a stand-in of the same shapes and types, which a network can learn. Its images are ten random patterns, moved,
+// faded, and mixed with each other and with noise. `source` says "synthetic". The same seed gives the same bits on
+// every machine. Throws Error for a size below 1.
+ImageData synthetic_images(int64_t train_size = 60000, int64_t test_size = 10000, uint64_t seed = 0);
+
+// Loads the images. Throws Error as load_fashion_mnist does.
+ImageData load_data(const DataOptions& options);
+
+// How the parts of a batch are sized: the three kinds of a BalanceRule.
+struct EqualParts {  // near-equal parts
+  bool operator==(const EqualParts&) const = default;
+};
+// Parts in proportion to the devices' speed, measured while they train (balance.hpp). Two runs then differ by rounding,
+// also if one was resumed; but not with a grain.
+struct PartsBySpeed {
+  bool operator==(const PartsBySpeed&) const = default;
+};
+// A list such as {2, 1}: the first device gets twice as many samples as the second (parts.hpp). If the network is
+// split, the list is for its data axis.
+using BalanceRule = std::variant<EqualParts, PartsBySpeed, std::vector<double>>;
+
+// "equal", "auto", "2,1". balance_rule_from converts back. It throws Error, which says what is possible, for other
+// texts.
+std::string to_string(const BalanceRule& sizes);
+BalanceRule balance_rule_from(const std::string& text);
+
+struct BatchSettings {
+  int64_t size = 256;  // samples of the global batch, before it is multiplied by `scale`
+  int64_t scale = 1;
+  bool drop_last = false;  // an epoch leaves out a last batch that is smaller (BatchOptions::drop_last)
+  // A rank divides its part of a batch into so many parts, and computes one after the other. Memory then holds the
+  // activations of one of them at a time. The gradients are the same, but BatchNorm normalises over one of them.
+  int accumulate = 1;
+  BalanceRule balance = EqualParts();
+  // 0: none. Otherwise ranks compute whole grains of so many samples (BatchOptions::grain), and the run gives the same
+  // bits however many ranks there are and whatever each of them gets.
+  int64_t grain = 0;
+
+  int64_t global() const { return size * scale; }  // samples of a step, over all ranks
+};
 
 enum class Precision {
   float32,
@@ -45,14 +93,6 @@ enum class OnNan {
   go_on,  // nothing is checked
 };
 
-// "float32", "channels-last", "go-on", … And back; these throw Error that names what there is.
-std::string_view to_string(Precision precision);
-std::string_view to_string(MemoryFormat format);
-std::string_view to_string(OnNan on_nan);
-Precision precision_from(std::string_view name);
-MemoryFormat memory_format_from(std::string_view name);
-OnNan on_nan_from(std::string_view name);
-
 // Options of the update. RateOptions has the learning rate.
 struct OptimizerOptions {
   OptimizerKind kind = OptimizerKind::sgd;
@@ -60,6 +100,20 @@ struct OptimizerOptions {
   double weight_decay = 0;
   double clip = 0;  // the largest norm of a step's gradients, which are scaled down to it; 0: none
 };
+
+// The part of a LearningRate that a user sets. The run adds its batch and its epochs.
+struct RateOptions {
+  std::optional<double> lr = {};  // the rate for reference_batch samples; none: the optimizer's default_learning_rate
+  int64_t reference_batch = 0;    // a number of samples; 0: the run's batch before it is scaled
+  LearningRate::Scaling scaling = LearningRate::Scaling::none;
+  double warmup_epochs = 0;
+  LearningRate::Schedule schedule = LearningRate::Schedule::constant;
+  std::vector<int> step_epochs = {};
+  double step_factor = 0.1;
+};
+
+// Describes the rate: "0.2"; "0.2, linear for 2048 / 256 samples = 1.6, from 0.2 over 5 epochs of warm-up, cosine".
+std::string to_string(const LearningRate& rate);
 
 // Options of the files that a run keeps, and of the checkpoint that it goes on from.
 struct KeepOptions {
@@ -96,14 +150,13 @@ struct TrainOptions {
   // optimizers, all of a single device) must not change between two updates: so 1 covers every step. -1: at the end of
   // each epoch alone, when two copies are compared and nothing else. 0: none.
   int64_t check_replicas = -1;
-  // From 0 to 1: the fraction of the grains that another device computes again, and compares to the bit
-  // (lockstep/lab/check_arithmetic.hpp). Needs batch.grain and the whole network on each rank. 0: none.
+  // Fraction of the grains, from 0 to 1, that another device computes again, and compares to the bit
+  // (lockstep/lab/check_arithmetic.hpp). It needs batch.grain and the whole network on each rank. 0: none.
   double check_arithmetic = 0;
   Precision precision = Precision::float32;
   MemoryFormat memory_format = MemoryFormat::automatic;
   // BatchNorm normalises over the samples of all ranks (sync_batch_norm.hpp). The model must have some.
   bool sync_batchnorm = false;
-  int64_t write_text = 200;  // bytes that gpt writes at the end of each epoch (EpochMetrics::written)
   KeepOptions keep = {};
 };
 

@@ -35,7 +35,7 @@ struct TrainCallbacks {
   std::function<void(const StepProgress&)> on_step = {};  // at most some ten times a second, and at the end of an epoch
   std::function<void(const EpochMetrics&)> on_epoch = {};  // after each epoch's evaluation, its files written
   // Gets a message about what looks like a mistake or did not work, but does not end the run: a parameter that no rank
-  // used, a curve that could not be drawn. Is called on any rank's thread. Empty: LibTorch's warning handler gets it,
+  // used, a curve that could not be drawn. Any rank's thread calls it. Empty: LibTorch's warning handler gets it,
   // which writes to stderr.
   std::function<void(const std::string& message)> on_warning = {};
   // A request, of any rank's process, ends the run on all ranks after the same step, within a second or some steps; a
