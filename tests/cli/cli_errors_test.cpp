@@ -239,7 +239,7 @@ TEST_F(CliErrors, HelpShowsDefaultsAndExamples) {
   EXPECT_EQ(run_program({"--help"}, surroundings()).out, alone.out);
   EXPECT_EQ(run_program({"help"}, surroundings()).out, alone.out);
   EXPECT_EQ(run_program({"help", "eval"}, surroundings()).out, run_program({"eval", "--help"}, surroundings()).out);
-  for (const std::string command : {"train", "eval", "sweep", "devices", "fetch-data", "plan", "compare", "launch"}) {
+  for (const std::string command : {"train", "eval", "sweep", "devices", "fetch-data", "plan", "launch"}) {
     const std::string usage = "Usage: lockstep " + command;
     const Finished help = run_program({command, "--help"}, surroundings());
     EXPECT_EQ(help.code, 0);
