@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 #include <lockstep/data_parallel/data_parallel.hpp>
+#include <lockstep/data_parallel/optimizer.hpp>
 #include <lockstep/split/split_model.hpp>
 
 #include "data/parts.hpp"
@@ -21,8 +22,6 @@ using lockstep::DataParallel;
 using lockstep::error_of;
 using lockstep::Rank;
 using lockstep::Refused;
-using testing::AllOf;
-using testing::HasSubstr;
 namespace F = torch::nn::functional;
 
 const int64_t samples = 7;
@@ -85,8 +84,9 @@ struct LeftOut : testing::Test {
   }
 
   // What each way to compute the loss says, or "(no error)" where its gradient is that of one device.
-  std::string outcome(int ranks, int64_t grain,
-                      const std::function<lockstep::Loss(DataParallel<torch::nn::LinearImpl>&, Batch&, Rank&)>& loss) {
+  lockstep::Caught outcome(
+      int ranks, int64_t grain,
+      const std::function<lockstep::Loss(DataParallel<torch::nn::LinearImpl>&, Batch&, Rank&)>& loss) {
     return error_of([&] {
       lockstep::run(lockstep::test_devices(static_cast<size_t>(ranks)), [&](Rank& rank) {
         DataParallel replica(std::dynamic_pointer_cast<torch::nn::LinearImpl>(net->clone()), rank);
@@ -102,8 +102,6 @@ struct LeftOut : testing::Test {
 
   torch::nn::Linear net{4, 3};
   torch::Tensor x = torch::randn({10, 4}, torch::kDouble), y = torch::arange(10) % 3;
-  const testing::Matcher<std::string> refused =
-      AllOf(HasSubstr("leaves out those of ignore_index"), HasSubstr("reduction torch::kSum"), HasSubstr("net.mean("));
 };
 
 TEST_F(LeftOut, AMeanOverTheOthersIsRefusedUnlessOneRankHasTheWholeBatch) {
@@ -123,15 +121,15 @@ TEST_F(LeftOut, AMeanOverTheOthersIsRefusedUnlessOneRankHasTheWholeBatch) {
   };
   EXPECT_EQ(outcome(1, 0, by_name), "(no error)");
   for (const int ranks : {2, 3}) {
-    EXPECT_THAT(outcome(ranks, 0, by_name), refused);
-    EXPECT_THAT(outcome(ranks, 0, by_module), refused);
-    EXPECT_THAT(outcome(ranks, 0, smooth), refused);
-    EXPECT_THAT(outcome(ranks, 0, by_function), refused);
-    EXPECT_THAT(outcome(ranks, 0, by_mean), refused);
+    EXPECT_THAT(outcome(ranks, 0, by_name), Refused());
+    EXPECT_THAT(outcome(ranks, 0, by_module), Refused());
+    EXPECT_THAT(outcome(ranks, 0, smooth), Refused());
+    EXPECT_THAT(outcome(ranks, 0, by_function), Refused());
+    EXPECT_THAT(outcome(ranks, 0, by_mean), Refused());
   }
   for (const int ranks : {1, 2, 3}) {
-    EXPECT_THAT(outcome(ranks, 2, by_name), refused);
-    EXPECT_THAT(outcome(ranks, 2, by_function), refused);
+    EXPECT_THAT(outcome(ranks, 2, by_name), Refused());
+    EXPECT_THAT(outcome(ranks, 2, by_function), Refused());
   }
 }
 
@@ -148,7 +146,7 @@ TEST_F(LeftOut, AMeanOverTheOthersIsRefusedInAPipeline) {
         split.loss({x, y, 10}, F::cross_entropy).backward();
       });
     });
-    EXPECT_THAT(said, refused);
+    EXPECT_THAT(said, Refused());
   }
 }
 

@@ -373,9 +373,9 @@ TEST(ParameterServer, AFailureThatCannotBeBorneEndsTheRunAndNamesTheRank) {
   const auto failing = [](const std::vector<Tensor>& parameters) { return std::make_unique<Failing>(parameters, 1.0); };
   std::atomic<int> told = 0;
   const auto watches = [&](Vector& net, Worker& worker) {
-    const auto text = error_of([&] { forever(net, worker); });
-    told += text.find("rank 2 (cpu): the server is out of luck") != std::string::npos;
-    throw lockstep::Error(text);
+    const auto error = error_of([&] { forever(net, worker); });
+    told += testing::Matches(Fails(Error::user_code, {2}))(error);
+    throw Error(error);
   };
   for (const auto consistency : {Consistency::synchronous, Consistency::asynchronous, Consistency::bounded}) {
     told = 0;
