@@ -91,7 +91,7 @@ class RankPlace {
 
   World& world() const {  // throws Error once the run is over
     if (World* const world = run->world()) return *world;
-    throw Error(text_of_ended_run(name_of(world_rank, run->devices)), {.ranks = {world_rank}});
+    throw Error(text_of_ended_run(name_of(world_rank, run->devices)));
   }
 
   void warn(const std::string& text) const { run->warn(name_of(world_rank, run->devices) + ": " + text); }

@@ -73,6 +73,47 @@ TEST_F(Training, ALossTellsTheWholeBatchsMean) {
   }
 }
 
+TEST(LossTest, TakesAnyCriterion) {
+  const Batch whole{torch::randn({5, 6}), torch::randn({5, 3}), 5};
+  torch::nn::Linear single(6, 3);
+  F::mse_loss(single(whole.x), whole.y).backward();
+  lockstep::run(lockstep::test_devices(2), [&](Rank& rank) {
+    DataParallel net(torch::nn::Linear(6, 3), rank);
+    {
+      const torch::NoGradGuard no_grad;
+      net->weight.copy_(single->weight), net->bias.copy_(single->bias);
+    }
+    const Batch part = part_of_batch(whole, rank);
+    const auto expect_gradient = [&](lockstep::Loss loss) {
+      net->zero_grad();
+      loss.backward();
+      EXPECT_TRUE(torch::allclose(net->weight.grad(), single->weight.grad(), 1e-5, 1e-6));
+    };
+    expect_gradient(net.loss(part, F::mse_loss));
+    expect_gradient(
+        net.loss(part, [](const torch::Tensor& y_hat, const torch::Tensor& y) { return (y_hat - y).square().mean(); }));
+    expect_gradient(net.mean((net(part.x) - part.y).square().mean(), part.size(), part.global_size));
+  });
+}
+
+TEST(LossTest, BadLossesAreRefused) {
+  lockstep::run(lockstep::test_devices(2), [](Rank& rank) {
+    DataParallel net(torch::nn::Linear(2, 3), rank);
+    const torch::Tensor y = net(torch::ones({4, 2}));
+    EXPECT_THAT(error_of([&] { std::ignore = net.mean(y, 4, 8); }), Refused());
+    EXPECT_THAT(error_of([&] { std::ignore = net.mean(y.sum(), 9, 8); }), Refused());
+    EXPECT_THAT(error_of([&] { std::ignore = net.mean(y.sum(), 0, 0); }), Refused());
+    EXPECT_THAT(error_of([&] { std::ignore = net.mean({}, 1, 8); }), Refused());
+  });
+  EXPECT_THAT(error_of([] {
+                lockstep::run(lockstep::test_devices(2), [](Rank& rank) {
+                  DataParallel net(torch::nn::Embedding(torch::nn::EmbeddingOptions(5, 2).sparse(true)), rank);
+                  net.mean(net(torch::tensor({1, 2})).mean(), 2, 4).backward();
+                });
+              }),
+              Refused());
+}
+
 // ---- Targets that the loss leaves out.
 
 struct LeftOut : testing::Test {

@@ -391,8 +391,7 @@ WorkPtr ProcessBackend::post_call(OpType type, OpenCall call, std::chrono::milli
                                   const Start& start) {
   const c10::NoGradGuard no_grad;
   if (timeout <= std::chrono::milliseconds::zero()) timeout = timeout_;
-  if (monitor_->is_over())
-    throw Error(text_of_ended_run(monitor_->roster().name(world_rank_)), {.ranks = {world_rank_}});
+  if (monitor_->is_over()) throw Error(text_of_ended_run(monitor_->roster().name(world_rank_)));
   const Monitor::Waiting waiting(*monitor_, call, timeout);
   if (!monitor_->failure().empty()) monitor_->explain(waiting, call, nullptr);
   Pending pending;
