@@ -5,6 +5,7 @@
 // functions are pure and thread-safe.
 #pragma once
 
+#include <lockstep/base/error.hpp>
 #include <lockstep/data/data.hpp>
 
 #include <cstdint>
@@ -28,6 +29,6 @@ Range part_of(int64_t total, int index, int count);
 std::vector<int64_t> sizes_by_shares(int64_t total, const std::vector<double>& shares);
 
 // Throws Error, which names `user`, unless there are `count` shares, all finite, none below 0, and one above 0.
-void check_shares(const std::vector<double>& shares, int count, const std::string& user);
+void check_shares(const std::vector<double>& shares, int count, const std::string& user, const Error::Data& data = {});
 
 }  // namespace lockstep

@@ -21,8 +21,6 @@
 namespace one_loop_test {
 
 using namespace lockstep;
-using testing::AllOf;
-using testing::HasSubstr;
 using torch::Tensor;
 namespace F = torch::nn::functional;
 namespace nn = torch::nn;
@@ -253,8 +251,7 @@ TEST(OneLoop, AnOptimizerOfLibTorchsOverADividedNetsLayersIsRefused) {
                                    sgd.step();
                                  }
                                }),
-                AllOf(HasSubstr("split by layers or channels, and there is no lockstep::Optimizer of it"),
-                      HasSubstr("an optimizer of LibTorch would find no gradients")))
+                Refused())
         << to_string(split);
   }
 }
@@ -444,7 +441,7 @@ TEST(OneLoop, AGlobalItemOfAPipelineWithAGrainIsRefused) {
     for (auto& batch : batches(data.to(rank.device()), {.size = 28, .grain = 5}, net.mesh().data())) {
       Loss loss = net.loss(batch, F::cross_entropy);
       loss.backward();
-      EXPECT_THAT(error_of([&] { loss.global_item(); }), HasSubstr("a pipeline with a grain"));
+      EXPECT_THAT(error_of([&] { loss.global_item(); }), Refused());
     }
   });
 }

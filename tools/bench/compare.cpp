@@ -16,7 +16,6 @@
 #include <string>
 #include <vector>
 
-#include "base/bytes_text.hpp"
 #include "base/number_text.hpp"
 #include "cli/add_option.hpp"
 #include "cli/common_flags.hpp"

@@ -2,7 +2,7 @@
 
 #include <lockstep/base/error.hpp>
 #include <lockstep/devices/device_info.hpp>
-#include <lockstep/trainer/data_options.hpp>
+#include <lockstep/trainer/train_options.hpp>
 
 #include <algorithm>
 #include <cerrno>
