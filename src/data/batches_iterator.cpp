@@ -69,7 +69,7 @@ void Batches::Iterator::load() {
   }
   batch_ = owner_->get(index_);
   const bool in_memory = owner_->samples_.in_memory();
-  note_batch(batch_, owner_->shard_.count,
+  note_batch(batch_, owner_->partner_.count,
              in_memory ? versions_of(owner_->samples_.tensors()) : std::vector<uint32_t>());
 }
 
