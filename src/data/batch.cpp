@@ -18,6 +18,14 @@ Dataset example_of(const Batch& samples) {
                           [](const at::Tensor& tensor) { return tensor.slice(0, 0, 1); });
 }
 
+// Copies rows to where a tensor of their own would begin, as far as kernels care. CPU kernels look at 64 bytes, the
+// vectors of AVX-512, and a GPU's at more. So a grain's bits do not depend on where it lies in its batch.
+at::Tensor aligned_rows(const at::Tensor& tensor, int64_t begin, int64_t end) {
+  const at::Tensor rows = tensor.slice(0, begin, end);
+  const auto address = reinterpret_cast<std::uintptr_t>(rows.const_data_ptr());
+  return rows.is_cpu() && address % 64 == 0 ? rows : rows.clone();
+}
+
 }  // namespace
 
 const at::Tensor& Batch::operator[](const std::string& name) const {
@@ -54,18 +62,6 @@ int64_t Batch::most_grains() const {
     most = std::max(most, runs[partner] - runs[partner - 1]);
   return most;
 }
-
-namespace {
-
-// Copies rows to where a tensor of their own would begin, as far as kernels care. CPU kernels look at 64 bytes, the
-// vectors of AVX-512, and a GPU's at more. So a grain's bits do not depend on where it lies in its batch.
-at::Tensor aligned_rows(const at::Tensor& tensor, int64_t begin, int64_t end) {
-  const at::Tensor rows = tensor.slice(0, begin, end);
-  const auto address = reinterpret_cast<std::uintptr_t>(rows.const_data_ptr());
-  return rows.is_cpu() && address % 64 == 0 ? rows : rows.clone();
-}
-
-}  // namespace
 
 Batch Batch::of_grain(int64_t number) const {
   const int64_t begin = number * grain - first, end = std::min(begin + grain, size());

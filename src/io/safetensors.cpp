@@ -353,10 +353,6 @@ FileLayout read_layout(const std::filesystem::path& file) {
   return read_file(file, [](std::ifstream& in, uint64_t size) { return read_header(in, size); });
 }
 
-std::map<std::string, std::string> read_metadata(const std::filesystem::path& file) {
-  return read_layout(file).metadata;
-}
-
 std::string digest_of(const std::map<std::string, std::string>& metadata, const NamedTensors& tensors) {
   Digest digest;
   for (const auto& [key, value] : metadata) digest.update(key + '\n' + value + '\n');

@@ -55,14 +55,11 @@ struct FileLayout {
   std::map<std::string, std::string> metadata;
   uint64_t size;  // the file's size in bytes
 };
-// Reads the header alone. Throws Error as read_safetensors does.
+// Reads the header alone; the tensors are neither read nor checked. Throws Error as read_safetensors does.
 FileLayout read_layout(const std::filesystem::path& file);
 
 // Throws Error for a tensor of bools that holds other bytes than 0 and 1: reading these as bools is undefined.
 void check_bool(const at::Tensor& tensor, const std::string& name);
-
-// Reads the texts of the header alone; the tensors are neither read nor checked. Throws Error as read_safetensors does.
-std::map<std::string, std::string> read_metadata(const std::filesystem::path& file);
 
 // A file's metadata may have under this key digest_of() of its tensors and of the rest of its metadata.
 inline constexpr const char* kDigestKey = "sha256";

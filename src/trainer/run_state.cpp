@@ -105,7 +105,7 @@ RunState read_run_state(const std::filesystem::path& file) {
 }
 
 std::string config_of_run_state(const std::filesystem::path& file) {
-  const auto metadata = io::read_metadata(file);
+  const auto metadata = io::read_layout(file).metadata;
   try {
     return parse_manifest(header_text(metadata, manifest_key)).config;
   } catch (const Error& error) {
