@@ -55,14 +55,11 @@ Error::Data data_of(const std::exception_ptr& exception) {
     std::rethrow_exception(exception);
   } catch (const Error& error) {
     return error.data();
-  } catch (const c10::OutOfMemoryError&) {
-    return {Error::machine};
-  } catch (const c10::DistError&) {
-    return {Error::machine};
-  } catch (const c10::AcceleratorError&) {
-    return {Error::machine};
   } catch (const c10::Error& error) {
-    return {is_of_cpu_memory(error) ? Error::machine : Error::user_code};
+    const bool is_machines = dynamic_cast<const c10::OutOfMemoryError*>(&error) != nullptr ||
+                             dynamic_cast<const c10::DistError*>(&error) != nullptr ||
+                             dynamic_cast<const c10::AcceleratorError*>(&error) != nullptr || is_of_cpu_memory(error);
+    return {is_machines ? Error::machine : Error::user_code};
   } catch (const std::bad_alloc&) {
     return {Error::machine};
   } catch (const std::filesystem::filesystem_error&) {

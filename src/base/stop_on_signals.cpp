@@ -15,12 +15,6 @@ namespace {
 // Tells the handler, which takes no argument, which thread waits. 0: there is no StopOnSignals; -1: one begins.
 std::atomic<pid_t> waiting_thread = 0;
 
-// Passes the signal on. Threads that were there before do not block the signal, so it may come to one of them.
-void send_to_waiting_thread(int signal) {
-  const pid_t thread = waiting_thread;
-  if (thread > 0) tgkill(getpid(), thread, signal);
-}
-
 }  // namespace
 
 StopOnSignals::StopOnSignals(Told told) : told_(std::move(told)) {
@@ -46,7 +40,11 @@ StopOnSignals::StopOnSignals(Told told) : told_(std::move(told)) {
   waiting_thread.wait(-1);
   for (auto& [signal, before] : before_) {
     struct sigaction sending {};
-    sending.sa_handler = send_to_waiting_thread;
+    // Passes the signal on. Threads that were there before do not block the signal, so it may come to one of them.
+    sending.sa_handler = [](int coming) {
+      const pid_t thread = waiting_thread;
+      if (thread > 0) tgkill(getpid(), thread, coming);
+    };
     sending.sa_flags = SA_RESTART;
     sigaction(signal, &sending, &before);
   }

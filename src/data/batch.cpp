@@ -12,10 +12,12 @@
 namespace lockstep {
 namespace {
 
-// Gives the first of these samples.
-Dataset example_of(const Batch& samples) {
-  return with_each_tensor(Dataset{samples.x, samples.y, samples.more},
-                          [](const at::Tensor& tensor) { return tensor.slice(0, 0, 1); });
+// Copies rows to where a tensor of their own would begin, as far as kernels care. CPU kernels look at 64 bytes, the
+// vectors of AVX-512, and a GPU's at more. So a grain's bits do not depend on where it lies in its batch.
+at::Tensor aligned_rows(const at::Tensor& tensor, int64_t begin, int64_t end) {
+  const at::Tensor rows = tensor.slice(0, begin, end);
+  const auto address = reinterpret_cast<std::uintptr_t>(rows.const_data_ptr());
+  return rows.is_cpu() && address % 64 == 0 ? rows : rows.clone();
 }
 
 }  // namespace
@@ -42,7 +44,9 @@ std::vector<Batch> Batch::in_parts(int64_t count) const {
     Batch cut = with_each_tensor(*this, [&](const at::Tensor& tensor) { return tensor.slice(0, begin, end); });
     if (first >= 0) cut.first = first + begin;
     if (grain > 0) cut.turns = part.size();
-    if (grain > 0 && begin == end && size() > 0) cut.like = example_of(*this);
+    if (grain > 0 && begin == end && size() > 0) {
+      cut.like = with_each_tensor(Dataset{x, y, more}, [](const at::Tensor& tensor) { return tensor.slice(0, 0, 1); });
+    }
     batches.push_back(std::move(cut));
   }
   return batches;
@@ -54,18 +58,6 @@ int64_t Batch::most_grains() const {
     most = std::max(most, runs[partner] - runs[partner - 1]);
   return most;
 }
-
-namespace {
-
-// Copies rows to where a tensor of their own would begin, as far as kernels care. CPU kernels look at 64 bytes, the
-// vectors of AVX-512, and a GPU's at more. So a grain's bits do not depend on where it lies in its batch.
-at::Tensor aligned_rows(const at::Tensor& tensor, int64_t begin, int64_t end) {
-  const at::Tensor rows = tensor.slice(0, begin, end);
-  const auto address = reinterpret_cast<std::uintptr_t>(rows.const_data_ptr());
-  return rows.is_cpu() && address % 64 == 0 ? rows : rows.clone();
-}
-
-}  // namespace
 
 Batch Batch::of_grain(int64_t number) const {
   const int64_t begin = number * grain - first, end = std::min(begin + grain, size());

@@ -56,6 +56,30 @@ uint64_t hash_of_order(const at::Tensor& order) {
   return hash;
 }
 
+Dataset with_images_as_floats(Dataset rows) {
+  if (rows.x.scalar_type() == at::kByte) rows.x = rows.x.to(at::kFloat).div_(255);
+  return rows;
+}
+
+constexpr int64_t kRowsDigested = 8;
+constexpr size_t kBytesDigested = 256;  // bytes digested of a row
+
+// Digests some rows of a whole batch, if they are whole numbers. Floats may come from unequal CPUs, with other last
+// bits.
+uint64_t digest_of_rows(const at::Tensor& data, const at::Tensor& order, int64_t begin, int64_t size) {
+  if (!data.is_cpu() || !data.is_contiguous() || !at::isIntegralType(data.scalar_type(), /*includeBool=*/true))
+    return 0;
+  const size_t row_bytes = data.nbytes() / static_cast<size_t>(data.size(0));
+  const auto* const bytes = static_cast<const char*>(data.const_data_ptr());
+  uint64_t digest = 1;
+  for (int64_t row = begin; row < begin + std::min(size, kRowsDigested); ++row) {
+    const int64_t number = order.defined() ? order.const_data_ptr<int64_t>()[row] : row;
+    const std::string_view values(bytes + static_cast<size_t>(number) * row_bytes, std::min(row_bytes, kBytesDigested));
+    digest = mix({digest, std::hash<std::string_view>()(values)});
+  }
+  return digest;
+}
+
 }  // namespace
 
 Batches::Batches(Samples samples, const BatchOptions& options, const Batches::Partner& partner)
@@ -128,15 +152,6 @@ Batch Batches::get(int64_t index) const {
           .more = std::move(rows.more),
           .like = std::move(like)};
 }
-
-namespace {
-
-Dataset with_images_as_floats(Dataset rows) {
-  if (rows.x.scalar_type() == at::kByte) rows.x = rows.x.to(at::kFloat).div_(255);
-  return rows;
-}
-
-}  // namespace
 
 // Gathers on the data's device and moves bytes as they are, a quarter of a float's size. Makes floats only then.
 Dataset Batches::gathered(const Place& place) const {
@@ -219,29 +234,6 @@ std::vector<int64_t> Batches::runs_of(int64_t global_size) const {
   }
   return runs;
 }
-
-namespace {
-
-constexpr int64_t kRowsDigested = 8;
-constexpr size_t kBytesDigested = 256;  // bytes digested of a row
-
-// Digests some rows of a whole batch, if they are whole numbers. Floats may come from unequal CPUs, with other last
-// bits.
-uint64_t digest_of_rows(const at::Tensor& data, const at::Tensor& order, int64_t begin, int64_t size) {
-  if (!data.is_cpu() || !data.is_contiguous() || !at::isIntegralType(data.scalar_type(), /*includeBool=*/true))
-    return 0;
-  const size_t row_bytes = data.nbytes() / static_cast<size_t>(data.size(0));
-  const auto* const bytes = static_cast<const char*>(data.const_data_ptr());
-  uint64_t digest = 1;
-  for (int64_t row = begin; row < begin + std::min(size, kRowsDigested); ++row) {
-    const int64_t number = order.defined() ? order.const_data_ptr<int64_t>()[row] : row;
-    const std::string_view values(bytes + static_cast<size_t>(number) * row_bytes, std::min(row_bytes, kBytesDigested));
-    digest = mix({digest, std::hash<std::string_view>()(values)});
-  }
-  return digest;
-}
-
-}  // namespace
 
 // The rows' digest tells ranks that bring data of their own; all else is equal there. A single partner may take any
 // data.

@@ -37,8 +37,7 @@ const std::vector<std::string> known_base_urls = {
 
 constexpr const char* advice =
     "\nCheck the connection (and https_proxy, if there is a proxy), or install Debian's package dataset-fashion-mnist, "
-    "or "
-    "copy the four files from another machine and name their folder (`data_dir` DIR)";
+    "or copy the four files from another machine and name their folder (`data_dir` DIR)";
 
 constexpr const char* advice_on_checksums =
     "\nWhat is there is another file than Fashion-MNIST's, or was changed on the way. Try again, or another mirror, "

@@ -71,8 +71,9 @@ void check_like_first(const SampleFile& one, const SampleFile& first) {
   const std::string first_file = "'" + first.file.string() + "'";
   for (const auto& [name, row] : theirs) {
     const auto found = mine.find(name);
-    if (found == mine.end()) refuse("has no tensor '" + name + "', which " + first_file + " has of " + row);
-    if (found->second != row)
+    if (found == mine.end())
+      refuse("has no tensor '" + name + "', which " + first_file + " has of " + row);
+    else if (found->second != row)
       refuse("has '" + name + "' of " + found->second + ", and " + first_file + " has it of " + row);
   }
   for (const auto& [name, row] : mine) {

@@ -63,6 +63,29 @@ std::vector<std::vector<int>> places_of_openmp() {
   return all;
 }
 
+double quota_of(const fs::path& group) {
+  double quota = 0;
+  double period = 0;
+  const bool version2 =
+      static_cast<bool>(Classic<std::ifstream>(group / "cpu.max") >> quota >> period);  // "max" is no number
+  const bool version1 = !version2 && Classic<std::ifstream>(group / "cpu.cfs_quota_us") >> quota &&
+                        Classic<std::ifstream>(group / "cpu.cfs_period_us") >> period;
+  if ((!version2 && !version1) || quota <= 0 || period <= 0) return no_quota;  // version 1 writes -1 for none
+  return quota / period;
+}
+
+// Takes the smallest quota of the folders on the way to the root. In a container the group's path may be the host's;
+// then only the folders that exist here count.
+double smallest_quota(const fs::path& root, const std::string& group) {
+  double quota = quota_of(root);
+  fs::path folder = root;
+  for (const fs::path& name : fs::path(group).relative_path()) {
+    folder /= name;
+    quota = std::min(quota, quota_of(folder));
+  }
+  return quota;
+}
+
 }  // namespace
 
 std::vector<int> affinity_cpus() {
@@ -106,33 +129,6 @@ int physical_cores(const std::vector<int>& cpus, const fs::path& sys_cpu) {
   }
   return static_cast<int>(cores.size()) + unknown;
 }
-
-namespace {
-
-double quota_of(const fs::path& group) {
-  double quota = 0;
-  double period = 0;
-  const bool version2 =
-      static_cast<bool>(Classic<std::ifstream>(group / "cpu.max") >> quota >> period);  // "max" is no number
-  const bool version1 = !version2 && Classic<std::ifstream>(group / "cpu.cfs_quota_us") >> quota &&
-                        Classic<std::ifstream>(group / "cpu.cfs_period_us") >> period;
-  if ((!version2 && !version1) || quota <= 0 || period <= 0) return no_quota;  // version 1 writes -1 for none
-  return quota / period;
-}
-
-// Takes the smallest quota of the folders on the way to the root. In a container the group's path may be the host's;
-// then only the folders that exist here count.
-double smallest_quota(const fs::path& root, const std::string& group) {
-  double quota = quota_of(root);
-  fs::path folder = root;
-  for (const fs::path& name : fs::path(group).relative_path()) {
-    folder /= name;
-    quota = std::min(quota, quota_of(folder));
-  }
-  return quota;
-}
-
-}  // namespace
 
 double cpu_quota(const fs::path& cgroups, const fs::path& self) {
   double quota = no_quota;

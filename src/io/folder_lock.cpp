@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -10,6 +11,51 @@
 #include "reason.hpp"
 
 namespace lockstep::io {
+
+FileLock::~FileLock() {
+  close();
+}
+
+FileLock::Outcome FileLock::take(const std::filesystem::path& file) {
+  file_ = file;
+  constexpr int kTries = 100;  // each try but the last ends with a file that somebody removed at that moment
+  for (int i = 0; i < kTries; ++i) {
+    const Outcome outcome = try_once();
+    if (outcome != Outcome::held || is_the_file()) return outcome;
+    close();
+  }
+  return Outcome::refused;
+}
+
+FileLock::Outcome FileLock::try_once() {
+  fd_ = ::open(file_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
+  struct flock whole = {};
+  whole.l_type = F_WRLCK;
+  whole.l_whence = SEEK_SET;
+  if (fd_ >= 0 && ::fcntl(fd_, F_OFD_SETLK, &whole) == 0) return Outcome::held;
+  error_ = errno;
+  const bool refused = fd_ >= 0 && (error_ == EAGAIN || error_ == EACCES);
+  close();
+  return refused ? Outcome::refused : Outcome::impossible;
+}
+
+// The holder before may have removed the file between our open() and our lock. Then we have locked a file that nobody
+// finds any more.
+bool FileLock::is_the_file() const {
+  struct stat ours = {}, there = {};
+  return ::fstat(fd_, &ours) == 0 && ::lstat(file_.c_str(), &there) == 0 && ours.st_dev == there.st_dev &&
+         ours.st_ino == there.st_ino;
+}
+
+void FileLock::remove() {
+  if (fd_ < 0) return;
+  ::unlink(file_.c_str());
+  close();  // only now: until then NFS keeps a removed file under another name
+}
+
+void FileLock::close() {
+  if (fd_ >= 0) ::close(std::exchange(fd_, -1));
+}
 
 FolderLock::~FolderLock() {
   close();

@@ -34,11 +34,6 @@ const Zlib& zlib() {
   return loaded;
 }
 
-// Does what a macro of zlib.h does: a macro cannot call a function of a loaded library.
-bool begin_to_inflate(z_stream& stream) {
-  return zlib().inflateInit2_(&stream, gzip_window_bits, ZLIB_VERSION, static_cast<int>(sizeof stream)) == Z_OK;
-}
-
 }  // namespace
 
 GzipReader::GzipReader(const std::filesystem::path& file) : file_(file), buffer_(buffer_size) {
@@ -50,7 +45,10 @@ GzipReader::GzipReader(const std::filesystem::path& file) : file_(file), buffer_
   if (!in_) throw Error("cannot open '" + file.string() + "': " + reason(errno), {Error::file});
   fill();
   compressed_ = stream_.avail_in >= 2 && buffer_[0] == 0x1f && buffer_[1] == 0x8b;
-  if (compressed_ && !begin_to_inflate(stream_)) throw Error("zlib could not be initialised", {Error::machine});
+  if (!compressed_) return;
+  // Does what a macro of zlib.h does: a macro cannot call a function of a loaded library.
+  const int status = zlib().inflateInit2_(&stream_, gzip_window_bits, ZLIB_VERSION, static_cast<int>(sizeof stream_));
+  if (status != Z_OK) throw Error("zlib could not be initialised", {Error::machine});
 }
 
 GzipReader::~GzipReader() {

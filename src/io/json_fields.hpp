@@ -105,11 +105,7 @@ class JsonFields {
   }
 
   // Refuses a value that has the right type but makes no sense.
-  [[noreturn]] void refuse(const std::string& key, const std::string& rule) {
-    throw Error(
-        what_ + "the value of \"" + path_ + key + "\" cannot be " + object_.at(key).dump() + "; it must be " + rule,
-        {.options = {path_ + key}});
-  }
+  [[noreturn]] void refuse(const std::string& key, const std::string& rule) { refuse(key, object_.at(key), rule); }
 
  private:
   JsonFields(nlohmann::json object, std::string what, const std::string& path)
@@ -133,11 +129,13 @@ class JsonFields {
 
   template <class Value>
   Value as(const nlohmann::json& found, const std::string& key) const {
-    if (const auto needed = what_lacks<Value>(found); !needed.empty()) {
-      throw Error(what_ + "the value of \"" + path_ + key + "\" cannot be " + found.dump() + "; it must be " + needed,
-                  {.options = {path_ + key}});
-    }
+    if (const auto needed = what_lacks<Value>(found); !needed.empty()) refuse(key, found, needed);
     return found.get<Value>();
+  }
+
+  [[noreturn]] void refuse(const std::string& key, const nlohmann::json& found, const std::string& rule) const {
+    throw Error(what_ + "the value of \"" + path_ + key + "\" cannot be " + found.dump() + "; it must be " + rule,
+                {.options = {path_ + key}});
   }
 
   nlohmann::json object_;

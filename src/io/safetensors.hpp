@@ -55,7 +55,7 @@ struct FileLayout {
   std::map<std::string, std::string> metadata;
   uint64_t size;  // the file's size in bytes
 };
-// Reads the header alone. Throws Error as read_safetensors does.
+// Reads the header alone; the tensors are neither read nor checked. Throws Error as read_safetensors does.
 FileLayout read_layout(const std::filesystem::path& file);
 
 // Throws Error for a tensor of bools that holds other bytes than 0 and 1: reading these as bools is undefined.

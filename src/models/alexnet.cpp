@@ -13,17 +13,11 @@ namespace {
 
 constexpr int64_t smallest_alexnet_image = 65;  // the last pooling makes one pixel of it
 
-int64_t convolved(int64_t size, int64_t kernel, int64_t stride, int64_t padding) {
-  return (size + 2 * padding - kernel) / stride + 1;
-}
-
-int64_t pooled(int64_t size) {
-  return convolved(size, /*kernel=*/3, /*stride=*/2, /*padding=*/0);
-}
-
 // Only conv1 and the poolings change the size.
 int64_t last_size(int64_t image_size) {
-  return pooled(pooled(pooled(convolved(image_size, /*kernel=*/11, /*stride=*/4, /*padding=*/1))));
+  int64_t size = (image_size + 2 - 11) / 4 + 1;
+  for (int pooling = 0; pooling < 3; ++pooling) size = (size - 3) / 2 + 1;
+  return size;
 }
 
 torch::nn::Conv2d same_size(int64_t in, int64_t out, int64_t kernel, int64_t groups = 1) {

@@ -223,18 +223,13 @@ NormGradients differentiable_norm_gradients(const Tensor& grad, const Tensor& x,
   return {found[0], found[1], found[2], y.defined() ? passed : Tensor()};
 }
 
-struct NormInBatch {
-  ChannelTable table;
-  double eps;
-};
-
 struct BatchNormReluFunction : torch::autograd::Function<BatchNormReluFunction> {
   // `shortcut` is optional, since autograd takes no undefined inputs.
   static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& weight, const Tensor& bias,
-                        const std::optional<Tensor>& shortcut, const NormInBatch& how) {
-    const Tensor y = forward_with(how.table, x, shortcut.value_or(Tensor()));
-    ctx->save_for_backward({x, weight, bias, shortcut ? y : Tensor(), how.table.rows});
-    ctx->saved_data["eps"] = how.eps;
+                        const std::optional<Tensor>& shortcut, const ChannelTable& table, double eps) {
+    const Tensor y = forward_with(table, x, shortcut.value_or(Tensor()));
+    ctx->save_for_backward({x, weight, bias, shortcut ? y : Tensor(), table.rows});
+    ctx->saved_data["eps"] = eps;
     return y;
   }
 
@@ -249,7 +244,7 @@ struct BatchNormReluFunction : torch::autograd::Function<BatchNormReluFunction> 
       found = backward_with({saved[4]}, grads[0].resolve_neg().contiguous(MemoryFormat::ChannelsLast), x, y,
                             ctx->needs_input_grad(0));
     }
-    return {found.x, found.weight, found.bias, found.shortcut, Tensor()};
+    return {found.x, found.weight, found.bias, found.shortcut, Tensor(), Tensor()};
   }
 };
 
@@ -269,9 +264,9 @@ Tensor batch_norm_relu(torch::nn::BatchNorm2dImpl& norm, const Tensor& x, const 
   const RowRanges pixels = pixels_of(x);
   const ImageStatistics statistics = image_statistics(x, pixels);
   follow(norm, statistics, pixels);
-  const NormInBatch how{channel_table(norm, statistics, pixels), norm.options.eps()};
   return BatchNormReluFunction::apply(x, norm.weight, norm.bias,
-                                      shortcut.defined() ? std::optional(shortcut) : std::nullopt, how);
+                                      shortcut.defined() ? std::optional(shortcut) : std::nullopt,
+                                      channel_table(norm, statistics, pixels), norm.options.eps());
 }
 
 }  // namespace lockstep

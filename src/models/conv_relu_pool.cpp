@@ -48,11 +48,6 @@ void check_shapes(const at::Tensor& x, const at::Tensor& weight, const at::Tenso
       "these are " + shape(x) + ", " + shape(weight) + " and " + shape(bias));
 }
 
-// LibTorch is faster with few samples, up to 5 of 16 lanes as measured: one sample costs as much as a block.
-bool enough_samples(const at::Tensor& x) {
-  return x.size(0) > kernels::of_this_cpu().conv_relu_pool.lanes / 3;
-}
-
 // ---- Around the kernels --------------------------------------------------------------------------------------------
 
 ConvReluPoolShape shape_of(const at::Tensor& x, const at::Tensor& weight) {
@@ -214,9 +209,11 @@ class ConvReluPoolFunction : public torch::autograd::Function<ConvReluPoolFuncti
 at::Tensor conv_relu_pool(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
   RECORD_USER_SCOPE_WITH_INPUTS("lockstep::conv_relu_pool", read_by_kernels({weight, bias}));
   check_shapes(x, weight, bias);
+  // LibTorch is faster with few samples, up to 5 of 16 lanes as measured: one sample costs as much as a block.
+  const bool is_enough = x.size(0) > kernels::of_this_cpu().conv_relu_pool.lanes / 3;
   const bool suits =  // mixed precision would compute the convolution in bfloat16
-      !at::autocast::is_autocast_enabled(at::kCPU) && enough_samples(x) && is_plain_float(x) &&
-      is_plain_float(weight) && (!bias.defined() || is_plain_float(bias));
+      !at::autocast::is_autocast_enabled(at::kCPU) && is_enough && is_plain_float(x) && is_plain_float(weight) &&
+      (!bias.defined() || is_plain_float(bias));
   if (!suits) return by_libtorch(x, weight, bias);
   // An undefined tensor cannot be a differentiable function's argument.
   return ConvReluPoolFunction::apply(x, weight, bias.defined() ? bias : at::zeros({weight.size(0)}, at::kFloat));

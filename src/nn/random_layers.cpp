@@ -9,13 +9,12 @@ namespace {
 
 template <class... Modules>
 bool drops_out(const torch::nn::Module& module) {
-  const auto one = [&](const auto* dropout) { return dropout != nullptr && dropout->options.p() > 0; };
-  return (one(dynamic_cast<const Modules*>(&module)) || ...);
-}
-
-template <class... Modules>
-bool drops_out_inside(const torch::nn::Module& module) {
-  const auto one = [&](const auto* net) { return net != nullptr && net->options.dropout() > 0; };
+  const auto one = [&](const auto* layer) {
+    if constexpr (requires { layer->options.p(); })
+      return layer != nullptr && layer->options.p() > 0;
+    else
+      return layer != nullptr && layer->options.dropout() > 0;
+  };
   return (one(dynamic_cast<const Modules*>(&module)) || ...);
 }
 
@@ -26,8 +25,8 @@ std::string first_random_layer(const torch::nn::Module& module) {
   for (const auto& item : module.named_modules()) {
     const nn::Module& layer = *item.value();
     if (drops_out<nn::DropoutImpl, nn::Dropout2dImpl, nn::Dropout3dImpl, nn::AlphaDropoutImpl,
-                  nn::FeatureAlphaDropoutImpl>(layer) ||
-        drops_out_inside<nn::RNNImpl, nn::LSTMImpl, nn::GRUImpl, nn::MultiheadAttentionImpl>(layer) ||
+                  nn::FeatureAlphaDropoutImpl, nn::RNNImpl, nn::LSTMImpl, nn::GRUImpl, nn::MultiheadAttentionImpl>(
+            layer) ||
         dynamic_cast<const nn::RReLUImpl*>(&layer) != nullptr) {
       return item.key();
     }

@@ -50,14 +50,12 @@ WeighedBackward::WeighedBackward(const at::Tensor& loss, double weight, const to
     const at::Tensor tensor(c10::intrusive_ptr<at::TensorImpl>::unsafe_reclaim_from_nonowning(impl));
     leaves.insert(torch::autograd::impl::grad_accumulator(tensor));
   }
-  for (const auto& leaf : leaves) weigh(leaf);
-}
-
-// Hooks the node, not the tensor: a tensor's hooks run for torch::autograd::grad() within backward as well.
-void WeighedBackward::weigh(const Accumulator& leaf) {
-  auto hook = std::make_unique<Weigh>(*rest_);
-  hooks_.emplace_back(leaf, hook.get());
-  leaf->add_pre_hook(std::move(hook));
+  // Hooks the nodes, not the tensors: a tensor's hooks run for torch::autograd::grad() within backward as well.
+  for (const auto& leaf : leaves) {
+    auto hook = std::make_unique<Weigh>(*rest_);
+    hooks_.emplace_back(leaf, hook.get());
+    leaf->add_pre_hook(std::move(hook));
+  }
 }
 
 WeighedBackward::~WeighedBackward() {

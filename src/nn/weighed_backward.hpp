@@ -33,7 +33,6 @@ class WeighedBackward {
 
  private:
   using Accumulator = decltype(torch::autograd::impl::grad_accumulator(std::declval<const at::Tensor&>()));
-  void weigh(const Accumulator& leaf);
 
   at::Tensor seed_;
   std::optional<double> rest_;  // the weight that the seed leaves to the gradients

@@ -5,8 +5,6 @@
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 
-#include "real_values.hpp"
-
 namespace lockstep {
 
 at::Tensor finite_sum(const std::vector<at::Tensor>& tensors, const c10::Device& device) {

@@ -35,12 +35,6 @@ double full_rate(const LearningRate& rate) {
   throw Error("no LearningRate::Scaling has the number " + std::to_string(static_cast<int>(rate.scaling)));
 }
 
-// The learning rate with which the warm-up begins.
-double first_rate(const LearningRate& rate) {
-  const double k = times_the_batch(rate);
-  return full_rate(rate) / (k > 1 ? k : 1000);
-}
-
 void check_steps(const LearningRate& rate) {
   if (rate.schedule != LearningRate::Schedule::step) {
     if (rate.step_epochs.empty()) return;
@@ -107,7 +101,7 @@ double learning_rate_at(const LearningRate& rate, double epochs_done) {
   const double full = full_rate(rate);
   double now = full;
   if (epochs_done < rate.warmup_epochs) {
-    const double first = first_rate(rate);
+    const double k = times_the_batch(rate), first = full / (k > 1 ? k : 1000);
     now = first + (full - first) * epochs_done / rate.warmup_epochs;
   } else if (rate.schedule == LearningRate::Schedule::cosine) {
     const double t = (epochs_done - rate.warmup_epochs) / (rate.epochs - rate.warmup_epochs);

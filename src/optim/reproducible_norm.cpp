@@ -17,7 +17,7 @@
 #include <utility>
 #include <vector>
 
-#include "real_values.hpp"
+#include "finite_sum.hpp"
 
 namespace lockstep {
 namespace {

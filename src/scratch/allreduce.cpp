@@ -94,12 +94,6 @@ void check(const std::vector<at::Tensor>& tensors) {
 
 using Tensors = std::vector<at::Tensor>;
 
-Devices devices_of(const Tensors& tensors) {
-  Devices devices;
-  for (const auto& tensor : tensors) devices.push_back(tensor.device());
-  return devices;
-}
-
 // Uses on_each_device where it pays: starting a CPU thread takes longer than adding a few thousand numbers, or than
 // queueing an addition for a GPU. The order of addition is the same either way.
 void for_each_device(const Tensors& tensors, const std::function<void(size_t)>& work) {
@@ -107,7 +101,9 @@ void for_each_device(const Tensors& tensors, const std::function<void(size_t)>& 
   if (!tensors[0].is_cpu() || tensors[0].numel() < worth_a_thread) {
     for (size_t i = 0; i < tensors.size(); ++i) work(i);
   } else {
-    on_each_device(devices_of(tensors), work);
+    Devices devices;
+    for (const auto& tensor : tensors) devices.push_back(tensor.device());
+    on_each_device(devices, work);
   }
 }
 

@@ -93,11 +93,6 @@ void check_params(const std::vector<Params>& device_params, const Devices& devic
   }
 }
 
-void check_lr(const char* function, double lr) {
-  if (std::isfinite(lr) && lr >= 0) return;
-  throw Error(std::string(function) + ": the learning rate must be a finite number >= 0, not " + number_text(lr));
-}
-
 // ---- The steps -----------------------------------------------------------------------------------------------------
 
 at::Tensor checked_sum(const at::Tensor& loss) {
@@ -122,12 +117,8 @@ void sgd(const Params& params, double lr) {
   for (const auto& param : params) param.sub_(param.grad(), lr);
 }
 
-at::Tensor cross_entropy_sum(const at::Tensor& logits, const at::Tensor& y) {
-  return F::cross_entropy(logits, y, F::CrossEntropyFuncOptions().reduction(torch::kSum));
-}
-
 at::Tensor lenet_loss(const at::Tensor& x, const at::Tensor& y, const Params& params) {
-  return cross_entropy_sum(lenet(x, params), y);
+  return F::cross_entropy(lenet(x, params), y, F::CrossEntropyFuncOptions().reduction(torch::kSum));
 }
 
 std::vector<at::Tensor> gradients_of(const std::vector<Params>& device_params, size_t param) {
@@ -142,7 +133,9 @@ std::vector<at::Tensor> gradients_of(const std::vector<Params>& device_params, s
 double train_batch(const at::Tensor& x, const at::Tensor& y, std::vector<Params>& device_params, const Devices& devices,
                    double lr, const SumOfLosses& sum_of_losses) {
   check_params(device_params, devices);
-  check_lr("train_batch", lr);
+  if (!(std::isfinite(lr) && lr >= 0)) {
+    throw Error("train_batch: the learning rate must be a finite number >= 0, not " + number_text(lr));
+  }
   const auto parts = split_batch(x, y, devices);
   const int64_t samples = x.size(0);
   if (samples == 0) throw Error("train_batch: the batch is empty, so its mean loss does not exist");

@@ -9,10 +9,8 @@ namespace {
 
 // The GPUs of the first type that LibTorch finds.
 Devices gpus_of_one_type() {
-  Devices some = gpus();
-  std::erase_if(some,
-                [type = some.empty() ? c10::kCPU : some[0].type()](c10::Device gpu) { return gpu.type() != type; });
-  return some;
+  const Devices some = default_devices();
+  return some[0].is_cpu() ? Devices() : some;
 }
 
 }  // namespace
