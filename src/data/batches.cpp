@@ -13,9 +13,9 @@
 
 #include "base/rank_thread.hpp"
 #include "base/scramble.hpp"
-#include "batch_mark.hpp"
 #include "batch_tensors.hpp"
 #include "devices/upload.hpp"
+#include "latest_batch.hpp"
 #include "parts.hpp"
 #include "read_ahead.hpp"
 #include "sizes_text.hpp"

@@ -1,15 +1,28 @@
-// Notes which batch a thread took last. DataParallel::mean() cannot see in its arguments whether the batch had a grain.
-// By the note of batches(), a backward without grains of a batch with a grain can be refused. Each thread has its own
-// note. Cost: a weak pointer.
+// Tells batches apart by their marks, and notes which batch a thread took last. DataParallel::mean() cannot see in its
+// arguments whether the batch had a grain. By the note of batches(), a backward without grains of a batch with a grain
+// can be refused. Each thread has its own note. Cost: a weak pointer.
 #pragma once
 
 #include <lockstep/data/data.hpp>
 
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <vector>
 
 namespace lockstep {
+
+// Gives Batch::mark, which tells whole batches apart, and whether their order was shuffled: then it is even, else odd.
+// Make `mixed` from everything that decides which samples the whole batch has.
+inline int32_t mark_from(uint64_t mixed, bool shuffled) {
+  const auto half = static_cast<uint64_t>(std::numeric_limits<int32_t>::max() / 2);
+  return 2 * static_cast<int32_t>(mixed % half) + (shuffled ? 2 : 1);
+}
+
+// Gives whether the batch's order was shuffled; false if the mark is not known.
+inline bool is_of_shuffled(int32_t mark) {
+  return mark != 0 && mark % 2 == 0;
+}
 
 struct BatchSizes {
   int64_t local = 0, global = 0, grain = 0;  // numbers of samples

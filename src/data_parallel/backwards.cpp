@@ -127,15 +127,10 @@ void Backwards::average(const std::function<void()>& computes, PartSizes sizes) 
 
 void Backwards::watch(std::function<void()> computed, std::function<void()> averaged) {
   if (computed_) throw Error("DataParallel: this net's backwards are watched already; one Balance is enough");
-  if (!replica_.averaging()) {
+  if (!replica_.averaging() || replica_.divides_gradients()) {
     throw Error(
-        "DataParallel: with average = false backwards wait for no other rank, so there is nothing to watch; a Balance "
-        "needs average = true");
-  }
-  if (replica_.divides_gradients()) {
-    throw Error(
-        "DataParallel: from Sharded::gradients on ranks wait for others within backward, so the rank's own time cannot "
-        "be seen; a Balance needs Sharded::state, or nothing");
+        "DataParallel: a Balance needs average = true, and Sharded::state or nothing: otherwise backwards wait for no "
+        "other rank, or for others before all of this rank's own part is computed");
   }
   computed_ = std::move(computed);
   averaged_ = std::move(averaged);
@@ -157,9 +152,6 @@ NoSync::~NoSync() {
 }
 
 PartOfStep::PartOfStep(std::shared_ptr<Replica> replica) : replica_(std::move(replica)) {
-  if (!replica_->divides_gradients()) {
-    throw Error(replica_->rank().name() + ": PartOfStep: parts add up from Sharded::gradients on; take NoSync");
-  }
   replica_->backwards().partial_ = true;
 }
 

@@ -53,14 +53,18 @@ Hashes hashes_of_all(const io::NamedTensors& replica, Rank& rank, const std::vec
   return all;
 }
 
+// Names the first and counts the others. Gives an empty text for none.
+std::string first_of(const std::vector<std::string>& names) {
+  if (names.size() < 2) return names.empty() ? "" : names[0];
+  return names[0] + " and " + std::to_string(names.size() - 1) + " more";
+}
+
 std::string difference(const Hashes& all, size_t one, size_t other) {
-  std::string first;
-  size_t more = 0;
+  std::vector<std::string> names;
   for (size_t i = 0; i < all.tensors.size(); ++i) {
-    if (all.rows[one][i] == all.rows[other][i]) continue;
-    first.empty() ? void(first = all.tensors[i]) : void(++more);
+    if (all.rows[one][i] != all.rows[other][i]) names.push_back(all.tensors[i]);
   }
-  return first + (more == 0 ? "" : " and " + std::to_string(more) + " more");
+  return first_of(names);
 }
 
 // Groups ranks with equal replicas, the largest group first.
@@ -189,15 +193,13 @@ void MemoryWatch::forget() {
 }
 
 std::string MemoryWatch::what_has_changed(const std::vector<WatchedTensor>& tensors) const {
-  std::string first;
-  size_t more = 0;
+  std::vector<std::string> names;
   for (const auto& tensor : tensors) {
     const auto note = notes_.find(tensor.name);
     if (note == notes_.end() || note->second.version != tensor.version) continue;
-    if (note->second.hash == tensor_hash(tensor.values)) continue;
-    first.empty() ? void(first = tensor.name) : void(++more);
+    if (note->second.hash != tensor_hash(tensor.values)) names.push_back(tensor.name);
   }
-  return first + (more == 0 ? "" : " and " + std::to_string(more) + " more");
+  return first_of(names);
 }
 
 void MemoryWatch::check(const std::vector<WatchedTensor>& tensors, Rank& rank) const {

@@ -35,11 +35,6 @@ bool is_any_of(const Module& module) {
   return ((dynamic_cast<const BatchNorms*>(&module) != nullptr) || ...);
 }
 
-template <class... BatchNorms>
-bool is_just(const Module& module) {
-  return ((typeid(module) == typeid(BatchNorms)) || ...);
-}
-
 bool is_batch_norm(const Module& module) {
   return is_any_of<torch::nn::BatchNorm1dImpl, torch::nn::BatchNorm2dImpl, torch::nn::BatchNorm3dImpl>(module);
 }
@@ -48,6 +43,7 @@ struct NormPlace {
   Module& parent;
   std::string name;  // the BatchNorm's name in its parent
   std::shared_ptr<Module> norm;
+  std::shared_ptr<SyncBatchNormImpl> sync;  // comes in its place
 };
 
 [[noreturn]] void refuse_to_convert(const std::string& path, const Module& norm) {
@@ -59,42 +55,40 @@ struct NormPlace {
       "lockstep::SyncBatchNorm in its place");
 }
 
-void find_places(Module& parent, const std::string& path, std::vector<NormPlace>& places) {
+void find_places(Module& parent, const std::string& path, Rank& rank, std::vector<NormPlace>& places) {
   const bool can_replace = is_any_of<torch::nn::SequentialImpl, LayerHolder>(parent);
   for (const auto& child : parent.named_children()) {
     const std::string its_path = path.empty() ? child.key() : path + "." + child.key();
     Module& module = *child.value();
     if (!is_batch_norm(module)) {
-      find_places(module, its_path, places);
+      find_places(module, its_path, rank, places);
       continue;
     }
-    if (!can_replace ||
-        !is_just<torch::nn::BatchNorm1dImpl, torch::nn::BatchNorm2dImpl, torch::nn::BatchNorm3dImpl>(module)) {
-      refuse_to_convert(its_path, module);
-    }
-    places.push_back({parent, child.key(), child.value()});
+    const auto sync = can_replace ? in_place_of(module, rank) : nullptr;
+    if (!sync) refuse_to_convert(its_path, module);
+    places.push_back({parent, child.key(), child.value(), sync});
   }
 }
 
-void put_in(const NormPlace& place, const std::shared_ptr<SyncBatchNormImpl>& sync) {
+void replace(const NormPlace& place) {
   if (auto* const holder = dynamic_cast<LayerHolder*>(&place.parent)) {
-    holder->layer(place.name) = AnyModule(sync);
+    holder->layer(place.name) = AnyModule(place.sync);
   } else {
     for (auto& layer : dynamic_cast<torch::nn::SequentialImpl&>(place.parent)) {
-      if (layer.ptr() == place.norm) layer = AnyModule(sync);
+      if (layer.ptr() == place.norm) layer = AnyModule(place.sync);
     }
   }
-  place.parent.replace_module(place.name, sync);
+  place.parent.replace_module(place.name, place.sync);
 }
 
 }  // namespace
 
 int64_t convert_sync_batchnorm(Module& module, Rank& rank) {
   if (is_batch_norm(module)) refuse_to_convert("", module);
-  std::vector<NormPlace> places;
-  find_places(module, "", places);
   Rank group = rank.group(0);
-  for (const auto& place : places) put_in(place, in_place_of(*place.norm, group));
+  std::vector<NormPlace> places;
+  find_places(module, "", group, places);
+  for (const auto& place : places) replace(place);
   return static_cast<int64_t>(places.size());
 }
 

@@ -16,7 +16,7 @@
 
 #include "backward_report.hpp"
 #include "grain_terms.hpp"
-#include "unaveraged_gradients.hpp"
+#include "loop_warnings.hpp"
 
 #include <functional>
 #include <memory>

@@ -82,7 +82,7 @@ double Replicas::weight_of(int64_t local_size, int64_t global_size) const {
   return lockstep::weight_of({.local = local_size, .global = global_size}, *replica_);
 }
 
-// ---- The pieces.
+// ---- The terms.
 
 Loss::Part::Part(std::shared_ptr<Replica> replica, const Batch& batch, MeanOf mean_of)
     : replica_(std::move(replica)),
@@ -92,14 +92,14 @@ Loss::Part::Part(std::shared_ptr<Replica> replica, const Batch& batch, MeanOf me
       place_(replica_->places().of(*batch_)) {
   if (!sizes_.by_grains) {
     weight_of(sizes_, *replica_);  // throws for impossible sizes
-    pieces_.push_back({.size = sizes_.local});
+    terms_.push_back({.size = sizes_.local});
     return;
   }
   runs_ = batch_->runs;
   for (int64_t number = batch_->own_grains().begin; number < batch_->own_grains().end; ++number)
-    pieces_.push_back({.number = number, .size = std::min(batch.grain, batch.global_size - number * batch.grain)});
+    terms_.push_back({.number = number, .size = std::min(batch.grain, batch.global_size - number * batch.grain)});
   const auto stand_ins = static_cast<size_t>(replica_->grains().stand_ins_of(*batch_));
-  pieces_.resize(pieces_.size() + stand_ins, {.number = kStandIn});
+  terms_.resize(terms_.size() + stand_ins, {.number = kStandIn});
 }
 
 Loss::Part::Part(std::shared_ptr<Replica> replica, const Batch& batch, std::function<at::Tensor()> compute)
@@ -113,28 +113,28 @@ Loss::Part::Part(std::shared_ptr<Replica> replica, at::Tensor mean, int64_t loca
   weight_of(sizes_, *replica_);
   if (local_size == 0 && !(mean.defined() && forwards_empty_parts(*replica_)))
     mean = at::zeros({}, replica_->rank().device());
-  pieces_.push_back({.size = local_size, .mean = one_number(mean)});
-  sum_ = pieces_[0].mean.detach();
+  terms_.push_back({.size = local_size, .mean = one_number(mean)});
+  sum_ = terms_[0].mean.detach();
 }
 
-at::Tensor Loss::Part::mean_of(const Piece& piece) const {
+at::Tensor Loss::Part::mean_of(const Term& term) const {
   if (sizes_.by_grains) {
-    return is_stand_in(piece) ? replica_->grains().mean_of_stand_in(*batch_, place_, mean_of_)
-                              : replica_->grains().mean_of_grain(batch_->of_grain(piece.number), place_, mean_of_);
+    return is_stand_in(term) ? replica_->grains().mean_of_stand_in(*batch_, place_, mean_of_)
+                             : replica_->grains().mean_of_grain(batch_->of_grain(term.number), place_, mean_of_);
   }
-  if (piece.size == 0 && !forwards_empty_parts(*replica_)) return at::zeros({}, replica_->rank().device());
+  if (term.size == 0 && !forwards_empty_parts(*replica_)) return at::zeros({}, replica_->rank().device());
   const SampleScope scope(place_);
   return mean_of_(*batch_);
 }
 
 // By grains, the part's mean adds up in float64.
-void Loss::Part::compute(Piece& piece) {
-  piece.mean = one_number(mean_of(piece));
-  piece.value = piece.mean.detach();
+void Loss::Part::compute(Term& term) {
+  term.mean = one_number(mean_of(term));
+  term.value = term.mean.detach();
   if (!sizes_.by_grains) {
-    sum_ = piece.value;
-  } else if (!is_stand_in(piece)) {
-    sum_.add_(piece.value, static_cast<double>(piece.size));
+    sum_ = term.value;
+  } else if (!is_stand_in(term)) {
+    sum_.add_(term.value, static_cast<double>(term.size));
   }
 }
 
@@ -146,7 +146,7 @@ void Loss::Part::begin(const MeanOf& mean_of) {
 
 void Loss::Part::forward() {
   begin(mean_of_);
-  for (auto& piece : pieces_) compute(piece);
+  for (auto& term : terms_) compute(term);
   batch_.reset();
   mean_of_ = nullptr;
 }
@@ -157,8 +157,8 @@ void Loss::Part::backward() {
   if (is_done_) throw Error(replica_->rank().name() + ": Loss: backward() was called before; make a new loss()");
   if (is_interleaved_) return backward_interleaved();
   const bool is_late = mean_of_ != nullptr;
-  for (const auto& piece : pieces_) {
-    if (!is_late) check(piece);
+  for (const auto& term : terms_) {
+    if (!is_late) check(term);
   }
   const auto compute_all = [this] { backward_of_all(); };
   replica_->backwards().run(compute_all, sizes_, runs_);
@@ -172,15 +172,15 @@ void Loss::Part::backward_of_all() {
   const bool computes_means = mean_of_ != nullptr;
   // The replica's check must not keep the replica alive, which mean_of_ may hold.
   if (computes_means) begin([this](const Batch& grain) { return mean_of_(grain); });
-  int64_t stand_ins = std::count_if(pieces_.begin(), pieces_.end(), is_stand_in);
-  for (Piece& piece : pieces_) {
-    if (is_stand_in(piece)) --stand_ins;
+  int64_t stand_ins = std::count_if(terms_.begin(), terms_.end(), is_stand_in);
+  for (Term& term : terms_) {
+    if (is_stand_in(term)) --stand_ins;
     if (computes_means) {
-      compute(piece);
-      check(piece);
+      compute(term);
+      check(term);
     }
-    backward_of(piece, stand_ins);
-    if (computes_means) piece.mean.reset();
+    backward_of(term, stand_ins);
+    if (computes_means) term.mean.reset();
   }
 }
 
@@ -189,30 +189,30 @@ void Loss::Part::backward_interleaved() {
   sum_ = std::exchange(compute_, nullptr)();
 }
 
-void Loss::Part::check(const Piece& piece) const {
-  if (piece.size == 0) return;
-  if (!piece.mean.requires_grad()) refuse_loss_without_graph(*replica_);
+void Loss::Part::check(const Term& term) const {
+  if (term.size == 0) return;
+  if (!term.mean.requires_grad()) refuse_loss_without_graph(*replica_);
   if (!replica_->averaging()) return;
-  replica_->warnings().see_loss(piece.mean, piece.size, sizes_.global);
+  replica_->warnings().see_loss(term.mean, term.size, sizes_.global);
 }
 
 // Leaves gradients as they are if the mean has no graph, as for most empty parts. A stand-in has no samples, so its
 // gradients are zero, and they are dropped.
-void Loss::Part::backward_of(const Piece& piece, int64_t stand_ins) const {
-  if (!piece.mean.requires_grad()) return;
+void Loss::Part::backward_of(const Term& term, int64_t stand_ins) const {
+  if (!term.mean.requires_grad()) return;
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);  // forward chose the types
-  const double weight = sizes_.by_grains ? static_cast<double>(piece.size) : weight_of(sizes_, *replica_);
-  const WeighedBackward weighed(piece.mean, weight, replica_->module());
-  if (!sizes_.by_grains) return piece.mean.backward(weighed.seed());
+  const double weight = sizes_.by_grains ? static_cast<double>(term.size) : weight_of(sizes_, *replica_);
+  const WeighedBackward weighed(term.mean, weight, replica_->module());
+  if (!sizes_.by_grains) return term.mean.backward(weighed.seed());
   replica_->grains().backward(
-      piece.number,
+      term.number,
       [&] {
         // A unit of divided parameters is reduced as soon as it has its gradients, so there they do not wait.
-        const FactorsScope scope(piece.mean, [&](const auto& parameter, const auto& factors) {
+        const FactorsScope scope(term.mean, [&](const auto& parameter, const auto& factors) {
           return !replica_->divides_parameters() && !weighed.weighs_gradients() &&
                  replica_->averaging()->take_factors(parameter, factors);
         });
-        piece.mean.backward(weighed.seed());
+        term.mean.backward(weighed.seed());
       },
       stand_ins);
 }
@@ -247,11 +247,11 @@ double Loss::Part::global_value() const {
   const std::string use = "mean()";
   const comm::Purpose purpose(use);
   const at::Tensor table = at::zeros({runs_.back(), 2}, at::TensorOptions(rank.device()).dtype(at::kDouble));
-  for (const auto& piece : pieces_) {
-    if (is_stand_in(piece)) continue;
-    const auto size = static_cast<double>(piece.size);
-    table[piece.number][0].copy_(piece.value.to(at::kDouble) * size);
-    table[piece.number][1].fill_(size);
+  for (const auto& term : terms_) {
+    if (is_stand_in(term)) continue;
+    const auto size = static_cast<double>(term.size);
+    table[term.number][0].copy_(term.value.to(at::kDouble) * size);
+    table[term.number][1].fill_(size);
   }
   rank.allreduce(table);
   const at::Tensor rows = table.cpu();

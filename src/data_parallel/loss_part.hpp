@@ -1,5 +1,5 @@
-// Loss::Part: this rank's part of a batch in pieces, and the one loop in which their gradients are computed. The part
-// is one piece; by grains each of its grains is one, and stand-ins follow them.
+// Loss::Part: the loss of this rank's part of a batch, as terms of a sum, and the one loop in which their gradients are
+// computed. The part is one term; by grains each of its grains is one, and stand-ins follow them.
 //
 // Used by its rank's thread only.
 #pragma once
@@ -23,12 +23,12 @@ namespace lockstep {
 using MeanOf = GrainCheck::MeanOf;
 
 // These make the loss of a batch's part: mean_of() of its samples; DataParallel::loss() says when that is called.
-// loss_of() calls it at once and keeps the graphs for backward(). With late_loss_of() each piece's forward comes in
-// backward(), just before that piece's backward, so that one graph is in memory at a time; value() is known then.
+// loss_of() calls it at once and keeps the graphs for backward(). With late_loss_of() each term's forward comes in
+// backward(), just before that term's backward, so that one graph is in memory at a time; value() is known then.
 Loss loss_of(const std::shared_ptr<Replica>& replica, const Batch& batch, const MeanOf& mean_of);
 Loss late_loss_of(const std::shared_ptr<Replica>& replica, const Batch& batch, const MeanOf& mean_of);
-// Does the same where pieces interleave, as in a pipeline: backward() calls compute(). Do forward and backward
-// of all pieces in it, average the gradients, and return the part's mean loss.
+// Does the same where terms interleave, as in a pipeline: backward() calls compute(). Do forward and backward of
+// all terms in it, average the gradients, and return the part's mean loss.
 Loss interleaved_loss_of(const std::shared_ptr<Replica>& replica, const Batch& batch,
                          std::function<at::Tensor()> compute);
 
@@ -39,24 +39,24 @@ class Loss::Part {
   // `mean` was computed by the caller; undefined if there are no samples.
   Part(std::shared_ptr<Replica> replica, at::Tensor mean, int64_t local_size, int64_t global_size);
 
-  void forward();   // computes the means of all pieces
-  void backward();  // computes the gradients of all pieces, and before each the mean that is not there yet
+  void forward();   // computes the means of all terms
+  void backward();  // computes the gradients of all terms, and before each the mean that is not there yet
   at::Tensor value() const;
   double global_value() const;
 
  private:
-  struct Piece {
+  struct Term {
     int64_t number = 0;     // the grain's number, or kStandIn
     int64_t size = 0;       // the number of samples
     at::Tensor mean = {};   // the mean loss, with its graph
     at::Tensor value = {};  // the mean's value, without a graph
   };
-  static bool is_stand_in(const Piece& piece) { return piece.number == kStandIn; }
-  at::Tensor mean_of(const Piece& piece) const;
-  void compute(Piece& piece);
+  static bool is_stand_in(const Term& term) { return term.number == kStandIn; }
+  at::Tensor mean_of(const Term& term) const;
+  void compute(Term& term);
   void begin(const MeanOf& mean_of);
-  void check(const Piece& piece) const;
-  void backward_of(const Piece& piece, int64_t stand_ins) const;
+  void check(const Term& term) const;
+  void backward_of(const Term& term, int64_t stand_ins) const;
   void backward_of_all();
   void backward_interleaved();
   void check_that_it_is_computed() const;
@@ -67,7 +67,7 @@ class Loss::Part {
   MeanOf mean_of_;  // empty: the means are there
   SampleScope::Place place_;
   std::vector<int64_t> runs_ = {};  // Batch::runs; empty: not by grains
-  std::vector<Piece> pieces_ = {};
+  std::vector<Term> terms_ = {};
   const bool is_interleaved_ = false;
   bool is_done_ = false;                      // backward() cannot be called again
   std::function<at::Tensor()> compute_ = {};  // interleaved: the function that backward() calls, once

@@ -74,16 +74,16 @@ ShardedNet::~ShardedNet() {
 std::vector<torch::optim::OptimizerParamGroup> ShardedNet::sliced(
     const std::vector<torch::optim::OptimizerParamGroup>& groups) const {
   parameters_.check(rank_, "DataParallel", "would be neither averaged nor used");
-  std::map<const c10::TensorImpl*, const ShardedBucket::Piece*> pieces;
+  std::map<const c10::TensorImpl*, const ShardedBucket::Slice*> slice_of;
   for (const auto& bucket : buckets_) {
-    for (const auto& place : bucket.places) pieces.emplace(place.parameter.unsafeGetTensorImpl(), &place.piece);
+    for (const auto& place : bucket.places) slice_of.emplace(place.parameter.unsafeGetTensorImpl(), &place.slice);
   }
   std::vector<torch::optim::OptimizerParamGroup> of_slices;
   for (const auto& group : groups) {
     std::vector<at::Tensor> slices;
     for (const auto& parameter : group.params()) {
-      const auto found = pieces.find(parameter.unsafeGetTensorImpl());
-      if (found == pieces.end()) continue;  // it was frozen when the net was made
+      const auto found = slice_of.find(parameter.unsafeGetTensorImpl());
+      if (found == slice_of.end()) continue;  // it was frozen when the net was made
       if (found->second->size > 0) slices.push_back(found->second->values);
     }
     of_slices.emplace_back(std::move(slices));

@@ -19,16 +19,16 @@ int64_t in_lines(int64_t values) {
   return (values + kLine - 1) / kLine * kLine;
 }
 
-// Gives the piece of a place that lies in the slice of rank `number`.
-ShardedBucket::Piece piece_in(const at::Tensor& slice, int64_t number, const ShardedBucket::Place& place) {
+// Gives what of a place lies in the slice of rank `number`.
+ShardedBucket::Slice slice_in(const at::Tensor& slice, int64_t number, const ShardedBucket::Place& place) {
   const int64_t begin = slice.numel() * number, end = begin + slice.numel();
   const int64_t first = std::max(begin, place.offset), last = std::min(end, place.offset + place.parameter.numel());
   if (first >= last) return {};
-  ShardedBucket::Piece piece{.size = last - first, .in_parameter = first - place.offset, .in_slice = first - begin};
+  ShardedBucket::Slice mine{.size = last - first, .in_parameter = first - place.offset, .in_slice = first - begin};
   // variable_data: an optimizer cannot be made of a view in autograd's eyes.
-  piece.values = slice.narrow(0, piece.in_slice, piece.size).variable_data();
-  piece.values.requires_grad_();
-  return piece;
+  mine.values = slice.narrow(0, mine.in_slice, mine.size).variable_data();
+  mine.values.requires_grad_();
+  return mine;
 }
 
 void flatten(ShardedBucket& bucket, const Rank& rank, bool own_slices) {
@@ -42,7 +42,7 @@ void flatten(ShardedBucket& bucket, const Rank& rank, bool own_slices) {
   }
   bucket.slice = slice_of_flat(bucket.values, rank);
   if (own_slices) bucket.slice = bucket.slice.clone();
-  for (auto& place : bucket.places) place.piece = piece_in(bucket.slice, rank.index(), place);
+  for (auto& place : bucket.places) place.slice = slice_in(bucket.slice, rank.index(), place);
 }
 
 // ---- Units.
@@ -168,7 +168,7 @@ NamedParameters slices_of(const std::vector<ShardedBucket>& buckets) {
   NamedParameters slices;
   for (const auto& bucket : buckets) {
     for (const auto& place : bucket.places) {
-      if (place.piece.size > 0) slices.emplace_back(place.name, place.piece.values);
+      if (place.slice.size > 0) slices.emplace_back(place.name, place.slice.values);
     }
   }
   return slices;

@@ -23,7 +23,7 @@
 namespace lockstep {
 
 struct ShardedBucket {
-  struct Piece {               // a parameter's values in a rank's slice, in the order of its memory
+  struct Slice {               // a parameter's values in a rank's slice, in the order of its memory
     int64_t size = 0;          // the number of values; 0: none
     int64_t in_parameter = 0;  // where they begin in the parameter
     int64_t in_slice = 0;      // where they begin in the slice
@@ -33,7 +33,7 @@ struct ShardedBucket {
     std::string name;
     at::Tensor parameter;  // a view into values, with its shape and strides
     int64_t offset;
-    Piece piece = {};  // this rank's piece
+    Slice slice = {};  // this rank's slice
   };
   std::vector<Place> places;
   int64_t size = 0;   // the size of all parameters together, in whole lines

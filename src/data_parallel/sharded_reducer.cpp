@@ -103,7 +103,7 @@ void ShardedReducer::zero_grad() {
 
 // variable_data makes no view for autograd: an optimizer's zero_grad() could not call detach_() of one.
 at::Tensor ShardedReducer::gradient_of(size_t slot) const {
-  const auto& mine = places_[slot].piece;
+  const auto& mine = places_[slot].slice;
   if (!slots_[slot].used || mine.size == 0) return {};
   return reductions_[slots_[slot].bucket].gradient.narrow(0, mine.in_slice, mine.size).variable_data();
 }
@@ -111,12 +111,12 @@ at::Tensor ShardedReducer::gradient_of(size_t slot) const {
 std::vector<std::pair<std::string, at::Tensor>> ShardedReducer::slices() {
   const std::lock_guard lock(mutex_);
   check_averaged();
-  std::vector<std::pair<std::string, at::Tensor>> pieces;
+  std::vector<std::pair<std::string, at::Tensor>> slices;
   for (size_t slot = 0; slot < slots_.size(); ++slot) {
     const at::Tensor gradient = gradient_of(slot);
-    if (gradient.defined()) pieces.emplace_back(slots_[slot].name, gradient);
+    if (gradient.defined()) slices.emplace_back(slots_[slot].name, gradient);
   }
-  return pieces;
+  return slices;
 }
 
 void ShardedReducer::check_averaged() const {
@@ -134,7 +134,7 @@ void ShardedReducer::use() {
                   " has a gradient of a backward that was not averaged, behind the one that was. End each step with a "
                   "backward of net.loss() outside of no_sync()");
     }
-    const auto& mine = places_[slot].piece;
+    const auto& mine = places_[slot].slice;
     if (mine.size > 0) mine.values.mutable_grad() = gradient_of(slot);
   }
   averaged_ = false;

@@ -67,7 +67,7 @@ class ShardedReducer final : public GradientBuckets {
   void follow(const std::vector<size_t>& order) override;
 
   void check_averaged() const;
-  at::Tensor gradient_of(size_t slot) const;  // gives its piece's average; undefined if no rank had one
+  at::Tensor gradient_of(size_t slot) const;  // gives its slice's average; undefined if no rank had one
   void take_memory(size_t bucket);
   void give_memory(size_t bucket);
   void complete_oldest();  // waits for the oldest bucket under way

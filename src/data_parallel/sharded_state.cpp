@@ -26,7 +26,7 @@ using Place = ShardedBucket::Place;
 
 using ByName = std::map<std::string, at::Tensor>;
 
-// ---- Putting together: first all ranks learn which parameters have a state, since only ranks with a piece see that.
+// ---- Putting together: first all ranks learn which parameters have a state, since only ranks with a slice see that.
 
 struct Entry {
   at::ScalarType type;
@@ -76,7 +76,7 @@ at::Tensor gathered(const std::string& member, at::ScalarType type, const Sharde
   const at::Tensor slice = slice_of_flat(flat, rank);
   for (const auto& place : bucket.places) {
     const auto found = mine.find(member + "." + place.name);
-    if (found != mine.end()) slice.narrow(0, place.piece.in_slice, place.piece.size).copy_(found->second);
+    if (found != mine.end()) slice.narrow(0, place.slice.in_slice, place.slice.size).copy_(found->second);
   }
   gather_slices({{flat, slice}}, rank);
   return flat;
@@ -84,12 +84,12 @@ at::Tensor gathered(const std::string& member, at::ScalarType type, const Sharde
 
 // ---- Taking apart.
 
-// Cuts a parameter's value of a member down to this rank's piece. A step count is one number, and stays whole.
-at::Tensor piece_of(const at::Tensor& value, const Place& place) {
+// Cuts a parameter's value of a member down to this rank's slice. A step count is one number, and stays whole.
+at::Tensor slice_of(const at::Tensor& value, const Place& place) {
   if (value.dim() == 0 && (place.parameter.dim() > 0 || !at::isFloatingType(value.scalar_type()))) return value;
   const at::Tensor flat = at::empty({value.numel()}, place.parameter.options().dtype(value.scalar_type()));
   view_in_flat(place.parameter, flat, 0).copy_(value);
-  return flat.narrow(0, place.piece.in_parameter, place.piece.size).clone();
+  return flat.narrow(0, place.slice.in_parameter, place.slice.size).clone();
 }
 
 void check_shape(const std::string& name, const at::Tensor& value, const Place& place) {
@@ -138,7 +138,7 @@ void load_slices_of_state(torch::optim::Optimizer& optimizer, const std::vector<
     if (found == places.end()) throw Error("the optimizer has no place for the state '" + name + "'");
     const Place& place = *found->second;
     check_shape(name, value, place);
-    if (place.piece.size > 0) mine.emplace_back(name, piece_of(value, place));
+    if (place.slice.size > 0) mine.emplace_back(name, slice_of(value, place));
   }
   load_optimizer_state(optimizer, slices_of(buckets), mine);
 }
@@ -151,8 +151,8 @@ std::vector<WatchedTensor> watched_slices(const torch::optim::Optimizer& optimiz
     slices.push_back({.name = "the optimizer's " + name, .values = value});
   for (const auto& bucket : buckets) {
     for (const auto& place : bucket.places) {
-      if (!with_parameters || place.piece.size == 0) continue;
-      slices.push_back({place.name, place.piece.values, static_cast<int64_t>(place.parameter._version())});
+      if (!with_parameters || place.slice.size == 0) continue;
+      slices.push_back({place.name, place.slice.values, static_cast<int64_t>(place.parameter._version())});
     }
   }
   return slices;

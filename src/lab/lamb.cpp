@@ -45,11 +45,6 @@ torch::Tensor adam_step(const torch::Tensor& x, const torch::Tensor& g, LambPara
 
 }  // namespace
 
-bool operator==(const LambOptions& a, const LambOptions& b) {
-  return a.lr() == b.lr() && a.betas() == b.betas() && a.eps() == b.eps() && a.weight_decay() == b.weight_decay() &&
-         a.adapt() == b.adapt();
-}
-
 void LambOptions::serialize(torch::serialize::OutputArchive& archive) const {
   _TORCH_OPTIM_SERIALIZE_TORCH_ARG(lr);
   _TORCH_OPTIM_SERIALIZE_TORCH_ARG(betas);

@@ -26,11 +26,6 @@ torch::Tensor layer_rate(const torch::Tensor& w, const torch::Tensor& g, const L
 
 }  // namespace
 
-bool operator==(const LarsOptions& a, const LarsOptions& b) {
-  return a.lr() == b.lr() && a.momentum() == b.momentum() && a.weight_decay() == b.weight_decay() &&
-         a.trust() == b.trust() && a.eps() == b.eps() && a.adapt() == b.adapt();
-}
-
 void LarsOptions::serialize(torch::serialize::OutputArchive& archive) const {
   _TORCH_OPTIM_SERIALIZE_TORCH_ARG(lr);
   _TORCH_OPTIM_SERIALIZE_TORCH_ARG(momentum);

@@ -4,8 +4,8 @@
 #include <torch/torch.h>
 #include <lockstep/ranks/rank.hpp>
 
-#include "data_parallel/grain_exchange.hpp"
 #include "data_parallel/grain_sums.hpp"
+#include "data_parallel/grain_terms.hpp"
 #include "ranks/observed_backend.hpp"
 #include "support/error_of.hpp"
 #include "support/test_devices.hpp"

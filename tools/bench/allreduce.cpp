@@ -28,7 +28,7 @@
 #include "cli/text.hpp"
 #include "cli/usage.hpp"
 #include "comm/group_member.hpp"
-#include "data_parallel/grain_exchange.hpp"
+#include "data_parallel/grain_terms.hpp"
 #include "devices/check_devices.hpp"
 #include "io/atomic_file.hpp"
 #include "io/run_program.hpp"

@@ -18,8 +18,8 @@
 // SyncBatchNorm normalises over all ranks' samples (0010).
 //
 // Where grains begin. src/data_parallel/loss_part.hpp cuts a part into its grains, replica_grains.hpp checks them and
-// computes stand-ins, grain_terms.hpp takes each grain's gradients, and grain_sums.hpp and grain_exchange.hpp add them
-// up in one order (0021). Files of this room that do not name grains need not know them.
+// computes stand-ins, grain_terms.hpp takes each grain's gradients and averages their sums, and grain_sums.hpp adds
+// them up in one order (0021). Files of this room that do not name grains need not know them.
 #pragma once
 
 #include <lockstep/data_parallel/check_replicas.hpp>

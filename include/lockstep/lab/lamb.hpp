@@ -33,7 +33,6 @@ struct LambOptions : public torch::optim::OptimizerCloneableOptions<LambOptions>
  public:
   void serialize(torch::serialize::InputArchive& archive) override;
   void serialize(torch::serialize::OutputArchive& archive) const override;
-  friend bool operator==(const LambOptions& a, const LambOptions& b);
   double get_lr() const override { return lr(); }
   void set_lr(double lr) override { this->lr(lr); }
   void set_weight_decay(double weight_decay) override { this->weight_decay(weight_decay); }

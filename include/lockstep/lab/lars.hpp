@@ -31,7 +31,6 @@ struct LarsOptions : public torch::optim::OptimizerCloneableOptions<LarsOptions>
  public:
   void serialize(torch::serialize::InputArchive& archive) override;
   void serialize(torch::serialize::OutputArchive& archive) const override;
-  friend bool operator==(const LarsOptions& a, const LarsOptions& b);
   double get_lr() const override { return lr(); }
   void set_lr(double lr) override { this->lr(lr); }
   void set_weight_decay(double weight_decay) override { this->weight_decay(weight_decay); }

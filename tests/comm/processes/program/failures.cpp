@@ -25,7 +25,7 @@
 
 #include "comm/meeting/launch_environment.hpp"
 #include "comm/meeting/rendezvous.hpp"
-#include "data_parallel/grain_exchange.hpp"
+#include "data_parallel/grain_terms.hpp"
 #include "scenarios.hpp"
 
 namespace {
