@@ -1,8 +1,8 @@
-// EchoBackend: the collectives of a group in which only this rank exists. With it one rank's part of split work can be
+// EchoBackend: the collectives of a group in which only this rank exists. It lets one rank's slices of a net be
 // measured.
 //
 // It counts the rank's exchanges, and answers with the rank's own values. A sum is the rank's own input; the others'
-// parts are copies of the rank's. Used by its rank's thread.
+// slices are copies of the rank's. Used by its rank's thread.
 #pragma once
 
 #include <lockstep/plan/model_profile.hpp>

@@ -124,7 +124,7 @@ class SplitModel::Trained final : public TrainedNet {
     return joined_state(std::move(state), net_.module_, net_.mesh_);
   }
   io::NamedTensors part_of(io::NamedTensors state) override {
-    return part_of_state(std::move(state), net_.module_, net_.mesh_);
+    return held_state(std::move(state), net_.module_, net_.mesh_);
   }
 
  private:

@@ -42,7 +42,7 @@ Tensor sum_over_group(const Tensor& x, Rank& rank) {
   return sum;
 }
 
-Tensor own_part(const Tensor& x, const Exchanged& how) {
+Tensor own_slice(const Tensor& x, const Exchanged& how) {
   const int index = how.rank.index();
   return x.narrow(how.dim, begin_of(how.sizes, index), how.sizes[index]).clone();
 }
@@ -57,20 +57,20 @@ Tensor join(const Tensor& x, Exchanged& how) {
     mine = at::cat({mine, at::zeros(missing, mine.options())}, how.dim);
   }
   std::vector<Tensor> input{mine};
-  std::vector<std::vector<Tensor>> parts(1);
-  for (size_t i = 0; i < how.sizes.size(); ++i) parts[0].push_back(at::empty(mine.sizes(), mine.options()));
-  how.rank.backend().allgather(parts, input, c10d::AllgatherOptions{})->wait();
-  for (size_t i = 0; i < how.sizes.size(); ++i) parts[0][i] = parts[0][i].narrow(how.dim, 0, how.sizes[i]);
-  return at::cat(parts[0], how.dim);
+  std::vector<std::vector<Tensor>> slices(1);
+  for (size_t i = 0; i < how.sizes.size(); ++i) slices[0].push_back(at::empty(mine.sizes(), mine.options()));
+  how.rank.backend().allgather(slices, input, c10d::AllgatherOptions{})->wait();
+  for (size_t i = 0; i < how.sizes.size(); ++i) slices[0][i] = slices[0][i].narrow(how.dim, 0, how.sizes[i]);
+  return at::cat(slices[0], how.dim);
 }
 
-Tensor own_part_of_sum(const Tensor& x, Exchanged& how) {
+Tensor own_slice_of_sum(const Tensor& x, Exchanged& how) {
   const bool equal = std::equal(how.sizes.begin() + 1, how.sizes.end(), how.sizes.begin());
-  if (!equal) return own_part(sum_over_group(x, how.rank), how);  // a reduce_scatter gives slices of one size
-  std::vector<std::vector<Tensor>> parts{x.detach().split_with_sizes(how.sizes, how.dim)};
-  for (auto& part : parts[0]) part = part.contiguous();
-  std::vector<Tensor> output{at::empty(parts[0][0].sizes(), x.options())};
-  how.rank.backend().reduce_scatter(output, parts, c10d::ReduceScatterOptions{})->wait();
+  if (!equal) return own_slice(sum_over_group(x, how.rank), how);  // a reduce_scatter gives slices of one size
+  std::vector<std::vector<Tensor>> slices{x.detach().split_with_sizes(how.sizes, how.dim)};
+  for (auto& slice : slices[0]) slice = slice.contiguous();
+  std::vector<Tensor> output{at::empty(slices[0][0].sizes(), x.options())};
+  how.rank.backend().reduce_scatter(output, slices, c10d::ReduceScatterOptions{})->wait();
   return output[0];
 }
 
@@ -111,7 +111,7 @@ struct GatherFrom {
 
 struct ScatterTo {
   using Conjugate = GatherFrom;
-  static Tensor compute(const Tensor& x, Exchanged& how) { return own_part(x, how); }
+  static Tensor compute(const Tensor& x, Exchanged& how) { return own_slice(x, how); }
 };
 
 struct GatherIn {
@@ -121,7 +121,7 @@ struct GatherIn {
 
 struct ReduceScatterIn {
   using Conjugate = GatherIn;
-  static Tensor compute(const Tensor& x, Exchanged& how) { return own_part_of_sum(x, how); }
+  static Tensor compute(const Tensor& x, Exchanged& how) { return own_slice_of_sum(x, how); }
 };
 
 int64_t checked_dim(const char* function, const Tensor& x, int64_t dim) {
@@ -153,7 +153,7 @@ Tensor joined(const char* name, const Tensor& x, int64_t dim, Rank& rank, int64_
 
 // Gives each rank its slice of a whole tensor.
 template <class Scatter>
-Tensor parted(const char* name, const Tensor& x, int64_t dim, Rank& rank) {
+Tensor sliced(const char* name, const Tensor& x, int64_t dim, Rank& rank) {
   dim = checked_dim(name, x, dim);
   if (rank.world_size() == 1) return x;
   return Differentiable<Scatter>::apply(x, Exchanged{rank, dim, equal_sizes(x.size(dim), rank)});
@@ -166,7 +166,7 @@ Tensor gather_from_group(const Tensor& x, int64_t dim, Rank& rank, int64_t total
 }
 
 Tensor scatter_to_group(const Tensor& x, int64_t dim, Rank& rank) {
-  return parted<ScatterTo>("scatter_to_group", x, dim, rank);
+  return sliced<ScatterTo>("scatter_to_group", x, dim, rank);
 }
 
 Tensor gather_in_group(const Tensor& x, int64_t dim, Rank& rank, int64_t total) {
@@ -174,7 +174,7 @@ Tensor gather_in_group(const Tensor& x, int64_t dim, Rank& rank, int64_t total) 
 }
 
 Tensor reduce_scatter_in_group(const Tensor& x, int64_t dim, Rank& rank) {
-  return parted<ReduceScatterIn>("reduce_scatter_in_group", x, dim, rank);
+  return sliced<ReduceScatterIn>("reduce_scatter_in_group", x, dim, rank);
 }
 
 }  // namespace lockstep

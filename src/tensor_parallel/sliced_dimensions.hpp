@@ -18,7 +18,7 @@ std::map<std::string, SlicedDimension> sliced_dimensions_of(const torch::nn::Seq
 // several blocks.
 at::Tensor slice_of_whole(const at::Tensor& whole, const SlicedDimension& how, int64_t begin, int64_t size);
 
-// Joins the ranks' slices of a tensor whose size along the dimension is `total`. All ranks must call it. Throws Error
+// Joins the ranks' slices of a tensor whose size along the dimension is `total`. Call it on all ranks. Throws Error
 // for a slice of another size, as gather_from_group does.
 at::Tensor joined_slices(const at::Tensor& slice, const SlicedDimension& how, Rank& rank, int64_t total);
 
