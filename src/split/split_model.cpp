@@ -14,7 +14,6 @@
 #include "ranks/gather.hpp"
 #include "split_optimizer_state.hpp"
 #include "tensor_parallel/shard.hpp"
-#include "tensor_parallel/sliced_dimensions.hpp"
 
 #include <functional>
 #include <utility>

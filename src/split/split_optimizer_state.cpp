@@ -15,7 +15,7 @@
 #include "base/classic.hpp"
 #include "optim/optimizer_state.hpp"
 #include "ranks/gather.hpp"
-#include "tensor_parallel/sliced_dimensions.hpp"
+#include "tensor_parallel/shard.hpp"
 
 namespace lockstep {
 namespace {

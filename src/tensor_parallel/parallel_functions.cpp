@@ -8,12 +8,14 @@
 
 #include <algorithm>
 #include <functional>
+#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "base/classic.hpp"
-#include "group_sizes.hpp"
+#include "data/parts.hpp"
+#include "ranks/gather.hpp"
 
 namespace lockstep {
 namespace {
@@ -34,6 +36,30 @@ struct KeptForBackward : torch::CustomClassHolder {
   Exchanged exchanged;
 };
 
+// ---- How much of a dimension each rank holds -----------------------------------------------------------------------
+
+// The sizes of all ranks' slices of `total`, as part_of cuts it.
+std::vector<int64_t> equal_sizes(int64_t total, const Rank& rank) {
+  std::vector<int64_t> sizes;
+  for (int i = 0; i < rank.world_size(); ++i) sizes.push_back(part_of(total, i, rank.world_size()).size());
+  return sizes;
+}
+
+// Every rank's x.size(dim), as part_of cuts `total`. If `total` is 0, the ranks ask each other.
+std::vector<int64_t> sizes_in_group(const char* function, const Tensor& x, int64_t dim, Rank& rank, int64_t total) {
+  const int64_t mine = x.size(dim);
+  if (total == 0) {
+    const Tensor all = of_all_ranks(rank, {mine}).contiguous();
+    return {all.const_data_ptr<int64_t>(), all.const_data_ptr<int64_t>() + all.numel()};
+  }
+  std::vector<int64_t> sizes = equal_sizes(total, rank);
+  if (sizes[rank.index()] == mine) return sizes;
+  throw Error(std::string(function) + ": x is " + classic_text(x.sizes()) + ", but rank " +
+              std::to_string(rank.index()) + " of " + std::to_string(rank.world_size()) + " has " +
+              std::to_string(sizes[rank.index()]) + " of " + std::to_string(total) + " along dimension " +
+              std::to_string(dim) + "; give each rank its part_of(total), or no total");
+}
+
 // ---- Without gradients ---------------------------------------------------------------------------------------------
 
 Tensor sum_over_group(const Tensor& x, Rank& rank) {
@@ -44,7 +70,8 @@ Tensor sum_over_group(const Tensor& x, Rank& rank) {
 
 Tensor own_slice(const Tensor& x, const Exchanged& how) {
   const int index = how.rank.index();
-  return x.narrow(how.dim, begin_of(how.sizes, index), how.sizes[index]).clone();
+  const int64_t begin = std::accumulate(how.sizes.begin(), how.sizes.begin() + index, int64_t{0});
+  return x.narrow(how.dim, begin, how.sizes[index]).clone();
 }
 
 // An allgather takes slices of one size, so smaller ones are filled up with zeros on the way.

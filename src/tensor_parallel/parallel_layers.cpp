@@ -10,7 +10,7 @@
 #include "data/parts.hpp"
 #include "layer_slices.hpp"
 #include "ranks/equal_input.hpp"
-#include "sliced_dimensions.hpp"
+#include "shard.hpp"
 
 namespace lockstep {
 namespace {

@@ -18,8 +18,6 @@
 #include "layer_slices.hpp"
 #include "sharded_gpt.hpp"
 #include "sharded_residual_block.hpp"
-#include "sliced_dimensions.hpp"
-#include "whole_copy.hpp"
 
 #include <cstddef>
 #include <map>

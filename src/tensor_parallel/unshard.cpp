@@ -3,7 +3,6 @@
 
 #include "base/classic.hpp"
 #include "shard.hpp"
-#include "sliced_dimensions.hpp"
 
 #include <map>
 #include <string>
