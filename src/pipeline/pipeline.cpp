@@ -1,7 +1,6 @@
 #include "pipeline.hpp"
 
 #include <ATen/autocast_mode.h>
-#include <ATen/ops/cat.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <lockstep/base/error.hpp>
@@ -36,17 +35,11 @@ at::Tensor samples_of(const at::Tensor& batch, const Range& range, bool is_grain
 }
 
 // The batch without x, for the criterion; only the first layer needs x.
-Batch targets_of(const Batch& batch, const Range& range, bool is_grain) {
+Batch targets_of(const Batch& batch, const Range& range, bool is_grain, const c10::Device& device) {
   Batch targets = batch;
   targets.x = at::Tensor();
-  targets.y = samples_of(batch.y, range, is_grain);
-  for (auto& [name, tensor] : targets.more) tensor = samples_of(tensor, range, is_grain);
-  return targets;
-}
-
-Batch targets_on(Batch targets, const c10::Device& device) {
-  targets.y = targets.y.to(device);
-  for (auto& [name, tensor] : targets.more) tensor = tensor.to(device);
+  targets.y = samples_of(batch.y, range, is_grain).to(device);
+  for (auto& [name, tensor] : targets.more) tensor = samples_of(tensor, range, is_grain).to(device);
   return targets;
 }
 
@@ -246,9 +239,9 @@ PipelineStage::Head Pipeline::head(const Passage& passage, const Range& range) {
   const Batch& batch = passage.batch;
   const int64_t whole = batch.global_size > 0 ? batch.global_size : batch.size();
   const bool looks = range.size() < whole && (!on_gpu() || checked_ < kChecksOnGpu);
-  return [this, &criterion = passage.criterion, targets = targets_of(batch, range, passage.by_grains()), looks,
-          size = range.size()](const at::Tensor& output) {
-    at::Tensor mean = criterion(output, targets_on(targets, rank_.device()));
+  return [this, &criterion = passage.criterion, targets = targets_of(batch, range, passage.by_grains(), rank_.device()),
+          looks, size = range.size()](const at::Tensor& output) {
+    at::Tensor mean = criterion(output, targets);
     if (looks) check_counted_targets(mean, size, rank_.name() + ": Pipeline");  // it looks at the graph of `mean`
     return mean;
   };
