@@ -1,7 +1,6 @@
 #include "pipeline.hpp"
 
 #include <ATen/autocast_mode.h>
-#include <ATen/ops/cat.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <lockstep/base/error.hpp>
@@ -30,30 +29,24 @@ using torch::nn::Sequential;
 using Kind = PipelineStep::Kind;
 
 // A grain's samples get memory of their own, since their place in memory must not change how they are computed.
-at::Tensor samples_of(const at::Tensor& batch, const Range& part, bool is_grain) {
-  const at::Tensor samples = batch.slice(0, part.begin, part.end);
+at::Tensor samples_of(const at::Tensor& batch, const Range& range, bool is_grain) {
+  const at::Tensor samples = batch.slice(0, range.begin, range.end);
   return is_grain ? samples.clone() : samples;
 }
 
 // The batch without x, for the criterion; only the first layer needs x.
-Batch targets_of(const Batch& batch, const Range& part, bool is_grain) {
+Batch targets_of(const Batch& batch, const Range& range, bool is_grain, const c10::Device& device) {
   Batch targets = batch;
   targets.x = at::Tensor();
-  targets.y = samples_of(batch.y, part, is_grain);
-  for (auto& [name, tensor] : targets.more) tensor = samples_of(tensor, part, is_grain);
-  return targets;
-}
-
-Batch targets_on(Batch targets, const c10::Device& device) {
-  targets.y = targets.y.to(device);
-  for (auto& [name, tensor] : targets.more) tensor = tensor.to(device);
+  targets.y = samples_of(batch.y, range, is_grain).to(device);
+  for (auto& [name, tensor] : targets.more) tensor = samples_of(tensor, range, is_grain).to(device);
   return targets;
 }
 
 std::vector<Range> grains_of(int64_t samples, int64_t grain) {
-  std::vector<Range> parts;
-  for (int64_t begin = 0; begin < samples; begin += grain) parts.push_back({begin, std::min(begin + grain, samples)});
-  return parts;
+  std::vector<Range> ranges;
+  for (int64_t begin = 0; begin < samples; begin += grain) ranges.push_back({begin, std::min(begin + grain, samples)});
+  return ranges;
 }
 
 // By grains, each pipeline computes its grains alone, and a rank holds some layers.
@@ -135,9 +128,9 @@ const Pipeline::Work& Pipeline::work_for(int microbatches, bool backward) {
 // A batch with fewer samples than microbatches is cut into single samples.
 std::vector<Range> Pipeline::microbatches_of(int64_t samples) const {
   const auto microbatches = static_cast<int>(std::min<int64_t>(samples, split_.microbatches));
-  std::vector<Range> parts;
-  for (int i = 0; i < microbatches; ++i) parts.push_back(part_of(samples, i, microbatches));
-  return parts;
+  std::vector<Range> ranges;
+  for (int i = 0; i < microbatches; ++i) ranges.push_back(part_of(samples, i, microbatches));
+  return ranges;
 }
 
 // An activation that a step needs has its stage's input shape. A gradient has its stage's output shape.
@@ -196,7 +189,7 @@ at::Tensor Pipeline::run(const Batch& batch, const Criterion& criterion, const s
     const auto& step = work.steps[i];
     const auto number = static_cast<int>(i);
     const bool is_forward = step.kind == Kind::forward;
-    const SampleScope scope(place_of_part(passage.part(step)));  // for backward too, which may compute forward again
+    const SampleScope scope(place_of(passage.range(step)));  // for backward too, which may compute forward again
     const at::Tensor received = mail.take(number);
     const bool backward_next =
         i + 1 < work.steps.size() && work.steps[i + 1] == PipelineStep{Kind::backward, step.microbatch, step.stage};
@@ -223,10 +216,10 @@ at::Tensor Pipeline::run(const Batch& batch, const Criterion& criterion, const s
 // A backward that follows at once saves no memory by computing forward again, so the graph is kept.
 at::Tensor Pipeline::forward(Passage& passage, const PipelineStep& step, const at::Tensor& received,
                              bool backward_next) {
-  const Range part = passage.part(step);
+  const Range range = passage.range(step);
   const bool by_grains = passage.by_grains();
-  const PipelineStage::Head loss_of = is_last(step.stage) ? head(passage, part) : PipelineStage::Head();
-  const at::Tensor x = step.stage == 0 ? samples_of(passage.batch.x, part, by_grains).to(rank_.device()) : received;
+  const PipelineStage::Head loss_of = is_last(step.stage) ? head(passage, range) : PipelineStage::Head();
+  const at::Tensor x = step.stage == 0 ? samples_of(passage.batch.x, range, by_grains).to(rank_.device()) : received;
   at::Tensor made;
   const auto compute = [&] {
     made = stage(step.stage).forward(step.microbatch, x, loss_of, !split_.recompute || backward_next);
@@ -237,18 +230,18 @@ at::Tensor Pipeline::forward(Passage& passage, const PipelineStep& step, const a
     throw Error("Pipeline: the criterion gives " + describe(made) +
                 ", and must give one number, the mean over the samples");
   }
-  passage.loss.add_(made.reshape({}), static_cast<double>(part.size()) / static_cast<double>(passage.batch.size()));
+  passage.loss.add_(made.reshape({}), static_cast<double>(range.size()) / static_cast<double>(passage.batch.size()));
   return made;
 }
 
 // The loss of a microbatch, behind the last stage.
-PipelineStage::Head Pipeline::head(const Passage& passage, const Range& part) {
+PipelineStage::Head Pipeline::head(const Passage& passage, const Range& range) {
   const Batch& batch = passage.batch;
   const int64_t whole = batch.global_size > 0 ? batch.global_size : batch.size();
-  const bool looks = part.size() < whole && (!on_gpu() || checked_ < kChecksOnGpu);
-  return [this, &criterion = passage.criterion, targets = targets_of(batch, part, passage.by_grains()), looks,
-          size = part.size()](const at::Tensor& output) {
-    at::Tensor mean = criterion(output, targets_on(targets, rank_.device()));
+  const bool looks = range.size() < whole && (!on_gpu() || checked_ < kChecksOnGpu);
+  return [this, &criterion = passage.criterion, targets = targets_of(batch, range, passage.by_grains(), rank_.device()),
+          looks, size = range.size()](const at::Tensor& output) {
+    at::Tensor mean = criterion(output, targets);
     if (looks) check_counted_targets(mean, size, rank_.name() + ": Pipeline");  // it looks at the graph of `mean`
     return mean;
   };
@@ -257,15 +250,15 @@ PipelineStage::Head Pipeline::head(const Passage& passage, const Range& part) {
 at::Tensor Pipeline::backward(Passage& passage, const PipelineStep& step, const at::Tensor& received,
                               const TieGradients& ties) {
   const auto& replica = passage.replica;
-  const Range part = passage.part(step);
+  const Range range = passage.range(step);
   const bool by_grains = passage.by_grains();
   // Only the last microbatch's backward completes the stage's gradients.
   std::optional<NoSync> not_yet;
   const bool more_to_come = ++passage.backwards[step.stage] < static_cast<int>(passage.microbatches.size());
   if (!by_grains && more_to_come) not_yet.emplace(replica);
   const double weight =
-      by_grains ? static_cast<double>(part.size())
-                : part_weight(part.size(), passage.batch.global_size, replica->rank().world_size(), "DataParallel");
+      by_grains ? static_cast<double>(range.size())
+                : part_weight(range.size(), passage.batch.global_size, replica->rank().world_size(), "DataParallel");
   const auto lent = ties_->roots(ties);
   at::Tensor made;
   const auto compute = [&] { made = stage(step.stage).backward(step.microbatch, received, weight, lent); };
@@ -277,10 +270,10 @@ int64_t Pipeline::grain_of(const Passage& passage, const PipelineStep& step) con
   return place_.first / passage.batch.grain + step.microbatch;
 }
 
-SampleScope::Place Pipeline::place_of_part(const Range& part) const {
+SampleScope::Place Pipeline::place_of(const Range& range) const {
   SampleScope::Place place = place_;
-  if (place.first >= 0) place.first += part.begin;
-  place.size = part.size();
+  if (place.first >= 0) place.first += range.begin;
+  place.size = range.size();
   return place;
 }
 
@@ -297,14 +290,14 @@ at::Tensor Pipeline::forward(const at::Tensor& x) {
   PipelineMail mail = this->mail(work, shapes, microbatches);
   for (size_t i = 0; i < work.steps.size(); ++i) {
     const auto& step = work.steps[i];
-    const Range part = microbatches[static_cast<size_t>(step.microbatch)];
+    const Range range = microbatches[static_cast<size_t>(step.microbatch)];
     const at::Tensor received = mail.take(static_cast<int>(i));
     const SampleShape& output = shapes[static_cast<size_t>(step.stage) + 1];
     const at::Tensor y =
-        stage(step.stage).through(step.stage == 0 ? x.slice(0, part.begin, part.end).to(rank_.device()) : received);
+        stage(step.stage).through(step.stage == 0 ? x.slice(0, range.begin, range.end).to(rank_.device()) : received);
     check_output(step.stage, y, output);
     if (is_last(step.stage)) {
-      result.slice(0, part.begin, part.end).copy_(y);
+      result.slice(0, range.begin, range.end).copy_(y);
     } else {
       mail.give(static_cast<int>(i), y.contiguous(output.format));
     }

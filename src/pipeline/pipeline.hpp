@@ -83,7 +83,7 @@ class Pipeline {
     std::map<int, int> backwards = {};  // how many backwards are done, by stage
 
     bool by_grains() const { return batch.grain > 0; }
-    Range part(const PipelineStep& step) const { return microbatches[static_cast<size_t>(step.microbatch)]; }
+    Range range(const PipelineStep& step) const { return microbatches[static_cast<size_t>(step.microbatch)]; }
   };
 
   const Shapes& shapes_for(const at::Tensor& x);
@@ -95,9 +95,9 @@ class Pipeline {
                  const Shapes& shapes);
   at::Tensor forward(Passage& passage, const PipelineStep& step, const at::Tensor& received, bool backward_next);
   at::Tensor backward(Passage& passage, const PipelineStep& step, const at::Tensor& received, const TieGradients& ties);
-  PipelineStage::Head head(const Passage& passage, const Range& part);
+  PipelineStage::Head head(const Passage& passage, const Range& range);
   int64_t grain_of(const Passage& passage, const PipelineStep& step) const;  // its number in the whole batch
-  SampleScope::Place place_of_part(const Range& part) const;
+  SampleScope::Place place_of(const Range& range) const;
 
   PipelineStage& stage(int index) { return stages_[static_cast<size_t>(index / rank_.world_size())]; }
   bool is_last(int stage) const { return stage == split_.stages() - 1; }

@@ -181,7 +181,8 @@ Partition CostModel::partition(const ModelSplit& split) const {
       auto& device = partition.stages[static_cast<size_t>(stage)];
       device.speed = column.speed;
       device.live_microbatches = live;
-      // At least 1: 0 would mean "no limit". A device too small for the batch is then reported like any other.
+      // It is at least 1, since 0 would mean "no limit". A device too small for the batch is then reported like any
+      // other.
       if (column.memory_bytes > 0)
         device.memory_bytes = std::max(1.0, column.memory_bytes - batch) / split.stages_per_rank;
     }

@@ -42,7 +42,7 @@ EchoBackend::Work EchoBackend::allgather(std::vector<std::vector<at::Tensor>>& o
   messages_.push_back({LayerMessage::Kind::allgather, static_cast<double>(bytes_in(inputs) * getSize())});
   seconds_ += seconds_of([&] {
     for (size_t i = 0; i < inputs.size(); ++i) {
-      for (auto& part : outputs[i]) part.copy_(inputs[i]);
+      for (auto& slice : outputs[i]) slice.copy_(inputs[i]);
     }
   });
   return done();
@@ -62,7 +62,7 @@ EchoBackend::Work EchoBackend::reduce_scatter(std::vector<at::Tensor>& outputs,
 // when a slice is made.
 EchoBackend::Work EchoBackend::_allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions&) {
   seconds_ += seconds_of([&] {
-    for (const at::Tensor& part : output.chunk(getSize())) part.copy_(input.view_as(part));
+    for (const at::Tensor& slice : output.chunk(getSize())) slice.copy_(input.view_as(slice));
   });
   return done();
 }

@@ -1,8 +1,8 @@
-// EchoBackend: the collectives of a group in which only this rank exists. With it one rank's part of split work can be
+// EchoBackend: the collectives of a group in which only this rank exists. It lets one rank's slices of a net be
 // measured.
 //
 // It counts the rank's exchanges, and answers with the rank's own values. A sum is the rank's own input; the others'
-// parts are copies of the rank's. Used by its rank's thread.
+// slices are copies of the rank's. Used by its rank's thread.
 #pragma once
 
 #include <lockstep/plan/model_profile.hpp>
@@ -18,13 +18,9 @@ class EchoBackend : public c10d::Backend {
  public:
   using c10d::Backend::Backend;
 
-  // An exchange since the last call. A reduce_scatter costs as much as an allgather of the same tensor, and counts as
-  // one.
-  struct Message {
-    LayerMessage::Kind kind;
-    double bytes;  // the bytes of the whole tensor
-  };
-  std::vector<Message> take_messages() { return std::exchange(messages_, {}); }
+  // The exchanges since the last call, each with the bytes of the whole tensor. A reduce_scatter costs as much as an
+  // allgather of the same tensor, and counts as one.
+  std::vector<LayerMessage> take_messages() { return std::exchange(messages_, {}); }
   double seconds() const { return seconds_; }  // seconds spent in answering, since the EchoBackend was made
 
   using Work = c10::intrusive_ptr<c10d::Work>;
@@ -40,7 +36,7 @@ class EchoBackend : public c10d::Backend {
   Work barrier(const c10d::BarrierOptions&) override;
 
  private:
-  std::vector<Message> messages_;
+  std::vector<LayerMessage> messages_;
   double seconds_ = 0;
 };
 

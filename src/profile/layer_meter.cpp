@@ -33,9 +33,8 @@ void keep_better(double& best, double seconds) {
 }
 
 // Draws the line through the bytes of two numbers of samples.
-std::vector<LayerMessage> messages_of(const std::vector<EchoBackend::Message>& few,
-                                      const std::vector<EchoBackend::Message>& many, int64_t few_samples,
-                                      int64_t many_samples) {
+std::vector<LayerMessage> messages_of(const std::vector<LayerMessage>& few, const std::vector<LayerMessage>& many,
+                                      int64_t few_samples, int64_t many_samples) {
   std::vector<LayerMessage> messages;
   for (size_t i = 0; i < std::min(few.size(), many.size()); ++i) {
     LayerMessage message{.kind = many[i].kind};
@@ -142,30 +141,32 @@ void LayerMeter::step_by_layers(int64_t samples, std::vector<StepTimes>& times, 
 
 // Measures a number of samples in about `seconds`. Returns the seconds of two steps.
 double LayerMeter::add_point(int64_t samples, double seconds, std::vector<LayerProfile>& profiles) {
-  Times best{std::vector<StepTimes>(names_.size() + 1), {}};
+  std::vector<StepTimes> layers(names_.size() + 1);  // the best times so far, of each layer and the criterion
+  StepTimes whole;
   const auto round = [&] {
     const auto start = std::chrono::steady_clock::now();
-    step_by_layers(samples, best.layers);
-    const StepTimes whole = step(samples);
-    keep_better(best.whole.forward, whole.forward);
-    keep_better(best.whole.backward, whole.backward);
+    step_by_layers(samples, layers);
+    const StepTimes here = step(samples);
+    keep_better(whole.forward, here.forward);
+    keep_better(whole.backward, here.backward);
     return seconds_since(start);
   };
   round();  // the first round allocates memory and fills caches
-  best = {std::vector<StepTimes>(names_.size() + 1), {}};
+  layers.assign(layers.size(), {});
+  whole = {};
   const double one = round();
   const int rounds = std::clamp(static_cast<int>(seconds / one), fewest_rounds, most_rounds);
   for (int i = 1; i < rounds; ++i) round();
 
   StepTimes sum;
-  for (const auto& layer : best.layers) {
+  for (const auto& layer : layers) {
     sum.forward += layer.forward;
     sum.backward += layer.backward;
   }
-  const double forward = best.whole.forward / sum.forward, backward = best.whole.backward / sum.backward;
-  for (size_t i = 0; i < best.layers.size(); ++i) {
-    profiles[i].forward.points.push_back({samples, best.layers[i].forward * forward});
-    profiles[i].backward.points.push_back({samples, best.layers[i].backward * backward});
+  const double forward = whole.forward / sum.forward, backward = whole.backward / sum.backward;
+  for (size_t i = 0; i < layers.size(); ++i) {
+    profiles[i].forward.points.push_back({samples, layers[i].forward * forward});
+    profiles[i].backward.points.push_back({samples, layers[i].backward * backward});
   }
   return one;
 }

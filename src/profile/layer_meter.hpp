@@ -35,11 +35,7 @@ class LayerMeter {
   StepTimes step(int64_t samples);
 
  private:
-  struct Times {
-    std::vector<StepTimes> layers;  // the best times so far, of each layer and the criterion
-    StepTimes whole;
-  };
-  using Messages = std::vector<EchoBackend::Message>;
+  using Messages = std::vector<LayerMessage>;
   struct Exchanges {
     std::vector<Messages> forward, backward;  // the exchanges of each layer
   };

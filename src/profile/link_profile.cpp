@@ -24,7 +24,7 @@ constexpr double seconds_per_round = 0.02;
 constexpr double seconds_before_message = 1e-3;
 constexpr int tag = 0;
 
-// Measures the seconds of the fastest call. All ranks call equally often, and rank 0's clock counts.
+// Measures the seconds of the fastest call. Call it on all ranks; all make as many calls, and rank 0's clock counts.
 double seconds_of(Rank& rank, const std::function<void()>& call) {
   call();  // the first call makes connections and touches memory
   synchronize(rank.device());

@@ -14,7 +14,6 @@
 #include "ranks/gather.hpp"
 #include "split_optimizer_state.hpp"
 #include "tensor_parallel/shard.hpp"
-#include "tensor_parallel/sliced_dimensions.hpp"
 
 #include <functional>
 #include <utility>
@@ -124,7 +123,7 @@ class SplitModel::Trained final : public TrainedNet {
     return joined_state(std::move(state), net_.module_, net_.mesh_);
   }
   io::NamedTensors part_of(io::NamedTensors state) override {
-    return part_of_state(std::move(state), net_.module_, net_.mesh_);
+    return held_state(std::move(state), net_.module_, net_.mesh_);
   }
 
  private:

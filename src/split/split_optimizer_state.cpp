@@ -15,7 +15,7 @@
 #include "base/classic.hpp"
 #include "optim/optimizer_state.hpp"
 #include "ranks/gather.hpp"
-#include "tensor_parallel/sliced_dimensions.hpp"
+#include "tensor_parallel/shard.hpp"
 
 namespace lockstep {
 namespace {
@@ -41,11 +41,11 @@ struct Slice {
 };
 using Slices = std::map<std::string, Slice>;  // slices by the parameter's name; none for one that the rank holds whole
 
-// All ranks of the tensor axis call it.
-Slices slices_of(const torch::nn::Sequential& part, Rank& group, const ByName& parameters) {
+// Call it on all ranks of the tensor axis.
+Slices slices_of(const torch::nn::Sequential& layers, Rank& group, const ByName& parameters) {
   Slices slices;
   std::vector<int64_t> sizes;
-  for (const auto& [name, how] : sliced_dimensions_of(part)) {
+  for (const auto& [name, how] : sliced_dimensions_of(layers)) {
     const auto parameter = parameters.find(name);
     if (parameter == parameters.end()) continue;  // a buffer
     sizes.push_back(parameter->second.size(how.dim) / how.blocks);
@@ -63,8 +63,8 @@ Slices slices_of(const torch::nn::Sequential& part, Rank& group, const ByName& p
 }
 
 // Makes the slices in `state` whole. A state without dimensions is a number of the parameter, equal on all ranks.
-void join_slices(io::NamedTensors& state, const torch::nn::Sequential& part, Rank& group, const ByName& parameters) {
-  const Slices slices = slices_of(part, group, parameters);
+void join_slices(io::NamedTensors& state, const torch::nn::Sequential& layers, Rank& group, const ByName& parameters) {
+  const Slices slices = slices_of(layers, group, parameters);
   for (auto& [name, tensor] : state) {
     const auto slice = slices.find(parts_of_state_name(name).second);
     if (slice == slices.end() || tensor.dim() == 0) continue;
@@ -127,21 +127,21 @@ torch::Tensor slice_of(const std::string& name, const torch::Tensor& whole, cons
 
 }  // namespace
 
-io::NamedTensors joined_state(io::NamedTensors state, const torch::nn::Sequential& part, Mesh& mesh) {
+io::NamedTensors joined_state(io::NamedTensors state, const torch::nn::Sequential& layers, Mesh& mesh) {
   if (is_whole(mesh)) return state;
   const torch::NoGradGuard no_grad;
-  const io::NamedTensors parameters = stage_parameters(part);
-  join_slices(state, part, mesh.tensor(), {parameters.begin(), parameters.end()});
+  const io::NamedTensors parameters = stage_parameters(layers);
+  join_slices(state, layers, mesh.tensor(), {parameters.begin(), parameters.end()});
   return of_all_stages(state, mesh.pipeline());
 }
 
-io::NamedTensors part_of_state(io::NamedTensors state, const torch::nn::Sequential& part, Mesh& mesh) {
+io::NamedTensors held_state(io::NamedTensors state, const torch::nn::Sequential& layers, Mesh& mesh) {
   if (is_whole(mesh)) return state;
   const torch::NoGradGuard no_grad;
-  const io::NamedTensors parameters = stage_parameters(part);
+  const io::NamedTensors parameters = stage_parameters(layers);
   check_known(state, parameters, mesh.pipeline());
   const ByName held(parameters.begin(), parameters.end());
-  const Slices slices = slices_of(part, mesh.tensor(), held);
+  const Slices slices = slices_of(layers, mesh.tensor(), held);
   io::NamedTensors mine;
   for (const auto& [name, tensor] : state) {
     const std::string parameter = parts_of_state_name(name).second;

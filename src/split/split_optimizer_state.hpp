@@ -13,14 +13,14 @@
 
 namespace lockstep {
 
-// Joins the ranks' states to the whole network's, on every rank. `part` is the rank's part of the network. Call it on
-// all ranks. It costs nothing where the network is split by data alone, and elsewhere the state's bytes over
-// the pipeline and tensor axes. Throws Error if the state of a sliced parameter is neither a number nor of the slice's
+// Joins the ranks' states to the whole network's, on every rank. `layers` are this rank's layers of the network. Call
+// it on all ranks. It costs nothing where the network is split by data alone, and elsewhere the state's bytes over the
+// pipeline and tensor axes. Throws Error if the state of a sliced parameter is neither a number nor of the slice's
 // shape.
-io::NamedTensors joined_state(io::NamedTensors state, const torch::nn::Sequential& part, Mesh& mesh);
+io::NamedTensors joined_state(io::NamedTensors state, const torch::nn::Sequential& layers, Mesh& mesh);
 
-// Gives this rank's part of the whole network's state, whatever split that comes from. Call it on all ranks. Throws
-// Error for the state of a parameter that no rank has, or of another shape.
-io::NamedTensors part_of_state(io::NamedTensors state, const torch::nn::Sequential& part, Mesh& mesh);
+// Gives the state of this rank's layers out of the whole network's, whatever split that comes from. Call it on all
+// ranks. Throws Error for the state of a parameter that no rank has, or of another shape.
+io::NamedTensors held_state(io::NamedTensors state, const torch::nn::Sequential& layers, Mesh& mesh);
 
 }  // namespace lockstep

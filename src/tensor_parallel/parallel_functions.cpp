@@ -8,12 +8,14 @@
 
 #include <algorithm>
 #include <functional>
+#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "base/classic.hpp"
-#include "group_sizes.hpp"
+#include "data/parts.hpp"
+#include "ranks/gather.hpp"
 
 namespace lockstep {
 namespace {
@@ -34,6 +36,30 @@ struct KeptForBackward : torch::CustomClassHolder {
   Exchanged exchanged;
 };
 
+// ---- How much of a dimension each rank holds -----------------------------------------------------------------------
+
+// The sizes of all ranks' slices of `total`, as part_of cuts it.
+std::vector<int64_t> equal_sizes(int64_t total, const Rank& rank) {
+  std::vector<int64_t> sizes;
+  for (int i = 0; i < rank.world_size(); ++i) sizes.push_back(part_of(total, i, rank.world_size()).size());
+  return sizes;
+}
+
+// Every rank's x.size(dim), as part_of cuts `total`. If `total` is 0, the ranks ask each other.
+std::vector<int64_t> sizes_in_group(const char* function, const Tensor& x, int64_t dim, Rank& rank, int64_t total) {
+  const int64_t mine = x.size(dim);
+  if (total == 0) {
+    const Tensor all = of_all_ranks(rank, {mine}).contiguous();
+    return {all.const_data_ptr<int64_t>(), all.const_data_ptr<int64_t>() + all.numel()};
+  }
+  std::vector<int64_t> sizes = equal_sizes(total, rank);
+  if (sizes[rank.index()] == mine) return sizes;
+  throw Error(std::string(function) + ": x is " + classic_text(x.sizes()) + ", but rank " +
+              std::to_string(rank.index()) + " of " + std::to_string(rank.world_size()) + " has " +
+              std::to_string(sizes[rank.index()]) + " of " + std::to_string(total) + " along dimension " +
+              std::to_string(dim) + "; give each rank its part_of(total), or no total");
+}
+
 // ---- Without gradients ---------------------------------------------------------------------------------------------
 
 Tensor sum_over_group(const Tensor& x, Rank& rank) {
@@ -42,9 +68,10 @@ Tensor sum_over_group(const Tensor& x, Rank& rank) {
   return sum;
 }
 
-Tensor own_part(const Tensor& x, const Exchanged& how) {
+Tensor own_slice(const Tensor& x, const Exchanged& how) {
   const int index = how.rank.index();
-  return x.narrow(how.dim, begin_of(how.sizes, index), how.sizes[index]).clone();
+  const int64_t begin = std::accumulate(how.sizes.begin(), how.sizes.begin() + index, int64_t{0});
+  return x.narrow(how.dim, begin, how.sizes[index]).clone();
 }
 
 // An allgather takes slices of one size, so smaller ones are filled up with zeros on the way.
@@ -57,20 +84,20 @@ Tensor join(const Tensor& x, Exchanged& how) {
     mine = at::cat({mine, at::zeros(missing, mine.options())}, how.dim);
   }
   std::vector<Tensor> input{mine};
-  std::vector<std::vector<Tensor>> parts(1);
-  for (size_t i = 0; i < how.sizes.size(); ++i) parts[0].push_back(at::empty(mine.sizes(), mine.options()));
-  how.rank.backend().allgather(parts, input, c10d::AllgatherOptions{})->wait();
-  for (size_t i = 0; i < how.sizes.size(); ++i) parts[0][i] = parts[0][i].narrow(how.dim, 0, how.sizes[i]);
-  return at::cat(parts[0], how.dim);
+  std::vector<std::vector<Tensor>> slices(1);
+  for (size_t i = 0; i < how.sizes.size(); ++i) slices[0].push_back(at::empty(mine.sizes(), mine.options()));
+  how.rank.backend().allgather(slices, input, c10d::AllgatherOptions{})->wait();
+  for (size_t i = 0; i < how.sizes.size(); ++i) slices[0][i] = slices[0][i].narrow(how.dim, 0, how.sizes[i]);
+  return at::cat(slices[0], how.dim);
 }
 
-Tensor own_part_of_sum(const Tensor& x, Exchanged& how) {
+Tensor own_slice_of_sum(const Tensor& x, Exchanged& how) {
   const bool equal = std::equal(how.sizes.begin() + 1, how.sizes.end(), how.sizes.begin());
-  if (!equal) return own_part(sum_over_group(x, how.rank), how);  // a reduce_scatter gives slices of one size
-  std::vector<std::vector<Tensor>> parts{x.detach().split_with_sizes(how.sizes, how.dim)};
-  for (auto& part : parts[0]) part = part.contiguous();
-  std::vector<Tensor> output{at::empty(parts[0][0].sizes(), x.options())};
-  how.rank.backend().reduce_scatter(output, parts, c10d::ReduceScatterOptions{})->wait();
+  if (!equal) return own_slice(sum_over_group(x, how.rank), how);  // a reduce_scatter gives slices of one size
+  std::vector<std::vector<Tensor>> slices{x.detach().split_with_sizes(how.sizes, how.dim)};
+  for (auto& slice : slices[0]) slice = slice.contiguous();
+  std::vector<Tensor> output{at::empty(slices[0][0].sizes(), x.options())};
+  how.rank.backend().reduce_scatter(output, slices, c10d::ReduceScatterOptions{})->wait();
   return output[0];
 }
 
@@ -111,7 +138,7 @@ struct GatherFrom {
 
 struct ScatterTo {
   using Conjugate = GatherFrom;
-  static Tensor compute(const Tensor& x, Exchanged& how) { return own_part(x, how); }
+  static Tensor compute(const Tensor& x, Exchanged& how) { return own_slice(x, how); }
 };
 
 struct GatherIn {
@@ -121,7 +148,7 @@ struct GatherIn {
 
 struct ReduceScatterIn {
   using Conjugate = GatherIn;
-  static Tensor compute(const Tensor& x, Exchanged& how) { return own_part_of_sum(x, how); }
+  static Tensor compute(const Tensor& x, Exchanged& how) { return own_slice_of_sum(x, how); }
 };
 
 int64_t checked_dim(const char* function, const Tensor& x, int64_t dim) {
@@ -153,7 +180,7 @@ Tensor joined(const char* name, const Tensor& x, int64_t dim, Rank& rank, int64_
 
 // Gives each rank its slice of a whole tensor.
 template <class Scatter>
-Tensor parted(const char* name, const Tensor& x, int64_t dim, Rank& rank) {
+Tensor sliced(const char* name, const Tensor& x, int64_t dim, Rank& rank) {
   dim = checked_dim(name, x, dim);
   if (rank.world_size() == 1) return x;
   return Differentiable<Scatter>::apply(x, Exchanged{rank, dim, equal_sizes(x.size(dim), rank)});
@@ -166,7 +193,7 @@ Tensor gather_from_group(const Tensor& x, int64_t dim, Rank& rank, int64_t total
 }
 
 Tensor scatter_to_group(const Tensor& x, int64_t dim, Rank& rank) {
-  return parted<ScatterTo>("scatter_to_group", x, dim, rank);
+  return sliced<ScatterTo>("scatter_to_group", x, dim, rank);
 }
 
 Tensor gather_in_group(const Tensor& x, int64_t dim, Rank& rank, int64_t total) {
@@ -174,7 +201,7 @@ Tensor gather_in_group(const Tensor& x, int64_t dim, Rank& rank, int64_t total) 
 }
 
 Tensor reduce_scatter_in_group(const Tensor& x, int64_t dim, Rank& rank) {
-  return parted<ReduceScatterIn>("reduce_scatter_in_group", x, dim, rank);
+  return sliced<ReduceScatterIn>("reduce_scatter_in_group", x, dim, rank);
 }
 
 }  // namespace lockstep

@@ -8,9 +8,9 @@
 
 #include "base/classic.hpp"
 #include "data/parts.hpp"
-#include "layer_parts.hpp"
+#include "layer_slices.hpp"
 #include "ranks/equal_input.hpp"
-#include "sliced_dimensions.hpp"
+#include "shard.hpp"
 
 namespace lockstep {
 namespace {
@@ -70,8 +70,8 @@ Tensor Sliced::slice(const std::string& name, const Tensor& whole, const SlicedD
                 " would fit" + kOrKeepWhole);
   }
   dimensions_[name] = how;
-  const Range part = part_of(size, rank.index(), rank.world_size());
-  return copy_for(rank, slice_of_whole(whole, how, part.begin, part.size()));
+  const Range range = part_of(size, rank.index(), rank.world_size());
+  return copy_for(rank, slice_of_whole(whole, how, range.begin, range.size()));
 }
 
 void Sliced::compare_input(const Tensor& x, Rank& rank) {
@@ -94,8 +94,8 @@ ColumnParallelLinearImpl::ColumnParallelLinearImpl(const torch::nn::Linear& whol
   check_blocks(whole->weight.size(0), blocks);
   const SlicedDimension how{.dim = 0, .blocks = blocks};
   weight = register_parameter("weight", slice("weight", whole->weight, how, rank), is_trained(whole->weight));
-  const Tensor part = whole->bias.defined() ? slice("bias", whole->bias, how, rank) : Tensor();
-  bias = register_parameter("bias", part, is_trained(whole->bias));
+  const Tensor its_slice = whole->bias.defined() ? slice("bias", whole->bias, how, rank) : Tensor();
+  bias = register_parameter("bias", its_slice, is_trained(whole->bias));
   train(whole->is_training());
 }
 
@@ -127,8 +127,8 @@ OutputChannelParallelConv2dImpl::OutputChannelParallelConv2dImpl(const torch::nn
   check_groups(whole_, rank);
   check_channels("OutputChannelParallelConv2d", "output", whole_.out_channels(), rank);
   weight = register_parameter("weight", slice("weight", whole->weight, 0, rank), is_trained(whole->weight));
-  const Tensor part = whole->bias.defined() ? slice("bias", whole->bias, 0, rank) : Tensor();
-  bias = register_parameter("bias", part, is_trained(whole->bias));
+  const Tensor its_slice = whole->bias.defined() ? slice("bias", whole->bias, 0, rank) : Tensor();
+  bias = register_parameter("bias", its_slice, is_trained(whole->bias));
   train(whole->is_training());
 }
 

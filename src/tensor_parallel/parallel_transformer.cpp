@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "data/parts.hpp"
-#include "layer_parts.hpp"
+#include "layer_slices.hpp"
 
 namespace lockstep {
 namespace {
@@ -21,8 +21,8 @@ namespace {
 using at::Tensor;
 
 // Adds what the ranks computed of their slices. Backward adds the gradients that they compute from the sum.
-Tensor shared_sum(const Tensor& part, Rank& rank) {
-  return copy_to_group(reduce_from_group(part, rank), rank);
+Tensor shared_sum(const Tensor& mine, Rank& rank) {
+  return copy_to_group(reduce_from_group(mine, rank), rank);
 }
 
 bool is_narrow(at::ScalarType type) {
@@ -77,11 +77,11 @@ int64_t heads_of(const torch::nn::MultiheadAttentionOptions& options, const Rank
 
 ParallelLayerNormImpl::ParallelLayerNormImpl(const torch::nn::LayerNorm& whole, Rank& rank)
     : rank_(rank), features_(features_of(whole)), eps_(whole->options.eps()) {
-  const auto part = [&](const char* name, const Tensor& tensor) {
+  const auto sliced = [&](const char* name, const Tensor& tensor) {
     return register_parameter(name, tensor.defined() ? slice(name, tensor, 0, rank) : Tensor(), is_trained(tensor));
   };
-  weight = part("weight", whole->weight);
-  bias = part("bias", whole->bias);
+  weight = sliced("weight", whole->weight);
+  bias = sliced("bias", whole->bias);
   train(whole->is_training());
 }
 
@@ -139,15 +139,15 @@ Tensor VocabularyParallelEmbeddingImpl::forward(const Tensor& x) {
 
 ParallelMultiheadAttentionImpl::ParallelMultiheadAttentionImpl(const torch::nn::MultiheadAttention& whole, Rank& rank)
     : rank_(rank), heads_(heads_of(whole->options, rank)), features_of_head_(whole->head_dim) {
-  const auto part = [&](const char* name, const Tensor& tensor, int64_t blocks) {
+  const auto sliced = [&](const char* name, const Tensor& tensor, int64_t blocks) {
     if (!tensor.defined()) return Tensor();
     return register_parameter(name, slice(name, tensor, {.dim = 0, .blocks = blocks}, rank), is_trained(tensor));
   };
-  in_proj_weight = part("in_proj_weight", whole->in_proj_weight, 3);
-  q_proj_weight = part("q_proj_weight", whole->q_proj_weight, 1);
-  k_proj_weight = part("k_proj_weight", whole->k_proj_weight, 1);
-  v_proj_weight = part("v_proj_weight", whole->v_proj_weight, 1);
-  in_proj_bias = part("in_proj_bias", whole->in_proj_bias, 3);
+  in_proj_weight = sliced("in_proj_weight", whole->in_proj_weight, 3);
+  q_proj_weight = sliced("q_proj_weight", whole->q_proj_weight, 1);
+  k_proj_weight = sliced("k_proj_weight", whole->k_proj_weight, 1);
+  v_proj_weight = sliced("v_proj_weight", whole->v_proj_weight, 1);
+  in_proj_bias = sliced("in_proj_bias", whole->in_proj_bias, 3);
   out_proj = register_module("out_proj", RowParallelLinear(whole->out_proj, rank));
   if (whole->options.dropout() > 0) {
     const DropoutImpl::Options::Slice mine{

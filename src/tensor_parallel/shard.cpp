@@ -15,11 +15,9 @@
 #include <lockstep/tensor_parallel/parallel_transformer.hpp>
 
 #include "gathered.hpp"
-#include "layer_parts.hpp"
+#include "layer_slices.hpp"
 #include "sharded_gpt.hpp"
 #include "sharded_residual_block.hpp"
-#include "sliced_dimensions.hpp"
-#include "whole_copy.hpp"
 
 #include <cstddef>
 #include <map>
@@ -74,13 +72,13 @@ class Sharder {
   Sharder(Rank& rank, TensorRule rule) : rank_(rank), alternate_(rule == TensorRule::alternating) {}
 
   // This rank's slice of the layer `name`.
-  AnyModule part_of_layer(const std::string& name, const AnyModule& layer) {
+  AnyModule slice_of_layer(const std::string& name, const AnyModule& layer) {
     const auto module = layer.ptr();
-    if (const auto linear = as<torch::nn::LinearImpl>(layer)) return part_of_linear(linear);
-    if (const auto linear = as<FastLinearImpl>(layer)) return part_of_linear(linear);
-    if (const auto conv = as<torch::nn::Conv2dImpl>(layer)) return part_of_conv(conv);
-    if (const auto conv = as<ConvReluPoolImpl>(layer)) return part_of_conv_relu_pool(conv);
-    if (const auto words = as<torch::nn::EmbeddingImpl>(layer)) return part_of_embedding(words);
+    if (const auto linear = as<torch::nn::LinearImpl>(layer)) return slice_of_linear(linear);
+    if (const auto linear = as<FastLinearImpl>(layer)) return slice_of_linear(linear);
+    if (const auto conv = as<torch::nn::Conv2dImpl>(layer)) return slice_of_conv(conv);
+    if (const auto conv = as<ConvReluPoolImpl>(layer)) return slice_of_conv_relu_pool(conv);
+    if (const auto words = as<torch::nn::EmbeddingImpl>(layer)) return slice_of_embedding(words);
     if (const auto* own = dynamic_cast<const Shardable*>(module.get())) return computed_whole(own->shard(rank_));
     if (const auto block = as<ResidualBlockImpl>(layer)) {
       return computed_whole(AnyModule(std::make_shared<ShardedResidualBlock>(*block, rank_)));
@@ -91,13 +89,13 @@ class Sharder {
     if (const auto block = as<GptBlockImpl>(layer)) {
       return computed_whole(AnyModule(std::make_shared<ShardedGptBlock>(*block, rank_)));
     }
-    if (const auto norm = as<torch::nn::BatchNorm1dImpl>(layer)) return part_of_norm_1d(norm, layer);
-    if (const auto norm = as<torch::nn::BatchNorm2dImpl>(layer)) return part_of_norm_2d(norm, layer);
-    if (const auto norm = as<torch::nn::GroupNormImpl>(layer)) return part_of_group_norm(norm, layer);
-    if (const auto norm = as<torch::nn::LayerNormImpl>(layer)) return part_of_layer_norm(norm, layer);
-    if (const auto attention = as<torch::nn::MultiheadAttentionImpl>(layer)) return part_of_attention(attention);
-    if (is_dropout(*module)) return part_of_dropout(name, layer);
-    if (const auto flatten = as<torch::nn::FlattenImpl>(layer)) return part_of_flatten(*flatten, layer);
+    if (const auto norm = as<torch::nn::BatchNorm1dImpl>(layer)) return slice_of_norm_1d(norm, layer);
+    if (const auto norm = as<torch::nn::BatchNorm2dImpl>(layer)) return slice_of_norm_2d(norm, layer);
+    if (const auto norm = as<torch::nn::GroupNormImpl>(layer)) return slice_of_group_norm(norm, layer);
+    if (const auto norm = as<torch::nn::LayerNormImpl>(layer)) return slice_of_layer_norm(norm, layer);
+    if (const auto attention = as<torch::nn::MultiheadAttentionImpl>(layer)) return slice_of_attention(attention);
+    if (is_dropout(*module)) return slice_of_dropout(name, layer);
+    if (const auto flatten = as<torch::nn::FlattenImpl>(layer)) return slice_of_flatten(*flatten, layer);
     if (works_value_by_value(*module)) return clone(layer);
     if (works_channel_by_channel(*module)) return at_hand_in(kChannels) ? clone(layer) : computed_whole(clone(layer));
     const torch::nn::Module& unknown = *module;
@@ -106,7 +104,7 @@ class Sharder {
   }
 
   // This rank's slice of a layer that is tied to a parameter of an earlier one; `how` says how that is split.
-  AnyModule part_of_tied(const TiedLinearImpl& whole, const std::optional<SlicedDimension>& how) {
+  AnyModule slice_of_tied(const TiedLinearImpl& whole, const std::optional<SlicedDimension>& how) {
     const Activation input = std::exchange(held_, {});
     return AnyModule(
         std::make_shared<ShardedTiedLinear>(whole, input, how, /*outputs=*/whole.tied_weight().size(0), rank_));
@@ -138,7 +136,7 @@ class Sharder {
     return other.in_slices ? AnyModule(Gathered(std::move(layer), other, Activation{}, rank_)) : std::move(layer);
   }
 
-  AnyModule part_of_linear(const std::shared_ptr<torch::nn::LinearImpl>& whole) {
+  AnyModule slice_of_linear(const std::shared_ptr<torch::nn::LinearImpl>& whole) {
     return on_slices_along(kFeatures, [&] {
       if (std::exchange(held_, {}).in_slices) return AnyModule(RowParallelLinear(whole, rank_));
       held_ = {.in_slices = true, .dim = kFeatures, .total = whole->weight.size(0)};
@@ -146,7 +144,7 @@ class Sharder {
     });
   }
 
-  AnyModule part_of_conv(const std::shared_ptr<torch::nn::Conv2dImpl>& whole) {
+  AnyModule slice_of_conv(const std::shared_ptr<torch::nn::Conv2dImpl>& whole) {
     return on_slices_along(kChannels, [&] {
       const bool in_slices = std::exchange(held_, {}).in_slices;
       if (alternate_ && in_slices && whole->options.groups() == 1) {
@@ -157,7 +155,7 @@ class Sharder {
     });
   }
 
-  AnyModule part_of_conv_relu_pool(const std::shared_ptr<ConvReluPoolImpl>& whole) {
+  AnyModule slice_of_conv_relu_pool(const std::shared_ptr<ConvReluPoolImpl>& whole) {
     return on_slices_along(kChannels, [&] {
       const bool in_slices = held_.in_slices;
       held_ = {.in_slices = true, .dim = kChannels, .total = whole->weight.size(0)};
@@ -165,26 +163,26 @@ class Sharder {
     });
   }
 
-  AnyModule part_of_norm_1d(const std::shared_ptr<torch::nn::BatchNorm1dImpl>& whole, const AnyModule& layer) {
+  AnyModule slice_of_norm_1d(const std::shared_ptr<torch::nn::BatchNorm1dImpl>& whole, const AnyModule& layer) {
     if (!held_.in_slices) return clone(layer);
     const bool its_features =
         held_.dim == kFeatures && (held_.total == 0 || held_.total == whole->options.num_features());
     return its_features ? AnyModule(ParallelBatchNorm1d(whole, rank_)) : computed_whole(clone(layer));
   }
 
-  AnyModule part_of_norm_2d(const std::shared_ptr<torch::nn::BatchNorm2dImpl>& whole, const AnyModule& layer) {
+  AnyModule slice_of_norm_2d(const std::shared_ptr<torch::nn::BatchNorm2dImpl>& whole, const AnyModule& layer) {
     if (!held_.in_slices) return clone(layer);
     return held_.dim == kChannels ? AnyModule(ParallelBatchNorm2d(whole, rank_)) : computed_whole(clone(layer));
   }
 
   // If groups lie across slices, ranks would need the others' sums, so all slices are gathered.
-  AnyModule part_of_group_norm(const std::shared_ptr<torch::nn::GroupNormImpl>& whole, const AnyModule& layer) {
+  AnyModule slice_of_group_norm(const std::shared_ptr<torch::nn::GroupNormImpl>& whole, const AnyModule& layer) {
     if (!held_.in_slices) return clone(layer);
     const bool has_whole_groups = held_.dim == kChannels && whole->options.num_groups() % rank_.world_size() == 0;
     return has_whole_groups ? AnyModule(ParallelGroupNorm(whole, rank_)) : computed_whole(clone(layer));
   }
 
-  AnyModule part_of_layer_norm(const std::shared_ptr<torch::nn::LayerNormImpl>& whole, const AnyModule& layer) {
+  AnyModule slice_of_layer_norm(const std::shared_ptr<torch::nn::LayerNormImpl>& whole, const AnyModule& layer) {
     if (!held_.in_slices) return clone(layer);
     const auto& shape = whole->options.normalized_shape();
     const bool its_features =
@@ -192,21 +190,22 @@ class Sharder {
     return its_features ? AnyModule(ParallelLayerNorm(whole, rank_)) : computed_whole(clone(layer));
   }
 
-  AnyModule part_of_embedding(const std::shared_ptr<torch::nn::EmbeddingImpl>& whole) {
+  AnyModule slice_of_embedding(const std::shared_ptr<torch::nn::EmbeddingImpl>& whole) {
     return on_slices_along(kSamples, [&] {
       held_ = {.in_slices = true, .dim = kFeatures, .total = whole->options.embedding_dim()};
       return AnyModule(ParallelEmbedding(whole, rank_));
     });
   }
 
-  AnyModule part_of_attention(const std::shared_ptr<torch::nn::MultiheadAttentionImpl>& whole) {
+  AnyModule slice_of_attention(const std::shared_ptr<torch::nn::MultiheadAttentionImpl>& whole) {
     if (!held_.in_slices) return AnyModule(ParallelMultiheadAttention(whole, rank_));
-    throw Error("an attention takes three inputs, so that it can only be a net's first layer, or part of a block of " +
-                std::string("your own"));
+    throw Error(
+        "an attention takes three inputs, so that it can only be a net's first layer, or slices of a block of " +
+        std::string("your own"));
   }
 
   // Makes a Dropout of lockstep's in any case, since LibTorch's would drop other values on each rank.
-  AnyModule part_of_dropout(const std::string& name, const AnyModule& layer) const {
+  AnyModule slice_of_dropout(const std::string& name, const AnyModule& layer) const {
     DropoutImpl::Options options;
     if (const auto own = as<DropoutImpl>(layer)) options = own->options;
     if (const auto values = as<torch::nn::DropoutImpl>(layer)) options.p = values->options.p();
@@ -221,7 +220,7 @@ class Sharder {
   }
 
   // Flatten puts channels in a row, with a feature for each pixel. So slices of channels become slices of features.
-  AnyModule part_of_flatten(const torch::nn::FlattenImpl& flatten, const AnyModule& layer) {
+  AnyModule slice_of_flatten(const torch::nn::FlattenImpl& flatten, const AnyModule& layer) {
     const bool to_features = flatten.options.start_dim() == 1 && flatten.options.end_dim() == -1;
     if (!held_.in_slices) return clone(layer);
     if (held_.dim != kChannels || !to_features) return computed_whole(clone(layer));
@@ -265,8 +264,8 @@ void check_that_no_weights_are_shared(const torch::nn::Sequential& net) {
 }
 
 // How this rank's net holds a parameter; none: whole.
-std::optional<SlicedDimension> dimension_of(const torch::nn::Sequential& part, const std::string& parameter) {
-  const auto dimensions = sliced_dimensions_of(part);
+std::optional<SlicedDimension> dimension_of(const torch::nn::Sequential& slices, const std::string& parameter) {
+  const auto dimensions = sliced_dimensions_of(slices);
   const auto found = dimensions.find(parameter);
   return found == dimensions.end() ? std::nullopt : std::optional(found->second);
 }
@@ -277,27 +276,27 @@ torch::nn::Sequential shard(const torch::nn::Sequential& net, Rank& rank, Tensor
   if (net.is_empty() || net->is_empty()) throw Error("shard: the net has no layers");
   check_that_no_weights_are_shared(net);
   Sharder sharder(rank, rule);
-  torch::nn::Sequential part;
+  torch::nn::Sequential slices;
   size_t index = 0;
   for (const auto& item : net->named_children()) {
     const AnyModule& layer = *(net->begin() + static_cast<std::ptrdiff_t>(index++));
     const auto tied = as<TiedLinearImpl>(layer);
     try {
-      if (tied && !part->named_parameters().contains(tied->tied_to())) {
+      if (tied && !slices->named_parameters().contains(tied->tied_to())) {
         throw Error("it is tied to " + tied->tied_to() + ", which is no parameter of a layer before it");
       }
-      AnyModule mine = tied ? sharder.part_of_tied(*tied, dimension_of(part, tied->tied_to()))
-                            : sharder.part_of_layer(item.key(), layer);
+      AnyModule mine = tied ? sharder.slice_of_tied(*tied, dimension_of(slices, tied->tied_to()))
+                            : sharder.slice_of_layer(item.key(), layer);
       if (index == net->size()) mine = sharder.with_whole_result(std::move(mine));
-      part->push_back(item.key(), std::move(mine));
+      slices->push_back(item.key(), std::move(mine));
     } catch (const Error& error) {
       throw Error("shard: layer " + item.key() + ": " + error.what(), error.data());
     }
   }
-  part->train(net->is_training());
-  tie_layers(*part);
+  slices->train(net->is_training());
+  tie_layers(*slices);
   rank.barrier();  // clones draw from a generator that ranks may share; later draws must come after all of them
-  return part;
+  return slices;
 }
 
 }  // namespace lockstep

@@ -19,6 +19,11 @@
 #include <torch/nn/modules/container/sequential.h>
 #include <lockstep/layout/model_split.hpp>
 #include <lockstep/ranks/rank.hpp>
+#include <lockstep/tensor_parallel/parallel_layers.hpp>
+
+#include <cstdint>
+#include <map>
+#include <string>
 
 namespace lockstep {
 
@@ -38,5 +43,16 @@ torch::nn::Sequential shard(const torch::nn::Sequential& net, Rank& rank, Tensor
 // of its own that has the names and shapes of parameters of the net that was sharded. Throws Error for another net.
 // Cost: one allgather per split tensor.
 void unshard(const torch::nn::Sequential& sharded, Rank& rank, torch::nn::Sequential& net);
+
+// How each split tensor is split, by its name in the net.
+std::map<std::string, SlicedDimension> sliced_dimensions_of(const torch::nn::Sequential& sharded);
+
+// Takes `size` values of each block along the dimension, from the block's `begin` on. It is a copy only if there are
+// several blocks.
+at::Tensor slice_of_whole(const at::Tensor& whole, const SlicedDimension& how, int64_t begin, int64_t size);
+
+// Joins the ranks' slices of a tensor whose size along the dimension is `total`. Call it on all ranks. Throws Error
+// for a slice of another size, as gather_from_group does.
+at::Tensor joined_slices(const at::Tensor& slice, const SlicedDimension& how, Rank& rank, int64_t total);
 
 }  // namespace lockstep

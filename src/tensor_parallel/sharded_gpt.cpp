@@ -7,7 +7,7 @@
 
 #include <string>
 
-#include "layer_parts.hpp"
+#include "layer_slices.hpp"
 
 namespace lockstep {
 namespace {

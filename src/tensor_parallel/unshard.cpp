@@ -3,7 +3,6 @@
 
 #include "base/classic.hpp"
 #include "shard.hpp"
-#include "sliced_dimensions.hpp"
 
 #include <map>
 #include <string>
@@ -19,14 +18,14 @@ void join_into(DictOfTensors theirs, const DictOfTensors& mine, const torch::nn:
   const auto dimensions = sliced_dimensions_of(sharded);
   for (auto& item : theirs) {
     Tensor& whole = item.value();
-    const Tensor* part = mine.find(item.key());
-    if (part == nullptr) {
+    const Tensor* slice = mine.find(item.key());
+    if (slice == nullptr) {
       throw Error("unshard: the net has a tensor " + item.key() +
                   ", which the sharded one has not; give the net that was sharded, or one like it");
     }
     const auto dim = dimensions.find(item.key());
     const Tensor joined =
-        dim == dimensions.end() ? *part : joined_slices(*part, dim->second, rank, whole.size(dim->second.dim));
+        dim == dimensions.end() ? *slice : joined_slices(*slice, dim->second, rank, whole.size(dim->second.dim));
     if (whole.sizes() != joined.sizes()) {
       throw Error("unshard: a tensor of the net is " + classic_text(whole.sizes()) + ", the sharded one is " +
                   classic_text(joined.sizes()) + "; give the net that was sharded, or one like it");

@@ -1,4 +1,4 @@
-#include "whole_copy.hpp"
+#include "layer_slices.hpp"
 
 #include <c10/core/GradMode.h>
 #include <lockstep/tensor_parallel/parallel_layers.hpp>

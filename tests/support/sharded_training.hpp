@@ -7,7 +7,6 @@
 
 #include "group_tests.hpp"
 #include "tensor_parallel/shard.hpp"
-#include "tensor_parallel/sliced_dimensions.hpp"
 #include "test_devices.hpp"
 
 #include <cstddef>

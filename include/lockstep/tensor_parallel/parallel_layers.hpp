@@ -9,7 +9,8 @@
 // "Whole" tensors are equal on all ranks, to the bit on CPUs. So are gradients of parameters that every rank holds
 // whole, such as a row-parallel layer's bias. Use a layer on its rank's thread only. Its cost is that of its functions
 // (parallel_functions.hpp). Constructors throw Error, on all ranks, for what cannot be split. The text says what would
-// fit.
+// fit. Their gradients are those of slices, so clip them by the Optimizer of a SplitModel: in a net that you put
+// together without one, LibTorch's clip_grad_norm_ takes the norm of a slice.
 #pragma once
 
 #include <torch/nn/module.h>
