@@ -58,7 +58,8 @@ MadeModule make_net(const TrainOptions& options, const Task& task, Rank& rank, c
   if (resumed != nullptr) load_state(tensors_under("model", resumed->tensors), *made.whole(), "cannot resume");
   set_memory_format(*made.layers, memory_format(options));
   if (options.sync_batchnorm && convert_sync_batchnorm(*made.layers, rank) == 0) {
-    throw Error(rank.name() + ": `sync_batchnorm`: \"" + task.name + "\" has no BatchNorm; leave it out");
+    throw Error(rank.name() + ": `sync_batchnorm`: \"" + task.name + "\" has no BatchNorm; leave it out",
+                {.options = {"sync_batchnorm", "model"}});
   }
   return made;
 }
