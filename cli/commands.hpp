@@ -23,7 +23,6 @@ Command add_train(CLI::App& program);
 Command add_eval(CLI::App& program);
 Command add_sweep(CLI::App& program);
 Command add_plan(CLI::App& program);
-Command add_compare(CLI::App& program);
 Command add_devices(CLI::App& program);
 Command add_fetch_data(CLI::App& program);
 Command add_launch(CLI::App& program);

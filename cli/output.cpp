@@ -11,7 +11,7 @@
 #include <string>
 #include <thread>
 
-#include "base/signal_blocked.hpp"
+#include "base/signals.hpp"
 
 namespace lockstep::cli {
 namespace {

@@ -40,7 +40,7 @@ const char* const plan_explanation =
     "Examples:\n"
     "  lockstep plan --model resnet18 --devices 2 --out plan.json\n"
     "      The best plan for two devices of this machine. lockstep train --plan\n"
-    "      plan.json trains so, and lockstep compare measures the main candidates.\n"
+    "      plan.json trains so, and lockstep-bench compare measures the main ones.\n"
     "  lockstep plan --model alexnet --width 0.25 --simulate docs/cluster.json\n"
     "      For a cluster that need not be there: the layers are measured here, on\n"
     "      one device, and everything else is as the file says.\n"

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "base/bytes_text.hpp"
+#include "base/number_text.hpp"
 #include "text.hpp"
 
 namespace lockstep::cli {

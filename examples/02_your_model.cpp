@@ -10,7 +10,7 @@
 //                large for one device, and fast links: ranks exchange activations in nearly every layer.
 //   combined     for many devices: slices within a machine, stages between machines, replicas of all of that.
 //
-// `lockstep compare` measures the schemes on a machine, `lockstep plan` predicts which is best.
+// `lockstep-bench compare` measures the schemes on a machine, `lockstep plan` predicts which is best.
 //
 //   example_02_your_model
 //

@@ -2,7 +2,6 @@
 // split, target lockstep::split.
 //   layout/model_split                    the shape of a mesh of ranks, and how a net is split over it
 //   layout/pipeline_schedule              the order in which a rank computes its stages' forwards and backwards
-//   pipeline/pipeline                     Pipeline: a net split by its layers
 //   plan/cluster                          devices and the links between them
 //   plan/model_profile                    the costs of each layer of a net
 //   plan/plan                             the best way to split a net, and its predicted cost
@@ -10,15 +9,13 @@
 //   split/mesh                            ranks as a block of three axes
 //   split/split_model                     SplitModel: data, layers and channels at once
 //   tensor_parallel/parallel_functions    the differentiable collectives
-//   tensor_parallel/parallel_layers       layers of which each rank keeps a slice
+//   tensor_parallel/parallel_layers       Shardable, and layers of which each rank keeps a slice
 //   tensor_parallel/parallel_transformer  the same of LayerNorm, Embedding and MultiheadAttention
-//   tensor_parallel/tensor_parallel       shard(): splits a Sequential by channels
 // How it works: src/split/README.md.
 #pragma once
 
 #include <lockstep/layout/model_split.hpp>
 #include <lockstep/layout/pipeline_schedule.hpp>
-#include <lockstep/pipeline/pipeline.hpp>
 #include <lockstep/plan/cluster.hpp>
 #include <lockstep/plan/model_profile.hpp>
 #include <lockstep/plan/plan.hpp>
@@ -28,4 +25,3 @@
 #include <lockstep/tensor_parallel/parallel_functions.hpp>
 #include <lockstep/tensor_parallel/parallel_layers.hpp>
 #include <lockstep/tensor_parallel/parallel_transformer.hpp>
-#include <lockstep/tensor_parallel/tensor_parallel.hpp>

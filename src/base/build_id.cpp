@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "number_text.hpp"
+
 namespace lockstep {
 
 // A note begins with a header and a name. The name's end and the note's end are padded to the alignment.
@@ -24,8 +26,7 @@ std::string build_id_in_notes(const char* note, const char* end, size_t alignmen
     }
     std::string id;
     for (size_t i = 0; i < header.n_descsz && i < bytes_of_id; ++i) {
-      const auto byte = static_cast<uint8_t>(content[i]);
-      for (const int digit : {byte >> 4, byte & 15}) id += "0123456789abcdef"[digit];
+      id += hex_text(static_cast<uint8_t>(content[i]), 2);
     }
     return id;
   }

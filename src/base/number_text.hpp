@@ -1,8 +1,9 @@
-// Writes numbers as text for settings, without losing a digit.
+// Writes numbers as text: for settings, without losing a digit, and for people.
 #pragma once
 
 #include <array>
 #include <charconv>
+#include <cstdint>
 #include <string>
 
 namespace lockstep {
@@ -19,6 +20,24 @@ inline std::string number_text(double number, std::chars_format format, int digi
   std::array<char, 400> text{};  // 1e308 in full takes 309
   const auto end = std::to_chars(text.data(), text.data() + text.size(), number, format, digits).ptr;
   return {text.data(), end};
+}
+
+// The number's last `digits` hexadecimal digits: "0a".
+inline std::string hex_text(uint64_t number, int digits) {
+  std::string text;
+  for (int i = digits; i-- > 0;) text += "0123456789abcdef"[(number >> (4 * i)) & 15];
+  return text;
+}
+
+// "12 B", "1.5 kB", "244 MB": three digits, decimal prefixes.
+inline std::string bytes_text(double bytes) {
+  static constexpr std::array units = {"B", "kB", "MB", "GB", "TB", "PB"};
+  size_t unit = 0;
+  while (bytes >= 999.5 && unit + 1 < units.size()) {
+    bytes /= 1000;
+    ++unit;
+  }
+  return number_text(bytes, std::chars_format::general, 3) + " " + units[unit];
 }
 
 }  // namespace lockstep

@@ -7,10 +7,7 @@
 namespace lockstep {
 namespace {
 
-UserCode*& of_this_thread() {
-  static thread_local UserCode* code = nullptr;
-  return code;
-}
+thread_local UserCode* code_of_this_thread = nullptr;
 
 }  // namespace
 
@@ -22,25 +19,26 @@ std::string UserCode::text(std::chrono::milliseconds at_least) const {
 }
 
 bool is_rank_thread() {
-  return of_this_thread() != nullptr;
+  return code_of_this_thread != nullptr;
 }
 
 void set_rank_thread(UserCode& code) {
-  of_this_thread() = &code;
+  code_of_this_thread = &code;
 }
 
-InUserCode::InUserCode(std::string where) : before_{std::move(where), std::chrono::steady_clock::now()} {
-  UserCode* const code = of_this_thread();
-  if (code == nullptr) return;
-  const std::lock_guard lock(code->mutex_);
-  std::swap(code->stay_, before_);
+InUserCode::InUserCode(std::string where) : other_{std::move(where), std::chrono::steady_clock::now()} {
+  exchange();
 }
 
 InUserCode::~InUserCode() {
-  UserCode* const code = of_this_thread();
+  exchange();
+}
+
+void InUserCode::exchange() {
+  UserCode* const code = code_of_this_thread;
   if (code == nullptr) return;
   const std::lock_guard lock(code->mutex_);
-  std::swap(code->stay_, before_);
+  std::swap(code->stay_, other_);
 }
 
 }  // namespace lockstep

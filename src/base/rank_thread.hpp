@@ -35,7 +35,9 @@ class InUserCode {
   InUserCode& operator=(const InUserCode&) = delete;
 
  private:
-  UserCode::Stay before_;
+  void exchange();
+
+  UserCode::Stay other_;  // the thread's stay before; in the constructor and the destructor, the one that comes
 };
 
 }  // namespace lockstep

@@ -8,19 +8,19 @@
 #include "data/parts.hpp"
 #include "failure.hpp"
 #include "members.hpp"
+#include "silence_limit.hpp"
 
 #include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <memory>
 #include <numeric>
+#include <stop_token>
 #include <string>
 #include <utility>
 #include <vector>
 
 namespace lockstep::comm {
-
-struct JobOptions;
 
 // More than twelve functions: who is here, how to reach the others, and what has failed.
 class World {
@@ -94,6 +94,14 @@ std::unique_ptr<World> make_in_process_world(const Devices& devices, std::chrono
 
 // Ranks as threads that exchange through NCCL; needs distinct GPUs. Null in a build without CUDA.
 std::unique_ptr<World> make_nccl_world(const Devices& devices, std::chrono::milliseconds timeout);
+
+// The fields of RunOptions (rank.hpp) that the processes of a job need, under the same names.
+struct JobOptions {
+  std::chrono::milliseconds timeout, rendezvous_timeout;
+  SilenceRange silence;
+  std::stop_token stop;
+  std::string configuration;  // a text that must be equal in all processes
+};
 
 // Ranks in several processes, as the launcher in the environment says; `devices` is this machine's list. Null if no
 // launcher started this process, or if it started this one alone. See processes.cpp.

@@ -50,8 +50,8 @@ std::vector<Batch> Batch::in_parts(int64_t count) const {
 
 int64_t Batch::most_grains() const {
   int64_t most = turns;
-  for (size_t shard = 1; turns == 0 && shard < runs.size(); ++shard)
-    most = std::max(most, runs[shard] - runs[shard - 1]);
+  for (size_t partner = 1; turns == 0 && partner < runs.size(); ++partner)
+    most = std::max(most, runs[partner] - runs[partner - 1]);
   return most;
 }
 

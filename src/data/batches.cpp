@@ -58,8 +58,8 @@ uint64_t hash_of_order(const at::Tensor& order) {
 
 }  // namespace
 
-Batches::Batches(Samples samples, const BatchOptions& options, const Batches::Partner& shard)
-    : samples_(std::move(samples)), options_(options), shard_(shard) {
+Batches::Batches(Samples samples, const BatchOptions& options, const Batches::Partner& partner)
+    : samples_(std::move(samples)), options_(options), partner_(partner) {
   if (samples_.in_memory()) check_tensors(samples_.tensors());
   if (options.size < 1) throw Error("batches: batch size " + std::to_string(options.size) + "; expected 1 or more");
   if (options.drop_last && options.size > samples_.size()) {
@@ -70,8 +70,8 @@ Batches::Batches(Samples samples, const BatchOptions& options, const Batches::Pa
     throw Error("batches: the grain is " + std::to_string(options.grain) + " samples; expected 1 to the batch size, " +
                 std::to_string(options.size) + ", or 0 for none");
   }
-  if (shard.count < 1 || shard.index < 0 || shard.index >= shard.count) {
-    throw Error("batches: shard " + std::to_string(shard.index) + " of " + std::to_string(shard.count) +
+  if (partner.count < 1 || partner.index < 0 || partner.index >= partner.count) {
+    throw Error("batches: partner " + std::to_string(partner.index) + " of " + std::to_string(partner.count) +
                 "; expected an index from 0 to one less than the count");
   }
   if (options.start < 0 || options.start > count()) {
@@ -96,7 +96,7 @@ Batches::Batches(Samples samples, const BatchOptions& options, const Batches::Pa
   }
   const at::Tensor& x = samples_.tensors().x;
   if (order_.defined()) order_ = order_.to(x.device());
-  if (x.is_cpu() && shard_.device.is_cuda()) upload_ = std::make_shared<BatchUpload>(shard_.device, order_);
+  if (x.is_cpu() && partner_.device.is_cuda()) upload_ = std::make_shared<BatchUpload>(partner_.device, order_);
 }
 
 int64_t Batches::count() const {
@@ -105,7 +105,7 @@ int64_t Batches::count() const {
 }
 
 void Batches::set_shares(std::vector<double> shares) {
-  if (!shares.empty()) check_shares(shares, shard_.count, "batches");
+  if (!shares.empty()) check_shares(shares, partner_.count, "batches");
   options_.shares = std::move(shares);
 }
 
@@ -153,11 +153,11 @@ Dataset Batches::gathered_now(int64_t begin, int64_t size) const {
 }
 
 at::Tensor Batches::rows_now(const at::Tensor& data, int64_t begin, int64_t size) const {
-  if (!order_.defined()) return data.narrow(0, begin, size).to(shard_.device);
-  return data.index_select(0, order_.narrow(0, begin, size)).to(shard_.device);
+  if (!order_.defined()) return data.narrow(0, begin, size).to(partner_.device);
+  return data.index_select(0, order_.narrow(0, begin, size)).to(partner_.device);
 }
 
-// Reads this shard's samples, at least one: see numbers_of().
+// Reads this partner's samples, at least one: see numbers_of().
 Dataset Batches::read(const Place& place, int64_t index) const {
   Dataset samples;
   const InUserCode here("Samples::read (batch " + std::to_string(index) + ")");
@@ -168,7 +168,7 @@ Dataset Batches::read(const Place& place, int64_t index) const {
   } else {
     samples = samples_.read(numbers_of(place), options_.grain);
   }
-  return with_each_tensor(std::move(samples), [&](const at::Tensor& tensor) { return tensor.to(shard_.device); });
+  return with_each_tensor(std::move(samples), [&](const at::Tensor& tensor) { return tensor.to(partner_.device); });
 }
 
 // Reads from batch `index` on. If the shares change, later batches are read anew.
@@ -179,7 +179,7 @@ void Batches::read_ahead(int64_t index) const {
   ahead_->want(next);
 }
 
-// Even a shard without samples needs to know what a sample is like, so one is read.
+// Even a partner without samples needs to know what a sample is like, so one is read.
 std::vector<int64_t> Batches::numbers_of(const Place& place) const {
   const int64_t wanted = std::max<int64_t>(place.part.size(), 1);
   const int64_t begin = std::min(place.begin + place.part.begin, samples_.size() - wanted);
@@ -193,11 +193,11 @@ Batches::Place Batches::place_of(int64_t index) const {
   const int64_t begin = index * options_.size, global_size = std::min(options_.size, samples_.size() - begin);
   const std::vector<int64_t> runs = runs_of(global_size);
   const int64_t unit = std::max<int64_t>(options_.grain, 1);
-  const auto shard = static_cast<size_t>(shard_.index);
+  const auto partner = static_cast<size_t>(partner_.index);
   return {begin,
           global_size,
           runs,
-          {std::min(runs[shard] * unit, global_size), std::min(runs[shard + 1] * unit, global_size)}};
+          {std::min(runs[partner] * unit, global_size), std::min(runs[partner + 1] * unit, global_size)}};
 }
 
 // Starts the copy of the batch behind the current one. Later would be too late, since the step may make the host wait.
@@ -208,14 +208,14 @@ void Batches::start(const Place& place) const {
   });
 }
 
-// Where each shard's samples, or grains, begin in a batch. At the end stands their number.
+// Where each partner's samples, or grains, begin in a batch. At the end stands their number.
 std::vector<int64_t> Batches::runs_of(int64_t global_size) const {
   const int64_t unit = std::max<int64_t>(options_.grain, 1), units = (global_size + unit - 1) / unit;
   std::vector<int64_t> runs{0};
   const auto sizes = options_.shares.empty() ? std::vector<int64_t>() : sizes_by_shares(units, options_.shares);
-  for (int shard = 0; shard < shard_.count; ++shard) {
-    runs.push_back(sizes.empty() ? part_of(units, shard, shard_.count).end
-                                 : runs.back() + sizes[static_cast<size_t>(shard)]);
+  for (int partner = 0; partner < partner_.count; ++partner) {
+    runs.push_back(sizes.empty() ? part_of(units, partner, partner_.count).end
+                                 : runs.back() + sizes[static_cast<size_t>(partner)]);
   }
   return runs;
 }
@@ -243,13 +243,14 @@ uint64_t digest_of_rows(const at::Tensor& data, const at::Tensor& order, int64_t
 
 }  // namespace
 
-// The rows' digest tells ranks that bring data of their own; all else is equal there. A single shard may take any data.
+// The rows' digest tells ranks that bring data of their own; all else is equal there. A single partner may take any
+// data.
 int32_t Batches::mark_of(int64_t index) const {
   const uint64_t drawn = order_.defined() ? mix({options_.seed, static_cast<uint64_t>(options_.epoch)}) : 0;
   const uint64_t order = source_ == 0 ? drawn : mix({drawn, source_});
   const uint64_t cut = mix({static_cast<uint64_t>(options_.size), static_cast<uint64_t>(options_.grain)});
   const uint64_t mixed = mix({order, static_cast<uint64_t>(samples_.size()), cut, static_cast<uint64_t>(index)});
-  const bool compares = samples_.in_memory() && shard_.count > 1;
+  const bool compares = samples_.in_memory() && partner_.count > 1;
   const int64_t begin = index * options_.size, rows = std::min(options_.size, samples_.size() - begin);
   const auto digest = [&](const at::Tensor& data) {
     return compares && data.size(0) > 0 ? digest_of_rows(data, order_, begin, rows) : 0;
@@ -264,12 +265,12 @@ Batches::Iterator Batches::begin() && {
   return {kept.get(), kept->options_.start, kept};
 }
 
-Batches batches(const Dataset& dataset, const BatchOptions& options, const Batches::Partner& shard) {
-  return {dataset, options, shard};
+Batches batches(const Dataset& dataset, const BatchOptions& options, const Batches::Partner& partner) {
+  return {dataset, options, partner};
 }
 
-Batches batches(const Samples& samples, const BatchOptions& options, const Batches::Partner& shard) {
-  return {samples, options, shard};
+Batches batches(const Samples& samples, const BatchOptions& options, const Batches::Partner& partner) {
+  return {samples, options, partner};
 }
 
 }  // namespace lockstep

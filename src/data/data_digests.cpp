@@ -11,33 +11,24 @@
 namespace lockstep {
 namespace {
 
-void update_with_big_endian(io::Digest& digest, int64_t number) {
-  const auto value = static_cast<uint32_t>(number);
-  const unsigned char bytes[] = {static_cast<unsigned char>(value >> 24), static_cast<unsigned char>(value >> 16),
-                                 static_cast<unsigned char>(value >> 8), static_cast<unsigned char>(value)};
-  digest.update(bytes, sizeof bytes);
+std::string big_endian(int64_t number) {
+  std::string bytes;
+  for (int shift = 24; shift >= 0; shift -= 8) bytes += static_cast<char>(number >> shift);
+  return bytes;
 }
 
 std::string digest_of_idx(const at::Tensor& values, const std::vector<int64_t>& sizes) {
   constexpr int64_t uint8_values = 0x08;
-  io::Digest digest("SHA256");
-  update_with_big_endian(digest, uint8_values << 8 | static_cast<int64_t>(sizes.size()));
-  for (const int64_t size : sizes) update_with_big_endian(digest, size);
+  io::Digest digest;
+  digest.update(big_endian(uint8_values << 8 | static_cast<int64_t>(sizes.size())));
+  for (const int64_t size : sizes) digest.update(big_endian(size));
   const at::Tensor bytes = values.to(at::kByte).contiguous();
   digest.update(bytes.const_data_ptr(), bytes.nbytes());
   return digest.hex();
 }
 
-std::string digest_of_images(const at::Tensor& x) {
-  return digest_of_idx(x, {x.size(0), x.size(2), x.size(3)});
-}
-
-std::string digest_of_labels(const at::Tensor& y) {
-  return digest_of_idx(y, {y.size(0)});
-}
-
 std::string digest_of_tensor(const at::Tensor& tensor) {
-  io::Digest digest("SHA256");
+  io::Digest digest;
   if (!tensor.defined()) return digest.hex();
   Classic<std::ostringstream> header;
   header << tensor.scalar_type() << ' ' << tensor.sizes() << '\n';
@@ -53,9 +44,7 @@ std::string with_the_rest(const std::string& targets, const Samples& samples) {
   for (const auto& [name, tensor] : samples.tensors().more) rest += name + '\n' + digest_of_tensor(tensor) + '\n';
   if (samples.has_order()) rest += "order " + samples.order_version();
   if (rest.empty()) return targets;
-  io::Digest digest("SHA256");
-  digest.update(targets + '\n' + rest);
-  return digest.hex();
+  return io::sha256_of(targets + '\n' + rest);
 }
 
 // Digests of the samples and of the targets.
@@ -63,9 +52,7 @@ std::pair<std::string, std::string> digests_of_samples(const Samples& samples) {
   if (samples.in_memory()) {
     return {digest_of_tensor(samples.tensors().x), with_the_rest(digest_of_tensor(samples.tensors().y), samples)};
   }
-  io::Digest digest("SHA256");
-  digest.update(std::to_string(samples.size()) + " samples, version " + samples.version());
-  const std::string both = digest.hex();
+  const std::string both = io::sha256_of(std::to_string(samples.size()) + " samples, version " + samples.version());
   return {both, with_the_rest(both, samples)};
 }
 
@@ -74,14 +61,13 @@ std::pair<std::string, std::string> digests_of_samples(const Samples& samples) {
 DataDigests digests_of(const Samples& train, const Samples& test) {
   const auto [train_x, train_y] = digests_of_samples(train);
   const auto [test_x, test_y] = digests_of_samples(test);
-  return {.train_images = train_x, .train_labels = train_y, .test_images = test_x, .test_labels = test_y};
+  return {train_x, train_y, test_x, test_y};
 }
 
 DataDigests digests_of(const ImageData& data) {
-  return {.train_images = digest_of_images(data.train.x),
-          .train_labels = digest_of_labels(data.train.y),
-          .test_images = digest_of_images(data.test.x),
-          .test_labels = digest_of_labels(data.test.y)};
+  const auto images = [](const at::Tensor& x) { return digest_of_idx(x, {x.size(0), x.size(2), x.size(3)}); };
+  const auto labels = [](const at::Tensor& y) { return digest_of_idx(y, {y.size(0)}); };
+  return {images(data.train.x), labels(data.train.y), images(data.test.x), labels(data.test.y)};
 }
 
 const std::array<KnownImages, 2>& known_images() {

@@ -1,23 +1,44 @@
 // Fashion-MNIST's files, or MNIST's, and where they lie.
+#include <fcntl.h>
+#include <unistd.h>
 #include <lockstep/base/error.hpp>
 #include <lockstep/data/data.hpp>
 #include <lockstep/data/fetch_data.hpp>
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <cstdlib>
 #include <fstream>
+#include <system_error>
 
 #include "data_digests.hpp"
 #include "fashion_mnist_places.hpp"
-#include "io/fashion_mnist_files.hpp"
 #include "io/idx.hpp"
 
 namespace lockstep {
 namespace {
 
+constexpr std::array files_of_set = {"train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte",
+                                     "t10k-labels-idx1-ubyte"};
 constexpr int64_t classes = 10;
 constexpr int64_t image_side = 28;
+
+// Returns "" if `dir` has all four files, plain or as .gz. Otherwise says what is missing, or why that cannot be seen.
+std::string what_lacks(const std::filesystem::path& dir) {
+  std::error_code error;
+  const auto type = std::filesystem::status(dir, error).type();
+  if (type == std::filesystem::file_type::not_found) return "no such folder";
+  if (type == std::filesystem::file_type::none) return error.message();
+  if (type != std::filesystem::file_type::directory) return "it is not a folder";
+  // Checks that this process may search the folder; otherwise the folder would seem to lack the files.
+  if (::faccessat(AT_FDCWD, dir.c_str(), X_OK, AT_EACCESS) != 0) return std::generic_category().message(errno);
+  std::string missing;
+  for (const char* name : files_of_set) {
+    if (io::find_idx(dir, name).empty()) missing += (missing.empty() ? "it lacks " : ", ") + std::string(name);
+  }
+  return missing.empty() ? "" : missing + " (plain or .gz)";
+}
 
 Dataset load_set(const std::filesystem::path& dir, const char* images_name, const char* labels_name) {
   std::filesystem::path images_file = io::find_idx(dir, images_name);
@@ -51,7 +72,7 @@ void check_plain_files(const std::filesystem::path& folder, const ImageData& dat
   constexpr std::array<int64_t, 4> counts = {60000, 60000, 10000, 10000};  // the counts of both known sets
   std::array<std::filesystem::path, 4> plain;
   for (size_t i = 0; i < plain.size(); ++i) {
-    const auto file = io::find_idx(folder, io::fashion_mnist_files[i]);
+    const auto file = io::find_idx(folder, files_of_set[i]);
     const int64_t count = (i < 2 ? data.train : data.test).size();
     if (count == counts[i] && std::ifstream(file, std::ios::binary).get() == 0) plain[i] = file;  // gzip begins with 31
   }
@@ -103,13 +124,27 @@ std::vector<std::filesystem::path> fashion_mnist_places() {
   return places;
 }
 
+std::filesystem::path find_fashion_mnist(const std::vector<std::filesystem::path>& places) {
+  std::string looked_at;
+  for (const auto& place : places) {
+    std::string missing = what_lacks(place);
+    if (missing.empty()) return place;
+    looked_at += "\n  " + place.string() + ": " + missing;
+  }
+  throw Error(
+      "Fashion-MNIST was not found in any of its usual places:" + looked_at +
+          "\nInstall Debian's package dataset-fashion-mnist, or run `lockstep fetch-data`, or name a folder with "
+          "the four IDX files (`data_dir` DIR), or train on a stand-in (`data` synthetic)",
+      {Error::file});
+}
+
 ImageData load_fashion_mnist(const std::filesystem::path& dir) {
-  std::filesystem::path folder = dir.empty() ? io::find_fashion_mnist(fashion_mnist_places()) : dir;
-  std::string missing = io::what_lacks(folder);
+  std::filesystem::path folder = dir.empty() ? find_fashion_mnist(fashion_mnist_places()) : dir;
+  std::string missing = what_lacks(folder);
   if (!missing.empty())
     throw Error("cannot load Fashion-MNIST from '" + folder.string() + "': " + missing, {Error::file});
-  ImageData data{.train = load_set(folder, io::train_images, io::train_labels),
-                 .test = load_set(folder, io::test_images, io::test_labels),
+  ImageData data{.train = load_set(folder, files_of_set[0], files_of_set[1]),
+                 .test = load_set(folder, files_of_set[2], files_of_set[3]),
                  .source = folder.string(),
                  .synthetic = false};
   check_plain_files(folder, data);

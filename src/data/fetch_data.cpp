@@ -45,7 +45,7 @@ constexpr const char* advice_on_checksums =
     "or install Debian's package dataset-fashion-mnist";
 
 std::string sha256_of(const std::filesystem::path& file) {
-  io::Digest sha256("SHA256");
+  io::Digest sha256;
   std::ifstream in(file, std::ios::binary);
   std::array<char, 1 << 16> buffer;
   while (in.read(buffer.data(), buffer.size()), in.gcount() > 0) {
@@ -140,7 +140,7 @@ class Download {
   const RemoteFile& remote_;
   const FetchOptions& options_;
   io::AtomicFile file_;
-  io::Digest sha256_{"SHA256"};
+  io::Digest sha256_;
   int64_t received_ = 0;
   std::exception_ptr exception_;
 };

@@ -14,28 +14,24 @@ struct Note {
   std::vector<uint32_t> versions;
 };
 
-std::optional<Note>& latest() {
-  thread_local std::optional<Note> note;
-  return note;
-}
+thread_local std::optional<Note> noted;
 
 }  // namespace
 
-void note_batch(const Batch& batch, int shards, std::vector<uint32_t> versions) {
-  latest() = Note{
-      c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>(batch.x.getIntrusivePtr()),
-      {.local = batch.size(), .global = batch.global_size, .grain = batch.grain, .shards = shards, .mark = batch.mark},
-      std::move(versions)};
+void note_batch(const Batch& batch, int partners, std::vector<uint32_t> versions) {
+  noted = Note{c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>(batch.x.getIntrusivePtr()),
+               {batch.size(), batch.global_size, batch.grain, partners, batch.mark},
+               std::move(versions)};
 }
 
 std::optional<BatchSizes> latest_batch() {
-  if (!latest() || latest()->samples.expired()) return std::nullopt;
-  return latest()->sizes;
+  if (!noted || noted->samples.expired()) return std::nullopt;
+  return noted->sizes;
 }
 
 std::vector<uint32_t> versions_of_batch(const Batch& batch) {
-  if (!latest() || !batch.x.defined() || latest()->samples.lock().get() != batch.x.unsafeGetTensorImpl()) return {};
-  return latest()->versions;
+  if (!noted || !batch.x.defined() || noted->samples.lock().get() != batch.x.unsafeGetTensorImpl()) return {};
+  return noted->versions;
 }
 
 }  // namespace lockstep

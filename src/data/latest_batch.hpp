@@ -13,12 +13,12 @@ namespace lockstep {
 
 struct BatchSizes {
   int64_t local = 0, global = 0, grain = 0;  // numbers of samples
-  int shards = 0;                            // the number of shards into which the batch was cut
+  int partners = 0;                          // the number of partners into which the batch was cut
   int32_t mark = 0;                          // Batch::mark
 };
 
 // Notes the batch. `versions` counts how often each tensor of the data has been written to by now.
-void note_batch(const Batch& batch, int shards, std::vector<uint32_t> versions);
+void note_batch(const Batch& batch, int partners, std::vector<uint32_t> versions);
 
 // The sizes of the batch that this thread took last, while somebody still has its samples.
 std::optional<BatchSizes> latest_batch();

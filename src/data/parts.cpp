@@ -20,18 +20,20 @@ Range part_of(int64_t total, int index, int count) {
   return {begin, begin + size + (index < longer ? 1 : 0)};
 }
 
-void check_shares(const std::vector<double>& shares, int count, const std::string& user) {
+void check_shares(const std::vector<double>& shares, int count, const std::string& user, const Error::Data& data) {
   if (shares.size() != static_cast<size_t>(count)) {
     throw Error(user + ": there are " + std::to_string(shares.size()) + " shares for " + std::to_string(count) +
-                " parts; each part needs one");
+                    " parts; each part needs one",
+                data);
   }
   for (size_t i = 0; i < shares.size(); ++i) {
     if (std::isfinite(shares[i]) && shares[i] >= 0) continue;
     throw Error(user + ": the share of part " + std::to_string(i) + " is " + number_text(shares[i]) +
-                "; a share is a finite number of at least 0");
+                    "; a share is a finite number of at least 0",
+                data);
   }
   if (std::all_of(shares.begin(), shares.end(), [](double share) { return share == 0; })) {
-    throw Error(user + ": all shares are 0, so that no part would get the samples; one must be above 0");
+    throw Error(user + ": all shares are 0, so that no part would get the samples; one must be above 0", data);
   }
 }
 
@@ -56,16 +58,6 @@ std::vector<int64_t> sizes_by_shares(int64_t total, const std::vector<double>& s
   std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return lost(a) > lost(b); });
   for (int64_t i = 0; i < left; ++i) ++sizes[order[static_cast<size_t>(i)]];
   return sizes;
-}
-
-Range part_of(int64_t total, int index, const std::vector<double>& shares) {
-  if (index < 0 || static_cast<size_t>(index) >= shares.size()) {
-    throw Error("part_of: there is no part " + std::to_string(index) + " of " + std::to_string(shares.size()) +
-                ", the number of shares");
-  }
-  const auto sizes = sizes_by_shares(total, shares);
-  const int64_t begin = std::accumulate(sizes.begin(), sizes.begin() + index, int64_t{0});
-  return {begin, begin + sizes[static_cast<size_t>(index)]};
 }
 
 }  // namespace lockstep

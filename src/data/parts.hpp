@@ -5,6 +5,7 @@
 // functions are pure and thread-safe.
 #pragma once
 
+#include <lockstep/base/error.hpp>
 #include <lockstep/data/data.hpp>
 
 #include <cstdint>
@@ -27,10 +28,7 @@ Range part_of(int64_t total, int index, int count);
 // check_shares refuses; total < 0 or above 2^40, where rounding could reach whole samples.
 std::vector<int64_t> sizes_by_shares(int64_t total, const std::vector<double>& shares);
 
-// Part `index` by these shares. Throws Error as sizes_by_shares does, and for an index without a share.
-Range part_of(int64_t total, int index, const std::vector<double>& shares);
-
 // Throws Error, which names `user`, unless there are `count` shares, all finite, none below 0, and one above 0.
-void check_shares(const std::vector<double>& shares, int count, const std::string& user);
+void check_shares(const std::vector<double>& shares, int count, const std::string& user, const Error::Data& data = {});
 
 }  // namespace lockstep

@@ -35,11 +35,9 @@ struct SampleFile {
 
 // Describes rows, "float [n, 3]": all files must agree in this.
 std::string row_text(const io::TensorPlace& place) {
-  Classic<std::ostringstream> text;
-  text << c10::toString(place.type) << " [n";
-  for (size_t i = 1; i < place.shape.size(); ++i) text << ", " << place.shape[i];
-  text << "]";
-  return text.str();
+  std::string text = c10::toString(place.type) + std::string(" [n");
+  for (size_t i = 1; i < place.shape.size(); ++i) text += ", " + std::to_string(place.shape[i]);
+  return text + "]";
 }
 
 std::map<std::string, std::string> rows_by_name(const io::FileLayout& layout) {
@@ -67,19 +65,18 @@ int64_t samples_in_file(const fs::path& file, const io::FileLayout& layout, cons
 
 void check_like_first(const SampleFile& one, const SampleFile& first) {
   const auto mine = rows_by_name(one.layout), theirs = rows_by_name(first.layout);
+  const auto refuse = [&](const std::string& why) {
+    refuse_file(one.file, why + "; all files of a data set need the same tensors");
+  };
+  const std::string first_file = "'" + first.file.string() + "'";
   for (const auto& [name, row] : theirs) {
     const auto found = mine.find(name);
-    if (found != mine.end() && found->second == row) continue;
-    refuse_file(one.file,
-                (found == mine.end() ? "has no tensor '" + name + "'" : "has '" + name + "' of " + found->second) +
-                    ", and '" + first.file.string() + "' has it of " + row +
-                    "; all files of a data set need the same tensors");
+    if (found == mine.end()) refuse("has no tensor '" + name + "', which " + first_file + " has of " + row);
+    if (found->second != row)
+      refuse("has '" + name + "' of " + found->second + ", and " + first_file + " has it of " + row);
   }
   for (const auto& [name, row] : mine) {
-    if (!theirs.contains(name)) {
-      refuse_file(one.file, "has a tensor '" + name + "', which '" + first.file.string() +
-                                "' lacks; all files of a data set need the same tensors");
-    }
+    if (!theirs.contains(name)) refuse("has a tensor '" + name + "', which " + first_file + " lacks");
   }
 }
 
@@ -104,17 +101,15 @@ std::vector<SampleFile> opened_files(const std::vector<fs::path>& files, const S
 }
 
 std::string version_of_files(const std::vector<SampleFile>& opened) {
-  io::Digest digest("SHA256");
+  Classic<std::ostringstream> text;
   for (const auto& one : opened) {
-    Classic<std::ostringstream> text;
     text << one.file.filename().string() << '\n' << one.layout.size << '\n';
     for (const auto& place : one.layout.tensors) {
       text << place.name << ' ' << row_text(place) << ' ' << one.size << ' ' << place.begin << '\n';
     }
     for (const auto& [key, value] : one.layout.metadata) text << key << '\n' << value << '\n';
-    digest.update(text.str());
   }
-  return "files " + digest.hex();
+  return "files " + io::sha256_of(text.str());
 }
 
 // Reads samples by their numbers.

@@ -112,7 +112,7 @@ Samples Samples::with_order(Order order, std::string version) const {
 
 Samples Samples::with_weights(const at::Tensor& weights) const {
   const auto sums = std::make_shared<const std::vector<double>>(sums_of_weights(weights, size()));
-  io::Digest digest("SHA256");
+  io::Digest digest;
   digest.update(sums->data(), sums->size() * sizeof(double));
   return with_order([sums](uint64_t seed, int64_t epoch) { return draws(*sums, seed, epoch); },
                     "weights " + digest.hex());

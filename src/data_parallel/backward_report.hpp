@@ -24,7 +24,7 @@ class BackwardReport {
   // Errors begin with `name`. It says which rank this is, and what the user calls the object.
   BackwardReport(const Rank& rank, std::string name) : rank_(rank), name_(std::move(name)) {}
 
-  // The size of the message, in numbers of eight bytes.
+  // Gives the size of the message, in numbers of eight bytes.
   static int64_t size(size_t parameters, int ranks) {
     return static_cast<int64_t>(parameters) + int64_t{kNumbers} * ranks;
   }
@@ -35,7 +35,7 @@ class BackwardReport {
     at::Tensor values = {};  // undefined: there is none
   };
 
-  // `had` says which parameters had a gradient here, in an order that all ranks share. All ranks must post a report at
+  // `had` says which parameters had a gradient here, in an order that all ranks share. Post a report on all ranks, at
   // the same place among their calls.
   void post(const std::vector<bool>& had, const PartSizes& sizes, const Compared& compared);
 

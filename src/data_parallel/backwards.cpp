@@ -37,7 +37,7 @@ void take_latest_batch(const Rank& rank, PartSizes& sizes) {
   const auto latest = latest_batch();
   if (!latest) return;
   if (sizes.global > 0 && (sizes.global != latest->global || sizes.local > latest->local)) return;
-  if (latest->shards == rank.world_size()) sizes.mark = latest->mark;
+  if (latest->partners == rank.world_size()) sizes.mark = latest->mark;
   if (latest->grain == 0) return;
   throw Error(
       rank.name() + ": DataParallel: a backward without grains, while the batch of " + std::to_string(latest->global) +
@@ -77,11 +77,19 @@ void Backwards::check(PartSizes& sizes) {
   replica_.check_optimizer();
 }
 
-void Backwards::run(const std::function<void()>& compute, const PartSizes& given) {
-  RECORD_USER_SCOPE("lockstep::backward");
-  PartSizes sizes = given;
-  check(sizes);
+void Backwards::run(const std::function<void()>& compute, const PartSizes& sizes, const std::vector<int64_t>& runs) {
   const HiddenGradients::Shown gradients(replica_.hidden_gradients());
+  if (runs.empty()) return compute_all(compute, sizes);
+  replica_.averaging()->begin_grains({.runs = runs, .samples = sizes.global, .mark = sizes.mark});
+  compute_all(compute, sizes);
+  if (!sync_) return;
+  replica_.grains().finish(runs);
+  if (GrainCheck* const check = replica_.grains().check()) check->compare();
+}
+
+void Backwards::compute_all(const std::function<void()>& compute, PartSizes sizes) {
+  RECORD_USER_SCOPE("lockstep::backward");
+  check(sizes);
   waiting_ += sizes.local;
   by_grains_ = sizes.by_grains;
   const auto computes = [&] {
@@ -105,7 +113,7 @@ void Backwards::average(const std::function<void()>& computes, PartSizes sizes) 
   places.set_steps_done(places.steps_done() + 1);
   GradientBuckets* const averaging = replica_.averaging();
   if (!averaging) return computes();
-  replica_.warnings().see_backward(replica_.module(), sizes.mark, replica_.rank());
+  replica_.warnings().see_backward(sizes.mark);
   sizes.accumulated = std::exchange(waiting_, 0);
   if (!computed_) return averaging->average_during(computes, sizes);
   averaging->average_during(
@@ -115,16 +123,6 @@ void Backwards::average(const std::function<void()>& computes, PartSizes sizes) 
       },
       sizes);
   averaged_();
-}
-
-void Backwards::run_by_grains(const std::function<void()>& compute, const std::vector<int64_t>& runs,
-                              const PartSizes& sizes) {
-  const HiddenGradients::Shown gradients(replica_.hidden_gradients());  // begin_grains() looks at them
-  replica_.averaging()->begin_grains({.runs = runs, .samples = sizes.global, .mark = sizes.mark});
-  run(compute, sizes);
-  if (!sync_) return;
-  replica_.grains().finish(runs);
-  if (GrainCheck* const check = replica_.grains().check()) check->compare();
 }
 
 void Backwards::watch(std::function<void()> computed, std::function<void()> averaged) {

@@ -22,12 +22,9 @@ class Backwards {
   explicit Backwards(Replica& replica);
 
   // See DataParallel::backward_through. The sizes are those of the rank's part and of its batch, which the parts must
-  // make up.
-  void run(const std::function<void()>& compute, const PartSizes& sizes = {});
-
-  // Does the same by grains: compute() must call ReplicaGrains::backward() for each grain of this rank, ascending.
-  // `runs` are Batch::runs.
-  void run_by_grains(const std::function<void()>& compute, const std::vector<int64_t>& runs, const PartSizes& sizes);
+  // make up. By grains `runs` are Batch::runs; call ReplicaGrains::backward() in compute() for each grain of this
+  // rank, ascending.
+  void run(const std::function<void()>& compute, const PartSizes& sizes = {}, const std::vector<int64_t>& runs = {});
 
   bool was_by_grains() const { return by_grains_; }  // the last backward was by grains
 
@@ -43,6 +40,7 @@ class Backwards {
   friend class PartOfStep;
   void check(PartSizes& sizes);
   void check_that_no_parameter_is_new() const;
+  void compute_all(const std::function<void()>& compute, PartSizes sizes);
   void average(const std::function<void()>& computes, PartSizes sizes);
   void set_sync(bool sync);
 
@@ -56,8 +54,8 @@ class Backwards {
 };
 
 // `accumulate` uses it where ranks get slices of the gradients. While it lives, each backward() is of a part of a step:
-// it is averaged at once, and the averages add up with that of the next backward() without it. All ranks must make as
-// many. So no rank keeps gradients whole, as it does under NoSync; each part costs an exchange.
+// it is averaged at once, and the averages add up with that of the next backward() without it. Make as many on
+// all ranks. So no rank keeps gradients whole, as it does under NoSync; each part costs an exchange.
 class PartOfStep {
  public:
   explicit PartOfStep(std::shared_ptr<Replica> replica);

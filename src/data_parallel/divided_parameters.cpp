@@ -6,7 +6,6 @@
 
 #include "base/exception_text.hpp"
 #include "comm/purpose.hpp"
-#include "parameter_units.hpp"
 
 #include <algorithm>
 

@@ -4,8 +4,9 @@
 // A unit is a ShardedBucket. It is gathered when an operator is about to read one of its parameters, in forward or in
 // backward (memory_on_demand.hpp), and given back when an operator reads another unit's.
 //
-//   1. Units are gathered in the order in which this rank's operators read them. So all ranks must compute the same
-//      layers in the same order. A rank that does not is told so by the collective call, which names its unit.
+//   1. Units are gathered in the order in which this rank's operators read them. So compute the same
+//      layers in the same order on all ranks. A rank that does not is told so by the collective call, which names its
+//      unit.
 //   2. Nothing is given back while an operator runs that was given parameters: its kernel may hold addresses.
 //   3. The next unit is gathered ahead: the one that followed on the present two before. It is not if both together are
 //      larger than the largest unit and a tenth of a rank's slices of parameters and gradients (or 128 KiB). So what is
@@ -44,7 +45,7 @@ class DividedParameters : private MemoryFiller {
   void put_away();
   void bring_back();
 
-  // Gathers all units, until release(). Calls of hold() nest. All ranks must call hold().
+  // Gathers all units, until release(). Calls of hold() nest. Call hold() on all ranks.
   void hold();
   void release();
 

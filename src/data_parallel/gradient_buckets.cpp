@@ -20,7 +20,7 @@ GradientBuckets::GradientBuckets(const Rank& rank, const Kind& kind)
       queues_calls_(queues_its_calls(rank_)),
       name_(rank.name() + ": DataParallel"),
       kind_(kind),
-      terms_(rank, name_, gradients_, kind.in_slices),
+      terms_(rank, name_, gradients_, kind.in_slices, kind.check),
       report_(rank, name_),
       alone_(rank, name_) {}
 

@@ -33,10 +33,10 @@ class GradientBuckets {
   GradientBuckets& operator=(const GradientBuckets&) = delete;
 
   // Runs `backward`, which adds to the parameters' gradients. Returns when all gradients are averages over the ranks,
-  // also those that `backward` did not touch. If no rank has a gradient of a parameter, the parameter gets none. All
-  // ranks must call it. If it throws, every later call throws an Error that says so, because this rank may owe the
-  // others its share. Throws Error on all ranks if the parts do not make up the batch; and if a gradient of one rank
-  // alone has changed parameters since.
+  // also those that `backward` did not touch. If no rank has a gradient of a parameter, the parameter gets none. Call
+  // it on all ranks. If it throws, every later call throws an Error that says so, because this rank may owe the others
+  // its share. Throws Error on all ranks if the parts do not make up the batch; and if a gradient of one rank alone has
+  // changed parameters since.
   void average_during(const std::function<void()>& backward, const PartSizes& sizes);
 
   void end(const std::string& reason) { failure_ = reason; }  // each later average_during() throws Error with `reason`
@@ -48,21 +48,20 @@ class GradientBuckets {
   // True at first.
   void listen(bool last);
 
-  // The learnt order of the gradients, as far as the averages' bits depend on it: the number of parameters, then the
-  // parameters' numbers. Empty while nothing was learnt. Equal on all ranks. A run that goes on with it takes the same
-  // steps as the run that learnt it. set_order ignores numbers below 0. If an order does not fit the parameters, it is
-  // learnt anew.
+  // order() gives the learnt order of the gradients, as far as the averages' bits depend on it: the number of
+  // parameters, then the parameters' numbers. Empty while nothing was learnt. Equal on all ranks. A run that goes on
+  // with it takes the same steps as the run that learnt it. set_order ignores numbers below 0. If an order does not fit
+  // the parameters, it is learnt anew.
   std::vector<int64_t> order() const;
   void set_order(const std::vector<int64_t>& order);
 
-  // By grains: call begin_grains() before the first grain of a step, and compute each grain between open_grain() and
+  // By grains, call begin_grains() before the first grain of a step, and compute each grain between open_grain() and
   // close_grain(). The next averaged backward ends the step. The average is the grains' sum in one order, divided by
   // the batch's samples. See GrainTerms. Throws Error also for a way to average that depends on the ranks.
   void begin_grains(const GrainPlan& plan);
   void open_grain(int64_t number, int64_t stand_ins = 0);
   void close_grain();
   bool take_factors(const at::Tensor& parameter, const GradientFactors& factors);
-  void observe_grains(std::shared_ptr<GrainCheck> check) { terms_.observe(std::move(check)); }
 
  protected:
   struct Kind {
@@ -70,6 +69,7 @@ class GradientBuckets {
     bool overlap = true;           // buckets are averaged while backward computes
     bool in_slices = false;        // a rank gets its slice of the averages, and .grad does not stay
     bool may_change_alone = true;  // each rank has all parameters, which an optimizer of its own gradients could change
+    std::shared_ptr<GrainCheck> check = nullptr;  // is told of the grains' gradients; null: nobody is
   };
   GradientBuckets(const Rank& rank, const Kind& kind);
 

@@ -1,4 +1,5 @@
-// The places of gradients: a slot for each parameter, and buckets of slots whose gradients travel together.
+// GradientSlots: a slot for each parameter, which has its gradient's place, and buckets of slots whose gradients travel
+// together.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -22,7 +22,7 @@ class GrainCheck {
   // Gets the net and the rank to check; called once. The module outlives this object.
   virtual void watch(const torch::nn::Module& module, const Rank& rank) = 0;
 
-  // Is called before this rank's part of a batch is computed, or a piece of that part. It may call mean_of() until
+  // Is called before this rank's part of a batch is computed, or a part of that part. It may call mean_of() until
   // compare() is done.
   virtual void begin(const Batch& part, const SampleScope::Place& place, const MeanOf& mean_of) = 0;
 
@@ -30,7 +30,7 @@ class GrainCheck {
   // undefined.
   virtual void note(int64_t grain, const at::Tensor& parameter, const at::Tensor& value) = 0;
 
-  // Is called once the step's gradients are averaged, and before parameters change. All ranks must call it.
+  // Is called on all ranks once the step's gradients are averaged, and before parameters change.
   virtual void compare() = 0;
 };
 

@@ -16,7 +16,7 @@ namespace lockstep {
 
 // Begins to average. `rows` are what GrainSums::rows() gave, and change. They have as many columns as there are ranks
 // times a slice's. `target` becomes the average, or if `in_slices` this rank's slice of it. The first row may be the
-// target. All ranks must call it, and make the round's next calls in one order. The sum of the grains' gradients is
+// target. Call it on all ranks, and make the round's next calls in one order. The sum of the grains' gradients is
 // divided by the batch's samples. Then +0 is added, so that parameters without a gradient get +0.
 CommunicationHook::Round post_grain_average(Rank& rank, const std::vector<at::Tensor>& rows, const GrainPlan& plan,
                                             const at::Tensor& target, bool in_slices);

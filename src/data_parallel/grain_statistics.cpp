@@ -17,7 +17,6 @@
 #include "running_statistics_names.hpp"
 
 #include <algorithm>
-#include <exception>
 #include <optional>
 #include <string>
 #include <type_traits>
@@ -89,76 +88,78 @@ GrainStatistics::GrainStatistics(const nn::Module& module, const Rank& rank) : r
 
 // ---- The forward of a grain.
 
-GrainStatistics::Guard GrainStatistics::begin(int64_t number) {
+void GrainStatistics::forward(int64_t number, const std::function<void()>& compute) {
   if (open_) {
     throw Error(rank_.name() + ": grains: the forward of grain " + std::to_string(number) +
                 " begins within another grain's; end that first");
   }
-  return Guard(*this, number);
+  std::vector<Note> notes(layers_.size());
+  const std::vector<Layer> saved = replace(notes);
+  try {
+    compute();
+  } catch (const c10::Error& error) {
+    put_back(saved, notes);
+    if (needs_more_values(error)) refuse_one_sample(number);
+    throw;
+  } catch (...) {
+    put_back(saved, notes);
+    throw;
+  }
+  put_back(saved, notes);
+  auto& kept = notes_[number];
+  kept.resize(notes.size());
+  for (size_t i = 0; i < notes.size(); ++i) {
+    if (kept[i].forwards == 0) kept[i] = notes[i];
+  }
 }
 
 // The layers get other memory in place of their statistics. Statistics that begin at zero are, after any number of
 // forwards, what these would add to them. Autograd has noted the buffers and must not see them change; set_data keeps
 // their versions.
-GrainStatistics::Guard::Guard(GrainStatistics& owner, int64_t number)
-    : owner_(owner), exceptions_(std::uncaught_exceptions()), saved_(owner.layers_.size()) {
+std::vector<GrainStatistics::Layer> GrainStatistics::replace(std::vector<Note>& notes) {
   const c10::NoGradGuard no_grad;
-  auto& notes = notes_[number];
-  notes.resize(owner_.layers_.size());
-  std::vector<Tensor> no_batches(owner_.layers_.size());
-  for (size_t i = 0; i < saved_.size(); ++i) {
-    const Layer& layer = owner_.layers_[i];
+  std::vector<Layer> saved(layers_.size());
+  for (size_t i = 0; i < saved.size(); ++i) {
+    const Layer& layer = layers_[i];
     if (!layer.module->is_training()) continue;
     notes[i].mean = at::zeros_like(layer.mean);
     notes[i].variance = at::zeros_like(layer.variance);
-    no_batches[i] = at::zeros_like(layer.batches);
     // Each forward makes one change of this buffer, which the host can count without waiting for a GPU.
-    const int64_t version = (layer.counts_batches ? layer.batches : layer.mean)._version();
-    saved_[i] = {layer.mean.variable_data(), layer.variance.variable_data(), layer.batches.variable_data(), version};
+    notes[i].forwards = -(layer.counts_batches ? layer.batches : layer.mean)._version();
+    saved[i] = {layer.module, layer.mean.variable_data(), layer.variance.variable_data(),
+                layer.batches.variable_data()};
   }
-  for (size_t i = 0; i < saved_.size(); ++i) {
-    if (!saved_[i].mean.defined()) continue;
-    const Layer& layer = owner_.layers_[i];
-    layer.mean.set_data(notes[i].mean);
-    layer.variance.set_data(notes[i].variance);
-    layer.batches.set_data(no_batches[i]);
+  for (size_t i = 0; i < saved.size(); ++i) {
+    if (saved[i].module == nullptr) continue;
+    layers_[i].mean.set_data(notes[i].mean);
+    layers_[i].variance.set_data(notes[i].variance);
+    layers_[i].batches.set_data(at::zeros_like(saved[i].batches));
   }
-  owner_.open_ = true;
+  open_ = true;
+  return saved;
 }
 
-GrainStatistics::Guard::~Guard() {
-  auto& notes = notes_.begin()->second;
-  for (size_t i = 0; i < saved_.size(); ++i) {
-    if (!saved_[i].mean.defined()) continue;
-    const Layer& layer = owner_.layers_[i];
-    layer.mean.set_data(saved_[i].mean);
-    layer.variance.set_data(saved_[i].variance);
-    layer.batches.set_data(saved_[i].batches);
-    notes[i].forwards = (layer.counts_batches ? layer.batches : layer.mean)._version() - saved_[i].version;
+void GrainStatistics::put_back(const std::vector<Layer>& saved, std::vector<Note>& notes) {
+  for (size_t i = 0; i < saved.size(); ++i) {
+    if (saved[i].module == nullptr) continue;
+    const Layer& layer = layers_[i];
+    layer.mean.set_data(saved[i].mean);
+    layer.variance.set_data(saved[i].variance);
+    layer.batches.set_data(saved[i].batches);
+    notes[i].forwards += (layer.counts_batches ? layer.batches : layer.mean)._version();
     const double momentum = following(*layer.module)->momentum.value_or(0);
     for (int64_t forward = 0; forward < notes[i].forwards; ++forward) notes[i].kept *= 1 - momentum;
   }
-  owner_.open_ = false;
-  if (std::uncaught_exceptions() > exceptions_) return;
-  const auto [kept, is_new] = owner_.notes_.emplace(*notes_.begin());
-  for (size_t i = 0; !is_new && i < notes.size(); ++i) {
-    if (kept->second[i].forwards == 0) kept->second[i] = notes[i];
-  }
+  open_ = false;
 }
 
-void GrainStatistics::forward(int64_t number, const std::function<void()>& compute) {
-  const auto guard = begin(number);
-  try {
-    compute();
-  } catch (const c10::Error& error) {
-    if (!needs_more_values(error)) throw;
-    throw Error(
-        rank_.name() + ": grains: grain " + std::to_string(number) +
-        " has one sample, of which a BatchNorm gets one value per channel, and that has no variance. It is of " +
-        "a batch of " + std::to_string(samples_) + " samples in grains of " + std::to_string(grain_) +
-        ". Take another batch size or grain, so that no grain has one sample. If it is an epoch's last batch, leave it "
-        "out: BatchOptions::drop_last, in a run `drop_last`");
-  }
+void GrainStatistics::refuse_one_sample(int64_t number) const {
+  throw Error(
+      rank_.name() + ": grains: grain " + std::to_string(number) +
+      " has one sample, of which a BatchNorm gets one value per channel, and that has no variance. It is of " +
+      "a batch of " + std::to_string(samples_) + " samples in grains of " + std::to_string(grain_) +
+      ". Take another batch size or grain, so that no grain has one sample. If it is an epoch's last batch, leave it "
+      "out: BatchOptions::drop_last, in a run `drop_last`");
 }
 
 // ---- What all ranks make of it.
@@ -192,7 +193,7 @@ void GrainStatistics::check_grains(const std::vector<int64_t>& runs) const {
   const auto ranks = static_cast<size_t>(rank_.world_size());
   if (runs.size() != ranks + 1 || !std::is_sorted(runs.begin(), runs.end())) {
     throw Error(rank_.name() + ": grains: " + std::to_string(ranks) + " ranks need " + std::to_string(ranks + 1) +
-                " ascending bounds of their runs of grains; these are " + classic_text(c10::IntArrayRef(runs)));
+                " ascending bounds of their ranges of grains; these are " + classic_text(c10::IntArrayRef(runs)));
   }
   const Range own{runs[rank_.index()], runs[rank_.index() + 1]};
   for (const auto& [number, notes] : notes_) {

@@ -5,10 +5,7 @@
 // them is noted. finish() gives all ranks all notes, and does them one after the other. So all ranks have equal
 // statistics, and of the same bits as one rank that computes all grains.
 //
-//   for (each of this rank's grains) {
-//     const auto guard = statistics.begin(number);
-//     output = net->forward(x);
-//   }
+//   for (each of this rank's grains) statistics.forward(number, [&] { output = net->forward(x); });
 //   statistics.finish(batch.runs);  // once all parts of the batch were computed
 //
 // Used by its rank's thread only. Cost per forward: a few small tensors per layer. Cost of finish(): one allgather of
@@ -30,28 +27,23 @@ namespace lockstep {
 
 class GrainStatistics {
  public:
-  class Guard;
-
   // Finds the layers of `module` that have running statistics, and keeps pointers to them. Throws Error if one of them
   // is not LibTorch's BatchNorm or InstanceNorm: it does not know what others do to their statistics.
   GrainStatistics(const torch::nn::Module& module, const Rank& rank);
 
-  // Open the result around the forward of grain `number`. Layers in training mode leave their running statistics and
+  // Runs compute(), the forward of grain `number`. Layers in training mode leave their running statistics and
   // num_batches_tracked as they were, and it is noted what would become of them, however often a layer is called.
   // Layers in eval mode do what they always do. If a layer has notes of the grain already, as where a forward is
-  // computed again, these stay. If the forward throws, nothing is noted. Throws Error: another Guard is open.
-  [[nodiscard]] Guard begin(int64_t number);
-
-  // Runs compute(), the forward of grain `number`, with begin() around it. Throws Error where a BatchNorm gets one
-  // value per channel, as it may of a grain of one sample; that text has the sizes of the whole batch and of its
-  // grains.
+  // computed again, these stay. If compute() throws, nothing is noted. Throws Error: a forward within another one; a
+  // BatchNorm that gets one value per channel, as it may of a grain of one sample. That text has the sizes of the whole
+  // batch and of its grains.
   void forward(int64_t number, const std::function<void()>& compute);
   void set_sizes(int64_t samples, int64_t grain) { samples_ = samples, grain_ = grain; }
-  bool is_open() const { return open_; }  // a Guard lives
+  bool is_open() const { return open_; }  // a forward runs
 
   // Changes the running statistics by what was noted on all ranks since the last finish(), in the order of the grains.
   // runs[r] up to runs[r + 1] are the grains of rank r. A layer that was not called in a grain, or in eval mode, leaves
-  // this grain out. All ranks must call it, after the last forward. Throws Error: a grain with notes that is not this
+  // this grain out. Call it on all ranks, after the last forward. Throws Error: a grain with notes that is not this
   // rank's; as Rank::allgather does.
   void finish(const std::vector<int64_t>& runs);
 
@@ -72,6 +64,10 @@ class GrainStatistics {
   };
   using Notes = std::map<int64_t, std::vector<Note>>;  // the key is the grain; it has one Note per layer
 
+  // replace() gives the layers in training mode memory of the notes, and gives back what they had; of others nothing.
+  std::vector<Layer> replace(std::vector<Note>& notes);
+  void put_back(const std::vector<Layer>& saved, std::vector<Note>& notes);
+  [[noreturn]] void refuse_one_sample(int64_t number) const;
   void check_grains(const std::vector<int64_t>& runs) const;
   at::Tensor own_table(const Range& grains) const;
   void apply(const at::Tensor& table);
@@ -80,30 +76,8 @@ class GrainStatistics {
   Rank rank_;
   std::vector<Layer> layers_;
   Notes notes_;
-  bool open_ = false;  // a Guard lives
+  bool open_ = false;  // a forward runs
   int64_t samples_ = 0, grain_ = 0;
-};
-
-// Guards one grain's forward: see begin().
-class GrainStatistics::Guard {
- public:
-  ~Guard();
-  Guard(const Guard&) = delete;
-  Guard& operator=(const Guard&) = delete;
-
- private:
-  friend class GrainStatistics;
-  Guard(GrainStatistics& owner, int64_t number);
-
-  struct Saved {
-    at::Tensor mean, variance, batches;  // undefined if the layer was in eval mode
-    int64_t version = 0;
-  };
-
-  GrainStatistics& owner_;
-  const int exceptions_;      // the exceptions that were under way before
-  Notes notes_;               // the notes of this grain
-  std::vector<Saved> saved_;  // one per layer
 };
 
 }  // namespace lockstep

@@ -71,24 +71,16 @@ void GrainSums::release() {
   own_first_.reset();
 }
 
-bool GrainSums::add(size_t parameter, int64_t grain, const at::Tensor& gradient) {
-  return add_sum(parameter, grain, {.value = gradient});
-}
-
-bool GrainSums::add(size_t parameter, int64_t grain, const GradientFactors& factors) {
-  return add_sum(parameter, grain, {.factors = {factors}});
-}
-
 bool GrainSums::takes(const GradientFactors& factors) {
   return 2 * memory_of({factors}) <= memory_of_product(factors);
 }
 
-bool GrainSums::add_sum(size_t parameter, int64_t grain, Sum sum) {
+bool GrainSums::add(size_t parameter, int64_t grain, Sum gradient) {
   const c10::AutoGradMode no_grad(false);
   Column& column = parameters_[parameter];
   if (grain < column.next) return false;
   while (column.next < grain) push(column, {});
-  push(column, std::move(sum));
+  push(column, std::move(gradient));
   column.any = true;
   return true;
 }

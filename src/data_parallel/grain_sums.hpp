@@ -29,14 +29,15 @@ class GrainSums {
   // has; undefined: memory of its own, which stays for the next run.
   void begin(const Range& run, const at::Tensor& first = {});
 
-  // Adds a parameter's gradient of a grain, which may be kept. A parameter's grains ascend; it may leave some out.
-  // False: one that did not.
-  bool add(size_t parameter, int64_t grain, const at::Tensor& gradient);
-
-  // Adds a gradient that is given by its factors; false if it does not take them. The parameter must be contiguous.
-  // Factors are kept, and are summed together with those of other grains of their block, as long as they take no more
+  struct Sum {                                  // the sum of a block's gradients
+    at::Tensor value = {};                      // its row, or a gradient
+    std::vector<GradientFactors> factors = {};  // all its grains' factors; without both, no grain had a gradient
+  };
+  // Adds a parameter's gradient of a grain, which may be kept, or its factors. A parameter's grains ascend; it may
+  // leave some out. False: one that did not. Factors are of a contiguous parameter, and such that takes() gives true.
+  // They are kept, and are summed together with those of other grains of their block, as long as they take no more
   // memory than the gradient.
-  bool add(size_t parameter, int64_t grain, const GradientFactors& factors);
+  bool add(size_t parameter, int64_t grain, Sum gradient);
   static bool takes(const GradientFactors& factors);
 
   bool any(size_t parameter) const;  // gives whether it had a gradient of some grain
@@ -53,10 +54,6 @@ class GrainSums {
   void release();
 
  private:
-  struct Sum {                                  // the sum of a block's gradients
-    at::Tensor value = {};                      // its row, or a gradient
-    std::vector<GradientFactors> factors = {};  // all its grains' factors; without both, no grain had a gradient
-  };
   struct Column {                         // the sums of one parameter
     int64_t next = 0;                     // the next grain
     std::vector<GrainBlock> blocks = {};  // a row each
@@ -64,7 +61,6 @@ class GrainSums {
     std::vector<at::Tensor> rows = {};    // this parameter's views of all rows
     bool any = false;
   };
-  bool add_sum(size_t parameter, int64_t grain, Sum sum);
   void push(Column& column, Sum sum);
   static bool join_factors(Column& column, size_t into);
   void sum_factors(Column& column, size_t number, bool to_row);

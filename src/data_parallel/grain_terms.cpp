@@ -86,12 +86,15 @@ void GrainTerms::take(size_t index) {
   GradientSlot& slot = gradients_.slots[index];
   if (*grain_ == kStandIn) return slot.parameter.mutable_grad().reset();
   GrainSums& sums = *gradients_.buckets[slot.bucket].sums;
-  const auto factors = std::exchange(slot.factors, std::nullopt);
-  if (!factors) {
+  GrainSums::Sum gradient;
+  if (slot.factors) {
+    gradient.factors.push_back(*std::exchange(slot.factors, std::nullopt));
+  } else {
+    gradient.value = slot.parameter.grad();
     slot.refuse_sparse(name_);
-    if (check_) check_->note(*grain_, slot.parameter, slot.parameter.grad());
+    if (check_) check_->note(*grain_, slot.parameter, gradient.value);
   }
-  if (!(factors ? sums.add(slot.place, *grain_, *factors) : sums.add(slot.place, *grain_, slot.parameter.grad()))) {
+  if (!sums.add(slot.place, *grain_, std::move(gradient))) {
     throw Error(name_ + ": the gradient of " + slot.name + " came again for grain " + std::to_string(*grain_) +
                 ", or for an earlier one: by grains a batch is computed once and in order. End each step with a " +
                 "backward outside of no_sync()");

@@ -24,12 +24,11 @@ namespace lockstep {
 // More than twelve functions: what begins, continues and ends at the step, at a grain, and at a bucket.
 class GrainTerms {
  public:
-  // Errors begin with `name`. `in_slices`: a rank gets only its slice of the averages.
-  GrainTerms(const Rank& rank, std::string name, GradientSlots& gradients, bool in_slices)
-      : rank_(rank), name_(std::move(name)), gradients_(gradients), in_slices_(in_slices) {}
-
-  // Tells `check` of each gradient before it is added up; then no layer hands over factors. Null: tells nobody.
-  void observe(std::shared_ptr<GrainCheck> check) { check_ = std::move(check); }
+  // Errors begin with `name`. `in_slices`: a rank gets only its slice of the averages. `check` is told of each gradient
+  // before it is added up; then no layer hands over factors. Null: nobody is told.
+  GrainTerms(const Rank& rank, std::string name, GradientSlots& gradients, bool in_slices,
+             std::shared_ptr<GrainCheck> check)
+      : rank_(rank), name_(std::move(name)), gradients_(gradients), in_slices_(in_slices), check_(std::move(check)) {}
 
   // From begin() to end() gradients are of grains. Throws Error: another plan than that of the grains before; a
   // gradient that a backward outside has left, if there was one.
@@ -61,7 +60,7 @@ class GrainTerms {
   const std::string name_;
   GradientSlots& gradients_;
   const bool in_slices_;
-  std::shared_ptr<GrainCheck> check_;
+  const std::shared_ptr<GrainCheck> check_;
   std::unordered_map<const at::TensorImpl*, size_t> slot_of_;  // the slot of each parameter
   std::optional<GrainPlan> plan_;
   Range run_;                     // this rank's grains

@@ -24,7 +24,7 @@ struct GrainBlock {
 // Gives whether the two make up a block together.
 bool are_halves(const GrainBlock& left, const GrainBlock& right);
 
-// Gives the fewest blocks that make up a run of grains, ascending: one, or at most twice the logarithm of its length.
+// Gives the fewest blocks that make up a range of grains, ascending: one, or at most twice the logarithm of its length.
 std::vector<GrainBlock> blocks_of(const Range& grains);
 
 // Gives the additions, in their order, that leave the sum of all blocks of a batch in the first one. `blocks` are those

@@ -1,5 +1,6 @@
 // HiddenGradients: the gradients of a net of which each rank has a part. `.grad` is undefined outside of backwards, so
-// that LibTorch's optimizers and clip_grad_norm_ cannot take a part for the whole network.
+// that LibTorch's optimizers and clip_grad_norm_ cannot take a part for the whole network. Nor does LibTorch's
+// zero_grad() clear them, so they know whether a step has used them already.
 //
 // Used by its rank's thread only. Cost: a pointer moves for each parameter, in each backward and step.
 #pragma once
@@ -13,6 +14,10 @@ namespace lockstep {
 class HiddenGradients {
  public:
   explicit HiddenGradients(const torch::nn::Module& module);
+
+  // An Optimizer says true after a step, and false when it has cleared the gradients.
+  void set_used(bool used) { used_ = used; }
+  bool are_used() const { return used_; }
 
   // Shows the gradients in `.grad` while it lives, with what backwards outside of the net's have added there meanwhile.
   // Guards nest. For a null `hidden` it does nothing.
@@ -33,6 +38,7 @@ class HiddenGradients {
   std::vector<at::Tensor> parameters_;
   std::vector<at::Tensor> gradients_;
   int shown_ = 0;
+  bool used_ = false;
 };
 
 }  // namespace lockstep

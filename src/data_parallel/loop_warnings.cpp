@@ -79,109 +79,104 @@ std::vector<OwnBuffer> own_buffers(const torch::nn::Module& net) {
 
 }  // namespace
 
+void LoopWarnings::warn_once(bool& told, const std::string& text) const {
+  if (!std::exchange(told, true)) comm::RankPlace::of(rank_).warn("DataParallel: " + text);
+}
+
 // One change may be weights that all ranks have loaded.
-void LoopWarnings::see_forward(const torch::nn::Module& net, const Rank& rank) {
-  const bool waits = !rank.device().is_cpu() && forwards_ >= kForwardsOnGpu;
-  if (averages_ || waits || rank.index() != 0 || rank.world_size() == 1 || !c10::GradMode::is_enabled()) return;
-  if (rank.device().is_cuda() && is_recording()) return;
+void LoopWarnings::see_forward() {
+  const bool waits = !rank_.device().is_cpu() && forwards_ >= kForwardsOnGpu;
+  if (averages_ || waits || rank_.index() != 0 || rank_.world_size() == 1 || !c10::GradMode::is_enabled()) return;
+  if (rank_.device().is_cuda() && is_recording()) return;
   const c10::AutoGradMode no_grad(false);
   ++forwards_;
-  if (!parameter_.defined()) parameter_ = smallest_trained(net);
+  if (!parameter_.defined()) parameter_ = smallest_trained(net_);
   if (!parameter_.defined()) return;
   if (value_.defined() && same_values(value_, parameter_)) return;
   changes_ += value_.defined() ? 1 : 0;
   value_ = parameter_.clone();
   if (changes_ < kChanges) return;
-  averages_ = true;
-  comm::RankPlace::of(rank).warn(
-      "DataParallel: the parameters change, and no backward was ever averaged, so that each rank may train a network "
-      "of its own. Gradients of torch::autograd::grad(), or set by hand, are this rank's alone: call net.loss(batch, "
-      "criterion).backward(). If your own code makes them equal on all ranks, set DataParallelOptions::average = "
-      "false");
+  warn_once(averages_,
+            "the parameters change, and no backward was ever averaged, so that each rank may train a network of its "
+            "own. Gradients of torch::autograd::grad(), or set by hand, are this rank's alone: call net.loss(batch, "
+            "criterion).backward(). If your own code makes them equal on all ranks, set DataParallelOptions::average = "
+            "false");
 }
 
-void LoopWarnings::see_backward(const torch::nn::Module& net, int32_t mark, const Rank& rank) {
+void LoopWarnings::see_backward(int32_t mark) {
   averages_ = true;
   parameter_.reset();
   value_.reset();
-  if (rank.index() != 0) return;
-  see_mode(net, rank);
-  see_order(mark, rank);
+  if (rank_.index() != 0) return;
+  see_mode();
+  see_order(mark);
 }
 
-void LoopWarnings::see_mode(const torch::nn::Module& net, const Rank& rank) {
-  if (mode_told_ || net.is_training()) return;
-  mode_told_ = true;
-  const std::string layer = layer_that_evaluates(net);
-  if (layer.empty()) return;
-  comm::RankPlace::of(rank).warn("DataParallel: a backward while the net is in eval() mode, so that " + layer +
-                                 " acts as in an evaluation. Call net.train() after each evaluation; if it is meant, "
-                                 "put only the layers that it is meant for into eval() mode");
+void LoopWarnings::see_mode() {
+  if (mode_seen_ || net_.is_training()) return;
+  const std::string layer = layer_that_evaluates(net_);
+  if (layer.empty()) return void(mode_seen_ = true);
+  warn_once(mode_seen_, "a backward while the net is in eval() mode, so that " + layer +
+                            " acts as in an evaluation. Call net.train() after each evaluation; if it is meant, put "
+                            "only the layers that it is meant for into eval() mode");
 }
 
-void LoopWarnings::see_order(int32_t mark, const Rank& rank) {
+void LoopWarnings::see_order(int32_t mark) {
   if (order_told_ || !is_of_shuffled(mark)) return;
   if (first_mark_ == 0) first_mark_ = mark;
   const bool again = mark == first_mark_ && last_mark_ != 0 && last_mark_ != mark;
   last_mark_ = mark;
   if (!again) return;
-  order_told_ = true;
-  comm::RankPlace::of(rank).warn(
-      "DataParallel: the shuffled batches come in the same order as before. Set BatchOptions::epoch to the number of "
-      "the epoch, which makes another order of each");
+  warn_once(order_told_,
+            "the shuffled batches come in the same order as before. Set BatchOptions::epoch to the number of the "
+            "epoch, which makes another order of each");
 }
 
-void LoopWarnings::see_loss(const at::Tensor& loss, int64_t samples, const Rank& rank) {
-  if (loss_seen_ || rank.index() != 0 || rank.world_size() == 1 || !loss.defined() || !loss.grad_fn()) return;
-  loss_seen_ = true;
+// A part that is the whole batch has the mean that one device has. A CUDA graph cannot record what the host reads.
+void LoopWarnings::see_loss(const at::Tensor& mean, int64_t samples, int64_t of_batch) {
+  see_leaves(mean, samples);
+  if (samples == of_batch || (rank_.device().is_cuda() && is_recording())) return;
+  if (!rank_.device().is_cpu() && ++targets_checked_ > kChecksOnGpu) return;
+  check_counted_targets(mean, samples, rank_.name() + ": DataParallel");
+}
+
+void LoopWarnings::see_leaves(const at::Tensor& loss, int64_t samples) {
+  if (leaves_seen_ || rank_.index() != 0 || rank_.world_size() == 1 || !loss.grad_fn()) return;
+  leaves_seen_ = true;
   for (const auto& [leaf, uses] : uses_in_graph(loss)) {
     const auto sizes = leaf->sizes();
     const bool is_input = !sizes.empty() && sizes[0] == samples;
     if (is_input || GradientHook::is_behind(*leaf)) continue;
-    comm::RankPlace::of(rank).warn(
+    return comm::RankPlace::of(rank_).warn(
         "DataParallel: the loss leads to a tensor of shape " + classic_text(sizes) +
         " that needs a gradient and is no parameter of a DataParallel. Nobody averages its gradient, so each rank "
         "would train another one. Register it in the net with register_parameter(), before the DataParallel is made; "
         "if it is not trained, requires_grad_(false) saves its gradient");
-    return;
   }
-}
-
-// A part that is the whole batch has the mean that one device has. A CUDA graph cannot record what the host reads.
-void LoopWarnings::check_targets(const at::Tensor& mean, int64_t samples, int64_t of_batch, const Rank& rank) {
-  if (samples == of_batch || (rank.device().is_cuda() && is_recording())) return;
-  if (!rank.device().is_cpu() && ++targets_checked_ > kChecksOnGpu) return;
-  check_counted_targets(mean, samples, rank.name() + ": DataParallel");
 }
 
 // Draws of another rank of this process are seen too, and repeat as little.
-void LoopWarnings::see_grain(const std::function<void()>& forward, const torch::nn::Module& net, const Rank& rank) {
-  if (rank.index() != 0 || grains_ >= kGrainsSeen) return forward();
-  const at::Tensor state = rank.device().is_cpu() ? state_of_default_generator() : at::Tensor();
-  const auto buffers = own_buffers(net);
+void LoopWarnings::see_grain(const std::function<void()>& forward) {
+  if (rank_.index() != 0 || grains_ >= kGrainsSeen) return forward();
+  const at::Tensor state = rank_.device().is_cpu() ? state_of_default_generator() : at::Tensor();
+  const auto buffers = own_buffers(net_);
   forward();
-  if (state.defined() && !state.equal(state_of_default_generator())) tell_of_draws(rank);
+  if (state.defined() && !state.equal(state_of_default_generator())) {
+    warn_once(draws_told_,
+              "something drew from LibTorch's default generator while a grain was computed, so the bits are not the "
+              "same in each run. Where the net's forward calls torch::dropout(), take lockstep::Dropout (dropout.hpp)");
+  }
   const bool may_fill_caches = grains_++ == 0;
   for (const auto& [name, buffer, version] : buffers) {
-    if (!may_fill_caches && buffer._version() != version) return tell_of_buffer(name, rank);
+    if (may_fill_caches || buffer._version() == version) continue;
+    return warn_once(
+        buffer_told_,
+        "the buffer " + name +
+            " changed while a grain was computed. Each rank changes its own by its own grains, so that it depends on "
+            "the number of ranks, and so does what is computed from it. With a grain BatchNorm's and InstanceNorm's "
+            "running statistics are kept the same, and no other buffers; change this one between the steps, from what "
+            "is equal on all ranks");
   }
-}
-
-void LoopWarnings::tell_of_draws(const Rank& rank) {
-  if (std::exchange(draws_told_, true)) return;
-  comm::RankPlace::of(rank).warn(
-      "DataParallel: something drew from LibTorch's default generator while a grain was computed, so the bits are not "
-      "the same in each run. Where the net's forward calls torch::dropout(), take lockstep::Dropout (dropout.hpp)");
-}
-
-void LoopWarnings::tell_of_buffer(const std::string& name, const Rank& rank) {
-  if (std::exchange(buffer_told_, true)) return;
-  comm::RankPlace::of(rank).warn(
-      "DataParallel: the buffer " + name +
-      " changed while a grain was computed. Each rank changes its own by its own grains, so that it depends on the "
-      "number of ranks, and so does what is computed from it. With a grain BatchNorm's and InstanceNorm's running "
-      "statistics are kept the same, and no other buffers; change this one between the steps, from what is equal on "
-      "all ranks");
 }
 
 }  // namespace lockstep

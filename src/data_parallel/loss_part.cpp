@@ -161,8 +161,7 @@ void Loss::Part::backward() {
     if (!is_late) check(piece);
   }
   const auto compute_all = [this] { backward_of_all(); };
-  if (!sizes_.by_grains) return replica_->backwards().run(compute_all, sizes_);
-  replica_->backwards().run_by_grains(compute_all, runs_, sizes_);
+  replica_->backwards().run(compute_all, sizes_, runs_);
   if (!is_late) return;  // LibTorch refuses a graph's second backward
   is_done_ = true;
   batch_.reset();
@@ -194,8 +193,7 @@ void Loss::Part::check(const Piece& piece) const {
   if (piece.size == 0) return;
   if (!piece.mean.requires_grad()) refuse_loss_without_graph(*replica_);
   if (!replica_->averaging()) return;
-  replica_->warnings().see_loss(piece.mean, piece.size, replica_->rank());
-  replica_->warnings().check_targets(piece.mean, piece.size, sizes_.global, replica_->rank());
+  replica_->warnings().see_loss(piece.mean, piece.size, sizes_.global);
 }
 
 // Leaves gradients as they are if the mean has no graph, as for most empty parts. A stand-in has no samples, so its

@@ -22,13 +22,13 @@ namespace lockstep {
 
 using MeanOf = GrainCheck::MeanOf;
 
-// The loss of a batch's part: mean_of() of its samples, for which DataParallel::loss() says when it is called.
+// These make the loss of a batch's part: mean_of() of its samples; DataParallel::loss() says when that is called.
 // loss_of() calls it at once and keeps the graphs for backward(). With late_loss_of() each piece's forward comes in
 // backward(), just before that piece's backward, so that one graph is in memory at a time; value() is known then.
 Loss loss_of(const std::shared_ptr<Replica>& replica, const Batch& batch, const MeanOf& mean_of);
 Loss late_loss_of(const std::shared_ptr<Replica>& replica, const Batch& batch, const MeanOf& mean_of);
-// Does the same where pieces interleave, as in a pipeline: backward() calls compute(), which must do forward and
-// backward of all pieces, average the gradients, and return the part's mean loss.
+// Does the same where pieces interleave, as in a pipeline: backward() calls compute(). Do forward and backward
+// of all pieces in it, average the gradients, and return the part's mean loss.
 Loss interleaved_loss_of(const std::shared_ptr<Replica>& replica, const Batch& batch,
                          std::function<at::Tensor()> compute);
 

@@ -28,7 +28,7 @@ void queue_after(const c10::Stream& earlier, const c10::Stream& later) {
 }  // namespace
 
 Reducer::Reducer(const torch::nn::Module& module, const Rank& rank, const DataParallelOptions& options)
-    : GradientBuckets(rank, {.collective = "allreduce", .overlap = options.overlap}),
+    : GradientBuckets(rank, {.collective = "allreduce", .overlap = options.overlap, .check = options.grain_check}),
       options_(options),
       parameters_(module) {
   if (options_.bucket_bytes < 1 || options_.first_bucket_bytes < 1) {

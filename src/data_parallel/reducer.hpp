@@ -1,6 +1,6 @@
 // Reducer: averages a replica's gradients over the ranks, bucket by bucket, while backward still computes others.
 //
-// A bucket is a flat piece of memory that holds the gradients of several parameters of one type; each parameter's .grad
+// A bucket is flat memory that holds the gradients of several parameters of one type; each parameter's .grad
 // is a view into it. Its average is one allreduce on the rank's backend, or what a CommunicationHook makes of it. With
 // a hook a bucket may take several rounds, whose order is as fixed as the buckets': see move_on().
 #pragma once

@@ -1,9 +1,10 @@
 #include "replica.hpp"
 
+#include <c10/util/Exception.h>
 #include <lockstep/base/error.hpp>
 #include <lockstep/nn/dropout.hpp>
 
-#include "explained_failure.hpp"
+#include "base/exception_text.hpp"
 #include "nn/name_dropouts.hpp"
 #include "nn/random_layers.hpp"
 #include "ranks/equal_modules.hpp"
@@ -11,6 +12,8 @@
 #include "reducer.hpp"
 #include "trained_net.hpp"
 
+#include <exception>
+#include <string>
 #include <utility>
 
 namespace lockstep {
@@ -38,12 +41,37 @@ void check_options(const DataParallelOptions& options, const Rank& rank) {
               ": DataParallel: `units` are of Sharded::parameters; leave them out, or shard the parameters");
 }
 
+std::string why_batch_of_one() {
+  return "a BatchNorm cannot train on one sample, and this rank's part of the batch has one, as it may be of the last "
+         "batch of an epoch. Choose a batch size whose last batch has two samples or more for each rank, or leave that "
+         "batch out: BatchOptions::drop_last, in a run `drop_last`. If the ranks have two samples or more together, "
+         "convert_sync_batchnorm() normalises over all of them";
+}
+
+std::string why_graph_is_gone(const torch::nn::Module& module) {
+  std::string kept;
+  for (const auto& item : module.named_buffers()) {
+    if (item.value().grad_fn()) kept += (kept.empty() ? "the buffer " : ", ") + item.key();
+  }
+  return "the loss leads to " + (kept.empty() ? "something" : kept) +
+         " that was computed with gradients before this step, as in a constructor or by an earlier forward, and whose "
+         "graph an earlier backward has used up. Compute it in each forward(), or keep its detach()";
+}
+
+// DataParallel has refused parameters and buffers of that mode when it was made.
+std::string why_inference_tensors() {
+  return "a tensor that is no parameter or buffer, such as the batch, was made in InferenceMode, so no backward can "
+         "use it. Make it outside of that mode, under NoGradGuard if it needs no gradients; or take a clone() of it "
+         "outside, and use that";
+}
+
 }  // namespace
 
 Replica::Replica(std::shared_ptr<torch::nn::Module> module, Rank& rank, const DataParallelOptions& options)
     : module_(made_equal(std::move(module), rank)),
       rank_(rank),
       places_(rank.seed(), rank.index(), rank.world_size()),
+      warnings_(*module_, rank_),
       grains_(*this, options.grain_check),
       backwards_(*this) {
   check_options(options, rank_);
@@ -53,13 +81,25 @@ Replica::Replica(std::shared_ptr<torch::nn::Module> module, Rank& rank, const Da
   } else if (options.average) {
     averaging_ = std::make_shared<Reducer>(*module_, rank_, options);
   }
-  if (averaging_) averaging_->observe_grains(options.grain_check);
 }
 
 void Replica::rethrow_failure() const {
   if (sharded_) sharded_->reducer()->rethrow_failure();
-  // Within a grain's forward GrainStatistics says which grain has one sample.
-  explain_failure(*module_, rank_, /*of_batch_of_one=*/!grains_.is_in_forward());
+  if (!std::current_exception()) return;
+  try {
+    throw;
+  } catch (const c10::Error&) {  // an Error of lockstep explains itself
+    const std::string text = exception_text(std::current_exception());
+    const auto says = [&](const char* part) { return text.find(part) != std::string::npos; };
+    std::string why;
+    // Within a grain's forward GrainStatistics says which grain has one sample.
+    if (!grains_.is_in_forward() && says("Expected more than 1 value per channel")) why = why_batch_of_one();
+    if (says("backward through the graph a second time")) why = why_graph_is_gone(*module_);
+    if (says("nference tensor")) why = why_inference_tensors();
+    if (why.empty()) return;
+    std::throw_with_nested(Error(rank_.name() + ": DataParallel: " + why + ". LibTorch said: " + text));
+  } catch (const std::exception&) {
+  }
 }
 
 // ---- A part of a network, or sharded.
@@ -70,6 +110,11 @@ void Replica::become_part() {
 
 // Without an Optimizer nobody could step: `.grad` is undefined after the backward.
 void Replica::check_optimizer() const {
+  if (hidden_ && hidden_->are_used()) {
+    throw Error(rank_.name() +
+                ": DataParallel: a backward would add to the gradients of the last step. The net is split by layers or "
+                "channels, where the layers' zero_grad() clears nothing: call lockstep::Optimizer::zero_grad()");
+  }
   if (optimizers_ > 0 || (!sharded_ && !hidden_)) return;
   throw Error(
       rank_.name() + ": DataParallel: the net is " + (sharded_ ? "sharded" : "split by layers or channels") +
@@ -110,7 +155,7 @@ void Replicas::check_module_is_open(const Replica& replica) {
 // Divided parameters are there for one layer after the other, so nobody may read them between.
 void Replicas::before_forward(Replica& replica) {
   if (!replica.averaging() || replica.divides_parameters()) return;
-  replica.warnings().see_forward(replica.module(), replica.rank());
+  replica.warnings().see_forward();
 }
 
 void Replicas::rethrow_failure(const Replica& replica) {

@@ -47,7 +47,8 @@ class Replica {
   bool divides_parameters() const { return sharded_ && sharded_->divides_parameters(); }
 
   // Call it while an exception of a forward or a backward is handled. Throws what failed, if the exception does not
-  // tell: parameters that could not be gathered make an operator throw LibTorch's.
+  // tell: parameters that could not be gathered make an operator throw LibTorch's. Throws Error, with the exception
+  // nested, for one of LibTorch's that names neither the tensor nor what to do.
   void rethrow_failure() const;
 
   // Makes the module a part of a network, whose other parts other ranks hold. Its gradients are hidden from here on.
@@ -55,7 +56,7 @@ class Replica {
   HiddenGradients* hidden_gradients() const { return hidden_.get(); }  // null: `.grad` has them
 
   // An Optimizer of the net calls these as it comes and goes. check_optimizer() throws Error if there is none and
-  // nobody else could step.
+  // nobody else could step, and if a part's Optimizer has stepped and not cleared the gradients.
   void add_optimizer() { ++optimizers_; }
   void remove_optimizer() { --optimizers_; }
   void check_optimizer() const;

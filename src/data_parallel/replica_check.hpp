@@ -1,5 +1,5 @@
-// How ranks compare what each of them holds a replica of. check_replicas() is made of it, and the trainer's
-// ReplicaWatch.
+// How ranks compare what each of them holds a replica of, and how a rank finds that what it alone has has changed.
+// check_replicas() is made of it, and the trainer's ReplicaWatch.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,6 +12,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -39,15 +40,57 @@ io::NamedTensors running_statistics_of(const torch::nn::Module& module);
 std::vector<int64_t> hashes_of(const io::NamedTensors& tensors);
 
 // `noted` are hashes_of() the first of these tensors, of this rank, at a time since which nothing was to change them;
-// empty: not known. If there is no majority, a rank whose tensors have changed since is the one that differs. All ranks
-// must call it. Throws ReplicasDiffer, and Error where ranks have other numbers of tensors.
+// empty: not known. If there is no majority, a rank whose tensors have changed since is the one that differs. Call it
+// on all ranks. Throws ReplicasDiffer, and Error where ranks have other numbers of tensors.
 void compare_replicas(const io::NamedTensors& replica, Rank& rank, const std::vector<int64_t>& noted = {});
 
 // Does what check_replicas() promises. With an optimizer compares its state too, unless the net is sharded.
 void compare_replicas(TrainedNet& net, const torch::optim::Optimizer* optimizer);
 
 // Calls compare(), in which each group of ranks that hold one part compares that part. If it throws ReplicasDiffer in
-// one group, this throws it on all ranks of `world`, which all must call it.
+// one group, this throws it on all ranks of `world`. Call it on all of them.
 void compare_in_groups(const std::function<void()>& compare, Rank& world);
+
+// Joins the names of the ranks with these numbers, as "rank 1 (cpu) and rank 3 (cpu)".
+template <class Number>
+std::string joined_names(const std::vector<Number>& ranks, const std::vector<std::string>& names) {
+  std::string text;
+  for (const Number rank : ranks) text += (text.empty() ? "" : " and ") + names[static_cast<size_t>(rank)];
+  return text;
+}
+
+struct WatchedTensor {
+  std::string name;
+  at::Tensor values;
+  // The version is another number when somebody has written there, as a forward may. Then the bits tell nothing.
+  int64_t version = 0;
+};
+
+// Makes one with the version that LibTorch counts.
+WatchedTensor watched(const std::string& name, const at::Tensor& tensor);
+
+// Finds tensors whose bits change while nothing writes there. It is for what a rank alone has, such as a pipeline's
+// stage: note() behind an update, and check() before the next one. Used by its rank's thread. Cost of each call: one
+// pass over the tensors, see tensor_hash.hpp; of check() a small allgather too.
+class MemoryWatch {
+ public:
+  void note(const std::vector<WatchedTensor>& tensors);
+  void forget();
+  bool has_notes() const { return has_notes_; }
+
+  // Throws ReplicasDiffer on all ranks if one rank's tensors have changed since note(). The error names that rank; its
+  // ranks() are empty if no rank's tensors are as noted. Call it on all ranks of the run, each with the tensors that it
+  // noted.
+  void check(const std::vector<WatchedTensor>& tensors, Rank& rank) const;
+
+ private:
+  struct Note {
+    int64_t hash, version;
+  };
+  std::string what_has_changed(const std::vector<WatchedTensor>& tensors) const;
+
+  bool has_notes_ = false;  // true also after note() of no tensors
+  std::map<std::string, Note> notes_;
+};
 
 }  // namespace lockstep

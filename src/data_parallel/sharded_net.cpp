@@ -5,7 +5,6 @@
 #include <lockstep/data_parallel/sync_batch_norm.hpp>
 
 #include "divided_parameters.hpp"
-#include "parameter_units.hpp"
 #include "ranks/rank_place.hpp"
 
 #include <map>
@@ -99,7 +98,7 @@ void ShardedNet::update(const std::function<void()>& step) {
   reducer_->use();
   if (divided_) divided_->put_away();
   step();
-  for (at::Tensor& slice : pieces_of(buckets_)) slice.mutable_grad().reset();
+  for (auto& [name, slice] : slices_of(buckets_)) slice.mutable_grad().reset();
   if (divided_) return divided_->bring_back();
   std::vector<std::pair<at::Tensor, at::Tensor>> values;
   for (const auto& bucket : buckets_) values.emplace_back(bucket.values, bucket.slice);

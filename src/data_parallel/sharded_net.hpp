@@ -36,10 +36,10 @@ class ShardedNet {
       const std::vector<torch::optim::OptimizerParamGroup>& groups) const;
 
   // Calls step(), which must update the slices by their gradients, and gathers the parameters, with
-  // Sharded::parameters when they are used. All ranks must call it.
+  // Sharded::parameters when they are used. Call it on all ranks.
   void update(const std::function<void()>& step);
 
-  // From hold() to release() every rank has all parameters whole. Calls nest. All ranks must call hold().
+  // From hold() to release() every rank has all parameters whole. Calls nest. Call hold() on all ranks.
   void hold();
   void release();
   void check_that_it_is_held() const;  // throws Error if it is not

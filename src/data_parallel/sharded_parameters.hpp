@@ -10,7 +10,10 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <lockstep/data_parallel/options.hpp>
 #include <lockstep/ranks/rank.hpp>
+
+#include "ranks/trained_parameters.hpp"
 
 #include <cstdint>
 #include <string>
@@ -43,16 +46,32 @@ struct ShardedBucket {
 
 // Moves the parameters, which are on the rank's device, into buckets of about `bucket_bytes`. The last parameters come
 // first, because their gradients do. With `own_slices` a slice is a copy: the rest may be given back.
-std::vector<ShardedBucket> shard_parameters(const std::vector<std::pair<std::string, at::Tensor>>& parameters,
-                                            const Rank& rank, int64_t bucket_bytes, bool own_slices = false);
+std::vector<ShardedBucket> shard_parameters(const NamedParameters& parameters, const Rank& rank, int64_t bucket_bytes,
+                                            bool own_slices = false);
 
-// Gives all pieces that this rank has, in the order of the buckets and their places.
-std::vector<at::Tensor> pieces_of(const std::vector<ShardedBucket>& buckets);
+// A call with fewer bytes costs more than sending them.
+constexpr int64_t kLeastUnitBytes = 64 << 10;
+
+// Gives the parameters of each unit, in their order. Each module in options.units is one. The others are taken in runs
+// of at most options.bucket_bytes, a sixteenth of the net, and an eighth of a rank's slice of it. Such a run has at
+// least one whole module, and at least kLeastUnitBytes (or options.bucket_bytes), for which it takes one module more.
+// Throws Error for a name of no module with such parameters, or of a module within another one.
+std::vector<NamedParameters> units_of(const NamedParameters& parameters, const DataParallelOptions& options,
+                                      const Rank& rank);
+
+// Moves the parameters into buckets that have slices of their own, the last unit first. A unit is a bucket; one of
+// several types is a bucket for each type.
+std::vector<ShardedBucket> shard_in_units(const NamedParameters& parameters, const DataParallelOptions& options,
+                                          const Rank& rank);
+
+// Gives this rank's slices under the parameters' names, in the order of the buckets and their places. It has one of a
+// parameter or none.
+NamedParameters slices_of(const std::vector<ShardedBucket>& buckets);
 
 // Gives this rank's slice of a flat tensor like `values`: a view.
 at::Tensor slice_of_flat(const at::Tensor& flat, const Rank& rank);
 
-// Puts the ranks' slices together in `flat`. Posts all before it waits for the first. All ranks must call it.
+// Puts the ranks' slices together in `flat`. Posts all before it waits for the first. Call it on all ranks.
 void gather_slices(const std::vector<std::pair<at::Tensor, at::Tensor>>& flats_and_slices, Rank& rank);
 
 }  // namespace lockstep

@@ -21,7 +21,8 @@ ShardedReducer::ShardedReducer(const std::vector<ShardedBucket>& buckets, const 
     : GradientBuckets(rank, {.collective = "reduce_scatter",
                              .overlap = options.overlap || divided,
                              .in_slices = true,
-                             .may_change_alone = !divided}),
+                             .may_change_alone = !divided,
+                             .check = options.grain_check}),
       options_(options),
       divided_(std::move(divided)) {
   for (const auto& parameters : buckets) {

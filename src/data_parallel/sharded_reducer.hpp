@@ -31,11 +31,11 @@ class ShardedReducer final : public GradientBuckets {
   ShardedReducer(const std::vector<ShardedBucket>& buckets, const Rank& rank, const DataParallelOptions& options,
                  std::shared_ptr<DividedParameters> divided = nullptr);
 
-  // This rank's pieces of the averaged gradients, by their parameters' names, in the memory that an update uses. Throws
-  // Error if nothing was averaged.
+  // Gives this rank's slices of the averaged gradients, by their parameters' names, in the memory that an update uses.
+  // Throws Error if nothing was averaged.
   std::vector<std::pair<std::string, at::Tensor>> slices();
 
-  // From Sharded::gradients on: whole gradients are not kept, ranks wait for each other within backward, and the
+  // From Sharded::gradients on whole gradients are not kept, ranks wait for each other within backward, and the
   // averages of a step's parts add up.
   bool divides_gradients() const { return !keeps_memory(); }
 

@@ -24,17 +24,6 @@ namespace {
 
 using Place = ShardedBucket::Place;
 
-// Gives this rank's pieces under the parameters' names. It has one piece of a parameter or none.
-io::NamedTensors named_pieces_of(const std::vector<ShardedBucket>& buckets) {
-  io::NamedTensors pieces;
-  for (const auto& bucket : buckets) {
-    for (const auto& place : bucket.places) {
-      if (place.piece.size > 0) pieces.emplace_back(place.name, place.piece.values);
-    }
-  }
-  return pieces;
-}
-
 using ByName = std::map<std::string, at::Tensor>;
 
 // ---- Putting together: first all ranks learn which parameters have a state, since only ranks with a piece see that.
@@ -80,7 +69,7 @@ Entries entries_of_all_ranks(const ByName& mine, Rank& rank) {
   return entries;
 }
 
-// Gives one member's values for a bucket. All ranks must call it.
+// Gives one member's values for a bucket. Call it on all ranks.
 at::Tensor gathered(const std::string& member, at::ScalarType type, const ShardedBucket& bucket, const ByName& mine,
                     Rank& rank) {
   at::Tensor flat = at::zeros(bucket.values.sizes(), bucket.values.options().dtype(type));
@@ -113,7 +102,7 @@ void check_shape(const std::string& name, const at::Tensor& value, const Place& 
 io::NamedTensors whole_state(const torch::optim::Optimizer& optimizer, const std::vector<ShardedBucket>& buckets,
                              Rank& rank) {
   const c10::NoGradGuard no_grad;
-  const auto state = optimizer_state(optimizer, named_pieces_of(buckets));
+  const auto state = optimizer_state(optimizer, slices_of(buckets));
   const ByName mine(state.begin(), state.end());
   const Entries entries = entries_of_all_ranks(mine, rank);
   std::set<std::string> members;
@@ -151,29 +140,22 @@ void load_slices_of_state(torch::optim::Optimizer& optimizer, const std::vector<
     check_shape(name, value, place);
     if (place.piece.size > 0) mine.emplace_back(name, piece_of(value, place));
   }
-  load_optimizer_state(optimizer, named_pieces_of(buckets), mine);
+  load_optimizer_state(optimizer, slices_of(buckets), mine);
 }
 
-std::vector<WatchedTensor> watched_slices_of_state(const torch::optim::Optimizer& optimizer,
-                                                   const std::vector<ShardedBucket>& buckets) {
+// A slice's own version changes when it takes over what was gathered, also where that is what it was.
+std::vector<WatchedTensor> watched_slices(const torch::optim::Optimizer& optimizer,
+                                          const std::vector<ShardedBucket>& buckets, bool with_parameters) {
   std::vector<WatchedTensor> slices;
-  for (const auto& [name, value] : optimizer_state(optimizer, named_pieces_of(buckets)))
+  for (const auto& [name, value] : optimizer_state(optimizer, slices_of(buckets)))
     slices.push_back({.name = "the optimizer's " + name, .values = value});
-  return slices;
-}
-
-// A piece's own version changes when it takes over what was gathered, also where that is what it was.
-std::vector<WatchedTensor> watched_pieces(const std::vector<ShardedBucket>& buckets) {
-  std::vector<WatchedTensor> pieces;
   for (const auto& bucket : buckets) {
     for (const auto& place : bucket.places) {
-      if (place.piece.size == 0) continue;
-      pieces.push_back({.name = place.name,
-                        .values = place.piece.values,
-                        .version = static_cast<int64_t>(place.parameter._version())});
+      if (!with_parameters || place.piece.size == 0) continue;
+      slices.push_back({place.name, place.piece.values, static_cast<int64_t>(place.parameter._version())});
     }
   }
-  return pieces;
+  return slices;
 }
 
 }  // namespace lockstep

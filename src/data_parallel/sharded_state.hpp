@@ -8,12 +8,12 @@
 #include <vector>
 
 #include "io/safetensors.hpp"
-#include "memory_watch.hpp"
+#include "replica_check.hpp"
 #include "sharded_parameters.hpp"
 
 namespace lockstep {
 
-// Gives what optimizer_state() of such an optimizer of whole parameters gives. All ranks must call it.
+// Gives what optimizer_state() of such an optimizer of whole parameters gives. Call it on all ranks.
 io::NamedTensors whole_state(const torch::optim::Optimizer& optimizer, const std::vector<ShardedBucket>& buckets,
                              Rank& rank);
 
@@ -21,10 +21,9 @@ io::NamedTensors whole_state(const torch::optim::Optimizer& optimizer, const std
 void load_slices_of_state(torch::optim::Optimizer& optimizer, const std::vector<ShardedBucket>& buckets,
                           const io::NamedTensors& state);
 
-// Give tensors for a MemoryWatch: this rank's slices of that state, and its pieces of the parameters with the
+// Gives tensors for a MemoryWatch: this rank's slices of that state, and if asked for those of the parameters, with the
 // parameters' versions.
-std::vector<WatchedTensor> watched_slices_of_state(const torch::optim::Optimizer& optimizer,
-                                                   const std::vector<ShardedBucket>& buckets);
-std::vector<WatchedTensor> watched_pieces(const std::vector<ShardedBucket>& buckets);
+std::vector<WatchedTensor> watched_slices(const torch::optim::Optimizer& optimizer,
+                                          const std::vector<ShardedBucket>& buckets, bool with_parameters);
 
 }  // namespace lockstep

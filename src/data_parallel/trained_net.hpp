@@ -31,7 +31,7 @@ class TrainedNet {
   virtual bool is_first() { return replica_->rank().index() == 0; }
 
   // joined() makes the whole network's optimizer state of this rank's, by the parameters' names; part_of() does the
-  // reverse. All ranks must call them.
+  // reverse. Call them on all ranks.
   virtual io::NamedTensors joined(io::NamedTensors state) { return state; }
   virtual io::NamedTensors part_of(io::NamedTensors state) { return state; }
 

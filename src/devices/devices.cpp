@@ -50,15 +50,6 @@ Devices gpus_of(c10::DeviceType type) {
   return devices;
 }
 
-Devices gpus_of_all_types() {
-  Devices all;
-  for (int number = 0; number < c10::COMPILE_TIME_MAX_DEVICE_TYPES; ++number) {
-    const Devices some = gpus_of(static_cast<c10::DeviceType>(number));
-    all.insert(all.end(), some.begin(), some.end());
-  }
-  return all;
-}
-
 Devices of_type(c10::DeviceType type, const Devices& devices) {
   Devices some;
   std::copy_if(devices.begin(), devices.end(), std::back_inserter(some),
@@ -171,7 +162,9 @@ class Parser {
     return "the GPUs of this machine are " + to_string(gpus_);
   }
 
-  Error error(const std::string& reason) const { return Error("devices \"" + std::string(spec_) + "\": " + reason); }
+  Error error(const std::string& reason) const {
+    return Error("devices \"" + std::string(spec_) + "\": " + reason, {.options = {"devices"}});
+  }
 
   std::string_view spec_;
   const Devices& gpus_;
@@ -180,7 +173,12 @@ class Parser {
 }  // namespace
 
 Devices gpus() {
-  return gpus_of_all_types();
+  Devices all;
+  for (int number = 0; number < c10::COMPILE_TIME_MAX_DEVICE_TYPES; ++number) {
+    const Devices some = gpus_of(static_cast<c10::DeviceType>(number));
+    all.insert(all.end(), some.begin(), some.end());
+  }
+  return all;
 }
 
 Devices default_devices() {
@@ -189,7 +187,7 @@ Devices default_devices() {
 }
 
 Devices parse_devices(std::string_view spec) {
-  return parse_devices(spec, gpus_of_all_types());
+  return parse_devices(spec, gpus());
 }
 
 Devices parse_devices(std::string_view spec, const Devices& gpus) {
@@ -205,16 +203,19 @@ std::string to_string(const Devices& devices) {
 }
 
 void check_devices(const Devices& devices) {
-  if (devices.empty()) throw Error("the device list is empty; name at least one device, for example cpu");
+  if (devices.empty())
+    throw Error("the device list is empty; name at least one device, for example cpu", {.options = {"devices"}});
   for (const auto& device : devices) {
     if (device.type() != devices[0].type()) {
-      throw Error(to_string(devices) + " mixes device types; the ranks of one run exchange tensors of one type");
+      throw Error(to_string(devices) + " mixes device types; the ranks of one run exchange tensors of one type",
+                  {.options = {"devices"}});
     }
     const Devices there = gpus_of(device.type());
     if (!device.is_cpu() && std::find(there.begin(), there.end(), device) == there.end()) {
-      const Devices all = gpus_of_all_types();
+      const Devices all = gpus();
       throw Error("there is no device " + device.str() + "; LibTorch finds the CPU here, and " +
-                  (all.empty() ? "no GPU" : to_string(all)));
+                      (all.empty() ? "no GPU" : to_string(all)),
+                  {.options = {"devices"}});
     }
   }
 }

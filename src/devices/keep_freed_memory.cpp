@@ -64,8 +64,7 @@ void keep_freed_memory() {
 #ifdef __GLIBC__
   mallopt(M_MMAP_THRESHOLD, 32 << 20);  // the most that mallopt takes
   mallopt(M_TRIM_THRESHOLD, 1 << 30);
-  // Threads' memory comes in pieces of at most 64 MB. glibc unmaps a piece that is all free, unless this much must
-  // stay.
+  // Threads' memory comes in heaps of at most 64 MB. glibc unmaps a heap that is all free, unless this much must stay.
   mallopt(M_TOP_PAD, 64 << 20);
   static const bool is_set = [] {
     // With this variable LibTorch takes large tensors in huge pages; malloc does not.

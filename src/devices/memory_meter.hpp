@@ -1,4 +1,4 @@
-// MemoryMeter: measures how many bytes of tensors a piece of code needed at most.
+// MemoryMeter: measures how many bytes of tensors some code needed at most.
 //
 // While a MemoryMeter lives, it counts what LibTorch's allocators, on the CPU and on GPUs, give to its thread and take
 // back. Autograd's threads that work for its thread count, too. So ranks that are threads of one process are told

@@ -19,13 +19,12 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include "base/number_text.hpp"
 #include "base/scramble.hpp"
 #include "cuda_info.hpp"
 
-#include <array>
 #include <cmath>
 #include <cstdint>
-#include <cstdio>
 #include <cstring>
 
 namespace lockstep {
@@ -62,11 +61,7 @@ class ResultHash {
     std::memcpy(&bits, &result, sizeof bits);
     hash_ = mix({hash_, bits});
   }
-  std::string text() const {
-    std::array<char, 9> text{};
-    std::snprintf(text.data(), text.size(), "%08x", static_cast<unsigned>(hash_ >> 32));
-    return text.data();
-  }
+  std::string text() const { return hex_text(hash_ >> 32, 8); }
 
  private:
   uint64_t hash_ = 0;

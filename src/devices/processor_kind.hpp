@@ -9,10 +9,10 @@
 
 namespace lockstep {
 
-// For the CPU: LibTorch's choice of instructions, and a hash of the results of small products, convolutions, sums and
-// updates, such as "AVX512 1a2b3c4d". The process computes it once, on one thread, in 2 ms and what the libraries need
-// before their first product. For a GPU: the driver's name and the compute capability. Empty for other types than cuda,
-// and without CUDA parts.
+// The kind of a CPU is LibTorch's choice of instructions, and a hash of the results of small products, convolutions,
+// sums and updates, such as "AVX512 1a2b3c4d". The process computes it once, on one thread, in 2 ms and what the
+// libraries need before their first product. The kind of a GPU is the driver's name and the compute capability. It is
+// empty for other types than cuda, and without CUDA parts.
 std::string processor_kind(const c10::Device& device);
 
 }  // namespace lockstep

@@ -1,22 +1,25 @@
-// Digest: a checksum of bytes, by OpenSSL's name of the algorithm ("SHA256", "MD5").
+// Digest: the SHA-256 of bytes, by OpenSSL.
 #pragma once
 
 #include <cstddef>
 #include <memory>
 #include <string>
 
+struct evp_md_ctx_st;  // OpenSSL's EVP_MD_CTX
+
 namespace lockstep::io {
 
 class Digest {
  public:
-  // Throws Error if OpenSSL is not there, or does not offer the algorithm.
-  explicit Digest(const char* algorithm);
+  Digest();  // throws Error if OpenSSL is not there
   void update(const void* data, size_t bytes);
   void update(const std::string& text) { update(text.data(), text.size()); }
   std::string hex();  // the digest of all that was given; ends the work
 
  private:
-  std::shared_ptr<void> context_;
+  std::shared_ptr<evp_md_ctx_st> context_;
 };
+
+std::string sha256_of(const std::string& text);
 
 }  // namespace lockstep::io

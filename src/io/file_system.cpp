@@ -7,7 +7,7 @@
 #include <csignal>
 #include <cstdio>
 
-#include "base/signal_blocked.hpp"
+#include "base/signals.hpp"
 
 namespace lockstep::io {
 

@@ -28,10 +28,11 @@ class FolderLock {
   // once.
   bool take(const std::filesystem::path& folder);
 
-  // After take() gave false: what the user can do ("wait for it, or stop it…").
+  // The user can do this ("wait for it, or stop it…"). Call it after take() gave false.
   const std::string& advice() const { return advice_; }
 
-  // After take(): why the lock may keep nobody out ("runs/a cannot be locked (No locks available), …"). Else empty.
+  // Why the lock may keep nobody out ("runs/a cannot be locked (No locks available), …"), or empty. Call it after
+  // take().
   const std::string& doubt() const { return doubt_; }
 
   // Removes the file if it is held, so that the folder can be removed. From then on other machines are not kept out.

@@ -8,20 +8,11 @@
 #include <cstdint>
 #include <vector>
 
-#include "base/classic.hpp"
+#include "base/number_text.hpp"
 #include "gzip.hpp"
 
 namespace lockstep::io {
 namespace {
-
-std::string hex(uint32_t value) {
-  Classic<std::ostringstream> text;
-  text << "0x" << std::hex;
-  text.width(8);
-  text.fill('0');
-  text << value;
-  return text.str();
-}
 
 class IdxFile {
  public:
@@ -29,7 +20,7 @@ class IdxFile {
 
   void check_magic(uint32_t expected) {
     uint32_t found = read_uint32();
-    if (found != expected) fail("expected magic number " + hex(expected) + ", found " + hex(found));
+    if (found != expected) fail("expected magic number 0x" + hex_text(expected, 8) + ", found 0x" + hex_text(found, 8));
   }
 
   std::vector<int64_t> read_sizes(int dimensions) {

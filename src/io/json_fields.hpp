@@ -116,7 +116,8 @@ class JsonFields {
       : object_(std::move(object)), what_(std::move(what)), path_(path.empty() ? "" : path + ".") {
     if (object_.is_object()) return;
     throw Error(what_ + (path.empty() ? "" : "the value of \"" + path + "\": ") + "expected a JSON object, got " +
-                object_.dump());
+                    object_.dump(),
+                path.empty() ? Error::Data() : Error::Data{.options = {path}});
   }
 
   const nlohmann::json& at(const std::string& key) {

@@ -15,8 +15,6 @@ struct Libcrypto {
   // OpenSSL 1.1 and 3 have all of these, with the same arguments.
   decltype(&::EVP_MD_CTX_new) EVP_MD_CTX_new = library.function<decltype(::EVP_MD_CTX_new)>("EVP_MD_CTX_new");
   decltype(&::EVP_MD_CTX_free) EVP_MD_CTX_free = library.function<decltype(::EVP_MD_CTX_free)>("EVP_MD_CTX_free");
-  decltype(&::EVP_get_digestbyname) EVP_get_digestbyname =
-      library.function<decltype(::EVP_get_digestbyname)>("EVP_get_digestbyname");
   decltype(&::EVP_DigestInit_ex) EVP_DigestInit_ex =
       library.function<decltype(::EVP_DigestInit_ex)>("EVP_DigestInit_ex");
   decltype(&::EVP_DigestUpdate) EVP_DigestUpdate = library.function<decltype(::EVP_DigestUpdate)>("EVP_DigestUpdate");

@@ -123,15 +123,12 @@ std::string run_program(const std::vector<std::string>& arguments, const std::st
   }
 
   const int status = ended.value_or(0);
-  if (WIFSIGNALED(status)) {
-    throw Error("'" + program + "' was ended by signal " + std::to_string(WTERMSIG(status)) + ": " + err.content(),
-                {Error::machine});
-  }
-  if (WEXITSTATUS(status) != 0) {
-    throw Error("'" + program + "' failed with exit code " + std::to_string(WEXITSTATUS(status)) + ": " + err.content(),
-                {Error::machine});
-  }
-  return out.content();
+  if (status == 0) return out.content();
+  throw Error("'" + program + "' " +
+                  (WIFSIGNALED(status) ? "was ended by signal " + std::to_string(WTERMSIG(status))
+                                       : "failed with exit code " + std::to_string(WEXITSTATUS(status))) +
+                  ": " + err.content(),
+              {Error::machine});
 }
 
 }  // namespace lockstep::io

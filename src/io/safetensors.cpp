@@ -354,7 +354,7 @@ FileLayout read_layout(const std::filesystem::path& file) {
 }
 
 std::string digest_of(const std::map<std::string, std::string>& metadata, const NamedTensors& tensors) {
-  Digest digest("SHA256");
+  Digest digest;
   for (const auto& [key, value] : metadata) digest.update(key + '\n' + value + '\n');
   for (const auto& [name, tensor] : std::map<std::string, at::Tensor>(tensors.begin(), tensors.end())) {
     Classic<std::ostringstream> title;

@@ -14,7 +14,7 @@
 #include "base/scramble.hpp"
 #include "data/batch_tensors.hpp"
 #include "data_parallel/grain_statistics.hpp"
-#include "data_parallel/joined_names.hpp"
+#include "data_parallel/replica_check.hpp"
 #include "data_parallel/tensor_hash.hpp"
 #include "nn/weighed_backward.hpp"
 #include "ranks/gather.hpp"

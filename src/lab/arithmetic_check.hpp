@@ -1,9 +1,7 @@
 // ArithmeticCheck: has a fraction of the grains computed again by another rank, and compares the results to the bit.
 //
-// A grain's gradients do not depend on the rank that computes it (docs/same-bits.md). So if two ranks get different
-// bits, one of them computes wrongly. Then all ranks compute that grain again, and the majority decides. Which grains
-// are checked follows from the seed and the step, so that all ranks know without a message. Nothing that training uses
-// is changed.
+// If bits differ, all ranks compute that grain again, and the majority decides. Which grains are checked follows from
+// the seed and the step, so that all ranks know without a message. Nothing that training uses is changed.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -33,15 +31,15 @@ struct CheckedGrain {
   friend bool operator==(const CheckedGrain&, const CheckedGrain&) = default;
 };
 
-// The grains of a step that are checked: on average `fraction` of each rank's, all in the same steps, so that the ranks
-// compute them at the same time. runs[r] up to runs[r + 1] are rank r's. None if there is one rank.
+// Gives the grains of a step that are checked: on average `fraction` of each rank's, all in the same steps, so that the
+// ranks compute them at the same time. runs[r] up to runs[r + 1] are rank r's. None if there is one rank.
 std::vector<CheckedGrain> drawn_grains(double fraction, uint64_t seed, int64_t step, const std::vector<int64_t>& runs);
 
 // The ranks' results for one grain: one hash for its loss and one for each parameter's gradient.
 using GrainHashes = std::vector<int64_t>;
 
-// The ranks that computed it wrongly: that once differ from what more than half of all ranks get when all of them
-// compute it `again`. None if there is no such majority.
+// Gives the ranks that computed it wrongly: those that once differ from what more than half of all ranks get when all
+// of them compute it `again`. None if there is no such majority.
 std::vector<int> wrong_ranks(const CheckedGrain& grain, const GrainHashes& owners, const GrainHashes& checkers,
                              const std::vector<GrainHashes>& again);
 

@@ -1,17 +1,91 @@
 #include <ATen/ops/tensor.h>
+#include <c10/core/Event.h>
 #include <lockstep/base/error.hpp>
 #include <lockstep/lab/balance.hpp>
 
 #include "data_parallel/replica.hpp"
-#include "lap_clock.hpp"
+#include "devices/device_streams.hpp"
 #include "ranks/gather.hpp"
 #include "rebalance.hpp"
 
+#include <algorithm>
 #include <bit>
+#include <chrono>
+#include <functional>
+#include <numeric>
+#include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace lockstep {
+
+// Measures how long a device computes between two points, without waiting for it. On the CPU it uses the clock on the
+// wall: the device lacks the time in which another program has the core. On GPUs it uses events on the current stream,
+// and reads them when they are asked for. Used by one thread.
+class LapClock {
+ public:
+  // `clock` gives seconds of a simulated clock, for the CPU. Empty: the clock on the wall.
+  LapClock(const c10::Device& device, std::function<double()> clock) : device_(device), clock_(std::move(clock)) {}
+
+  void start() { start_ = now(); }
+  void drop() { start_.reset(); }  // forgets the lap that began
+
+  // Ends the lap; does nothing without a start.
+  void stop() {
+    if (start_) last_.emplace(std::move(*start_), now());
+    start_.reset();
+  }
+
+  // Keeps the last lap that ended, if any; without keep() the next one replaces it.
+  void keep() {
+    if (last_) kept_.push_back(std::move(*last_));
+    last_.reset();
+  }
+
+  // Gives the mean seconds of the kept laps, without the slowest and the fastest; 0 if there are none. Waits for the
+  // device, and forgets these laps.
+  double take() {
+    std::vector<double> seconds;
+    for (const auto& lap : kept_) seconds.push_back(seconds_of(lap));
+    kept_.clear();
+    if (seconds.empty()) return 0;
+    std::sort(seconds.begin(), seconds.end());
+    const std::ptrdiff_t left_out = seconds.size() < 3 ? 0 : 1;
+    const auto first = seconds.begin() + left_out, last = seconds.end() - left_out;
+    return std::accumulate(first, last, 0.0) / static_cast<double>(last - first);
+  }
+
+ private:
+  struct Point {
+    double seconds = 0;                    // on the CPU
+    std::optional<c10::Event> event = {};  // present on GPUs
+  };
+  using Lap = std::pair<Point, Point>;
+
+  Point now() const {
+    using std::chrono::steady_clock, std::chrono::duration;
+    if (device_.is_cpu())
+      return {.seconds = clock_ ? clock_() : duration<double>(steady_clock::now().time_since_epoch()).count()};
+    Point point;
+    point.event.emplace(device_.type(), c10::EventFlag::BACKEND_DEFAULT);  // with its time
+    point.event->record(current_stream(device_));
+    return point;
+  }
+
+  static double seconds_of(const Lap& lap) {
+    const auto& [start, end] = lap;
+    if (!start.event) return end.seconds - start.seconds;
+    end.event->synchronize();
+    return start.event->elapsedTime(*end.event) / 1000;
+  }
+
+  const c10::Device device_;
+  const std::function<double()> clock_;
+  std::optional<Point> start_;
+  std::optional<Lap> last_;
+  std::vector<Lap> kept_;
+};
 
 Balance::Balance(const Replicas& net, Rank& rank, const BalanceOptions& options)
     : replica_(net.replica()),

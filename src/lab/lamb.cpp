@@ -1,3 +1,4 @@
+#include <torch/optim/serialize.h>
 #include <torch/serialize/archive.h>
 #include <lockstep/lab/lamb.hpp>
 
@@ -44,19 +45,9 @@ torch::Tensor adam_step(const torch::Tensor& x, const torch::Tensor& g, LambPara
 
 }  // namespace
 
-LambOptions::LambOptions(double lr) : lr_(lr) {}
-
 bool operator==(const LambOptions& a, const LambOptions& b) {
   return a.lr() == b.lr() && a.betas() == b.betas() && a.eps() == b.eps() && a.weight_decay() == b.weight_decay() &&
          a.adapt() == b.adapt();
-}
-
-double LambOptions::get_lr() const {
-  return lr();
-}
-
-void LambOptions::set_lr(double lr) {
-  this->lr(lr);
 }
 
 void LambOptions::serialize(torch::serialize::OutputArchive& archive) const {
@@ -117,11 +108,11 @@ torch::Tensor Lamb::step(LossClosure closure) {
 }
 
 void Lamb::save(torch::serialize::OutputArchive& archive) const {
-  serialize(*this, archive);
+  torch::optim::serialize<LambParamState, LambOptions>(archive, *this);
 }
 
 void Lamb::load(torch::serialize::InputArchive& archive) {
-  serialize(*this, archive);
+  torch::optim::serialize<LambParamState, LambOptions>(archive, *this);
 }
 
 }  // namespace lockstep

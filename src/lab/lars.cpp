@@ -1,3 +1,4 @@
+#include <torch/optim/serialize.h>
 #include <torch/serialize/archive.h>
 #include <lockstep/lab/lars.hpp>
 
@@ -16,7 +17,7 @@ void check(const LarsOptions& options) {
   check_not_negative("Lars", "eps", options.eps());
 }
 
-// The layer's rate, a scalar on the parameter's device.
+// Gives the layer's rate, a scalar on the parameter's device.
 torch::Tensor layer_rate(const torch::Tensor& w, const torch::Tensor& g, const LarsOptions& options) {
   const torch::Tensor w_norm = w.norm(), g_norm = g.norm();
   return ratio_or_1(options.trust() * w_norm, g_norm + options.weight_decay() * w_norm + options.eps(),
@@ -25,19 +26,9 @@ torch::Tensor layer_rate(const torch::Tensor& w, const torch::Tensor& g, const L
 
 }  // namespace
 
-LarsOptions::LarsOptions(double lr) : lr_(lr) {}
-
 bool operator==(const LarsOptions& a, const LarsOptions& b) {
   return a.lr() == b.lr() && a.momentum() == b.momentum() && a.weight_decay() == b.weight_decay() &&
          a.trust() == b.trust() && a.eps() == b.eps() && a.adapt() == b.adapt();
-}
-
-double LarsOptions::get_lr() const {
-  return lr();
-}
-
-void LarsOptions::set_lr(double lr) {
-  this->lr(lr);
 }
 
 void LarsOptions::serialize(torch::serialize::OutputArchive& archive) const {
@@ -101,11 +92,11 @@ torch::Tensor Lars::step(LossClosure closure) {
 }
 
 void Lars::save(torch::serialize::OutputArchive& archive) const {
-  serialize(*this, archive);
+  torch::optim::serialize<LarsParamState, LarsOptions>(archive, *this);
 }
 
 void Lars::load(torch::serialize::InputArchive& archive) {
-  serialize(*this, archive);
+  torch::optim::serialize<LarsParamState, LarsOptions>(archive, *this);
 }
 
 }  // namespace lockstep

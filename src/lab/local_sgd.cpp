@@ -4,13 +4,15 @@
 
 #include "base/classic.hpp"
 #include "data_parallel/flat_view.hpp"
+#include "data_parallel/gradient_hook.hpp"
+#include "data_parallel/tensor_hash.hpp"
 #include "ranks/gather.hpp"
 #include "ranks/trained_parameters.hpp"
-#include "round_start.hpp"
 
 #include <cmath>
 #include <map>
 #include <string>
+#include <utility>
 
 namespace lockstep {
 namespace {
@@ -47,17 +49,106 @@ bool are_equal(const at::Tensor& rows) {
   return rows.eq(rows[0]).all().item<bool>();
 }
 
-// If others were loaded on some rank, all must have loaded the same.
-void agree_on_start(RoundStart& start, Rank& rank) {
-  const auto mine = start.marks();
-  const at::Tensor all = of_all_ranks(rank, mine), begun = all.select(1, 0);
-  if (!begun.eq(RoundStart::kWithOthers).any().item<bool>()) return;
-  const bool any_as_left = begun.eq(RoundStart::kAsLeft).any().item<bool>();
-  if (any_as_left || !are_equal(all.narrow(1, 1, all.size(1) - 1))) refuse_unequal_starts(rank);
-  if (mine[0] == RoundStart::kNotKnown) start.take_present_values();
-}
-
 }  // namespace
+
+// The values that the parameters had when a round began, from which an outer optimizer moves them.
+//
+// A round begins with the first gradient that autograd adds up after the round before. If the parameters are not what
+// that one left, as when the user has loaded weights meanwhile, their values of that moment count. Used by its rank's
+// thread, and by autograd's while that one waits. Cost: it holds the parameters once more.
+class RoundStart {
+ public:
+  // Each group's parameters have one type. They need gradients.
+  explicit RoundStart(std::vector<std::vector<at::Tensor>> groups) : groups_(std::move(groups)) {
+    for (const auto& group : groups_) {
+      values_.push_back(flat_copy(group));
+      for (const auto& parameter : group)
+        hooks_.push_back(std::make_unique<GradientHook>(parameter, [this] { on_gradient(); }));
+    }
+    end_round();
+  }
+  RoundStart(const RoundStart&) = delete;  // hooks point to it
+  RoundStart& operator=(const RoundStart&) = delete;
+
+  at::Tensor& values(size_t group) { return values_[group]; }  // flat, see flat_copy()
+
+  // The values are in the parameters now. The next gradient begins a round.
+  void end_round() {
+    noted_.clear();
+    for (const auto& group : groups_) {
+      for (const auto& parameter : group) noted_.emplace_back(parameter.const_data_ptr(), parameter._version());
+    }
+    has_begun_ = is_new_ = false;
+  }
+
+  // Throws Error, on all ranks, if the ranks' values differ.
+  void check_equal(Rank& rank) const {
+    std::vector<int64_t> hashes;
+    for (const auto& values : values_) hashes.push_back(tensor_hash(values));
+    if (!are_equal(of_all_ranks(rank, hashes))) refuse_unequal_starts(rank);
+  }
+
+  // If others were loaded on some rank, all must have loaded the same.
+  void agree(Rank& rank) {
+    const auto mine = marks();
+    const at::Tensor all = of_all_ranks(rank, mine), begun = all.select(1, 0);
+    if (!begun.eq(kWithOthers).any().item<bool>()) return;
+    const bool any_as_left = begun.eq(kAsLeft).any().item<bool>();
+    if (any_as_left || !are_equal(all.narrow(1, 1, all.size(1) - 1))) refuse_unequal_starts(rank);
+    if (mine[0] == kNotKnown) take_present_values();
+  }
+
+ private:
+  // Says whether this round began with the values that the one before left, or with others. A rank without samples in
+  // the round cannot know whether its values were loaded or moved since.
+  enum Begun : int64_t { kAsLeft, kWithOthers, kNotKnown };
+
+  // Gives Begun, then hashes of the values; zeros if they are as left. The values are looked at only if they are not
+  // what the round before left; then a GPU is waited for.
+  std::vector<int64_t> marks() const {
+    const c10::AutoGradMode no_grad(false);
+    const Begun begun = !has_begun_ && is_touched() ? kNotKnown : is_new_ ? kWithOthers : kAsLeft;
+    std::vector<int64_t> marks{begun};
+    for (size_t i = 0; i < groups_.size(); ++i) {
+      marks.push_back(begun == kAsLeft ? 0 : tensor_hash(begun == kNotKnown ? flat_copy(groups_[i]) : values_[i]));
+    }
+    return marks;
+  }
+
+  // Touched parameters may have the same values all the same, as after an evaluation with others on one rank alone.
+  void on_gradient() {
+    if (!std::exchange(has_begun_, true) && is_touched()) take_present_values();
+  }
+
+  // Comparing values would make the host wait for a GPU in each round.
+  bool is_touched() const {
+    size_t i = 0;
+    for (const auto& group : groups_) {
+      for (const auto& parameter : group) {
+        const auto& [memory, version] = noted_[i++];
+        if (parameter.const_data_ptr() != memory || parameter._version() != version) return true;
+      }
+    }
+    return false;
+  }
+
+  void take_present_values() {
+    const c10::AutoGradMode no_grad(false);
+    for (size_t i = 0; i < groups_.size(); ++i) {
+      const at::Tensor now = flat_copy(groups_[i]);
+      if (same_values(now, values_[i])) continue;
+      values_[i] = now;
+      is_new_ = true;
+    }
+  }
+
+  const std::vector<std::vector<at::Tensor>> groups_;
+  std::vector<at::Tensor> values_;
+  std::vector<std::pair<const void*, uint32_t>> noted_;  // where each parameter lay, and its version
+  bool has_begun_ = false;
+  bool is_new_ = false;  // the round began with other values than the one before left
+  std::vector<std::unique_ptr<GradientHook>> hooks_;
+};
 
 LocalSgd::LocalSgd(const std::vector<at::Tensor>& parameters, Rank& rank, const LocalSgdOptions& options)
     : rank_(rank), options_(options), parameters_(std::make_shared<const TrainedParameters>(numbered(parameters))) {
@@ -74,25 +165,19 @@ LocalSgd::LocalSgd(const std::vector<at::Tensor>& parameters, Rank& rank, const 
   if (!outer()) return;
   std::vector<std::vector<at::Tensor>> parameters_of_groups;
   for (const auto& group : groups_) parameters_of_groups.push_back(group.parameters);
-  start_ = std::make_shared<RoundStart>(parameters_of_groups);
-  if (!are_equal(of_all_ranks(rank, start_->hashes()))) refuse_unequal_starts(rank);
-}
-
-void LocalSgd::check_that_it_holds_parameters() const {
-  if (groups_.empty()) throw Error(rank_.name() + ": LocalSgd: this one was moved to another, which is to be used");
+  start_ = std::make_shared<RoundStart>(std::move(parameters_of_groups));
+  start_->check_equal(rank_);
 }
 
 bool LocalSgd::step() {
-  check_that_it_holds_parameters();
   ++steps_;
   return steps_ == options_.sync_every && synchronize();
 }
 
 bool LocalSgd::synchronize() {
-  check_that_it_holds_parameters();
   if (steps_ == 0) return false;
   parameters_->check(rank_, "LocalSgd", "would move it on each rank alone");
-  if (start_) agree_on_start(*start_, rank_);
+  if (start_) start_->agree(rank_);
   const c10::NoGradGuard no_grad;
   for (size_t i = 0; i < groups_.size(); ++i) {
     const auto& parameters = groups_[i].parameters;

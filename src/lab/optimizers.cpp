@@ -74,13 +74,6 @@ void check_optimizer(OptimizerKind kind, const OptimizerSettings& settings) {
   }
 }
 
-std::unique_ptr<torch::optim::Optimizer> make_optimizer(OptimizerKind kind, std::vector<torch::Tensor> parameters,
-                                                        const OptimizerSettings& settings) {
-  return make_optimizer(
-      kind, std::vector<torch::optim::OptimizerParamGroup>{torch::optim::OptimizerParamGroup(std::move(parameters))},
-      settings);
-}
-
 std::unique_ptr<torch::optim::Optimizer> make_optimizer(OptimizerKind kind,
                                                         const std::vector<torch::optim::OptimizerParamGroup>& groups,
                                                         const OptimizerSettings& settings) {

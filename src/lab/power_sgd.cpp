@@ -18,7 +18,7 @@
 namespace lockstep {
 namespace {
 
-// The rows of M, for a tensor with two dimensions or more.
+// Gives the rows of M, for a tensor with two dimensions or more.
 int64_t rows_of(const at::Tensor& gradient) {
   return gradient.size(0);
 }
@@ -47,7 +47,7 @@ uint64_t number_of(const std::string& text) {
   return number;
 }
 
-// The sides of Q for a gradient of so many rows and columns.
+// Gives the sides of Q for a gradient of so many rows and columns.
 std::vector<int64_t> query_sizes(int64_t rank, int64_t rows, int64_t columns) {
   return {columns, std::min({rank, rows, columns})};
 }

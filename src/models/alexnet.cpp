@@ -6,7 +6,6 @@
 #include <lockstep/models/models.hpp>
 #include <lockstep/nn/dropout.hpp>
 
-#include "base/classic.hpp"
 #include "model_parts.hpp"
 
 namespace lockstep {
@@ -22,7 +21,7 @@ int64_t pooled(int64_t size) {
   return convolved(size, /*kernel=*/3, /*stride=*/2, /*padding=*/0);
 }
 
-// Only conv1 and the poolings change the size: conv2 to conv5 keep it.
+// Only conv1 and the poolings change the size.
 int64_t last_size(int64_t image_size) {
   return pooled(pooled(pooled(convolved(image_size, /*kernel=*/11, /*stride=*/4, /*padding=*/1))));
 }
@@ -38,19 +37,13 @@ torch::nn::MaxPool2d pooling() {
 }  // namespace
 
 void check_options(const AlexNetOptions& options) {
-  check_at_least_one("alexnet", "in_channels", options.in_channels);
-  check_at_least_one("alexnet", "classes", options.classes);
-  check_width("alexnet", options.width);
+  check_image_model("alexnet", options);
   check_image_size("alexnet", options.image_size, smallest_alexnet_image);
   if (options.groups != 1 && options.groups != 2) {
     throw Error("alexnet: groups is " + std::to_string(options.groups) +
                 "; it must be 1, or 2 for the two towers of 2012");
   }
-  if (!(options.dropout >= 0 && options.dropout < 1)) {
-    Classic<std::ostringstream> text;
-    text << "alexnet: dropout is " << options.dropout << "; it must be at least 0 and below 1";
-    throw Error(text.str());
-  }
+  check_dropout("alexnet", "dropout", options.dropout);
 }
 
 AlexNetImpl::AlexNetImpl(const AlexNetOptions& options) {

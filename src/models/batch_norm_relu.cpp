@@ -8,9 +8,9 @@
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include "differentiable_gradients.hpp"
 #include "intra_op.hpp"
-#include "models/kernels/batch_norm_relu.hpp"
+#include "models/kernels/kernels.hpp"
+#include "own_kernels.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -28,54 +28,44 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 bool suits_pixel_kernels(const Tensor& image) {
-  return image.is_cpu() && image.scalar_type() == at::kFloat && image.layout() == at::kStrided && !image.is_neg() &&
-         image.dim() == 4 && image.is_contiguous(MemoryFormat::ChannelsLast);
+  return is_plain_float(image) && image.dim() == 4 && image.is_contiguous(MemoryFormat::ChannelsLast);
 }
 
 bool suits_pixel_kernels(const torch::nn::BatchNorm2dImpl& norm) {
   if (!norm.is_training() || !norm.options.momentum() || !norm.options.track_running_stats()) return false;
   const auto of_channels = {norm.weight, norm.bias, norm.running_mean, norm.running_var};
   return std::all_of(of_channels.begin(), of_channels.end(), [&](const Tensor& values) {
-    return values.defined() && values.is_cpu() && values.scalar_type() == at::kFloat && values.is_contiguous() &&
+    return values.defined() && is_plain_float(values) && values.is_contiguous() &&
            values.numel() == norm.options.num_features();
   });
 }
 
 // ---- The kernels over all pixels -----------------------------------------------------------------------------------
 
-// Cuts the pixels of an image into pieces, which depend on the image's shape alone.
-class PixelPieces {
- public:
-  explicit PixelPieces(const Tensor& image)
-      : channels(image.size(1)), pixels(image.numel() / channels), in_each_(std::max<int64_t>(16, 4096 / channels)) {}
-
-  int64_t count() const { return (pixels + in_each_ - 1) / in_each_; }
-  int64_t pixels_in(int64_t piece) const { return std::min(in_each_, pixels - piece * in_each_); }
-  int64_t first_value(int64_t piece) const { return piece * in_each_ * channels; }
-
-  const int64_t channels, pixels;
-
- private:
-  const int64_t in_each_;  // 16 kB of values, so that three images' pieces fit into the first-level cache
-};
+// The pixels of an image, in ranges that depend on the image's shape alone. A range has 16 kB of values, so that those
+// of three images fit into the first-level cache.
+RowRanges pixels_of(const Tensor& image) {
+  const int64_t channels = image.size(1);
+  return {image.numel() / channels, channels, std::max<int64_t>(16, 4096 / channels)};
+}
 
 // The second pass over an image begins where the first has ended, since the cache still holds these pixels.
 template <class Body>
-void for_pieces_from_the_last(const PixelPieces& pieces, const Body& body) {
-  in_parallel(pieces.count(), [&](int64_t begin, int64_t end) {
-    for (int64_t piece = end; piece-- > begin;) body(piece);
+void for_ranges_from_the_last(const RowRanges& pixels, const Body& body) {
+  in_parallel(pixels.count(), [&](int64_t begin, int64_t end) {
+    for (int64_t range = end; range-- > begin;) body(range);
   });
 }
 
-// Makes two rows per piece, [piece][2][channel], which body(piece, first row, second row) sets.
+// Makes two rows per range, [range][2][channel], which body(range, first row, second row) sets.
 template <class Body>
-Tensor of_each_piece(const PixelPieces& pieces, const Body& body) {
-  const Tensor values = at::empty({pieces.count(), 2, pieces.channels}, at::kFloat);
+Tensor of_each_range(const RowRanges& pixels, const Body& body) {
+  const Tensor values = at::empty({pixels.count(), 2, pixels.size}, at::kFloat);
   auto* const to = values.mutable_data_ptr<float>();
-  in_parallel(pieces.count(), [&](int64_t begin, int64_t end) {
-    for (int64_t piece = begin; piece < end; ++piece) {
-      float* const first = to + 2 * piece * pieces.channels;
-      body(piece, first, first + pieces.channels);
+  in_parallel(pixels.count(), [&](int64_t begin, int64_t end) {
+    for (int64_t range = begin; range < end; ++range) {
+      float* const first = to + 2 * range * pixels.size;
+      body(range, first, first + pixels.size);
     }
   });
   return values;
@@ -86,39 +76,39 @@ struct ImageStatistics {
   std::vector<double> squares;  // the sums of (x - mean)^2
 };
 
-// Merges the pieces' statistics as Chan et al. do (1979), in the order of the pieces and in float64.
-ImageStatistics image_statistics(const Tensor& x, const PixelPieces& pieces) {
+// Merges the ranges' statistics as Chan et al. do (1979), in the order of the ranges and in float64.
+ImageStatistics image_statistics(const Tensor& x, const RowRanges& pixels) {
   const auto* const from = x.const_data_ptr<float>();
-  const Tensor parts = of_each_piece(pieces, [&](int64_t piece, float* mean, float* squares) {
-    kernels::batch_norm_relu_kernels().statistics(from + pieces.first_value(piece), pieces.pixels_in(piece),
-                                                  pieces.channels, mean, squares);
+  const Tensor parts = of_each_range(pixels, [&](int64_t range, float* mean, float* squares) {
+    kernels::of_this_cpu().batch_norm_relu.statistics(from + pixels.first_value(range), pixels.rows_in(range),
+                                                      pixels.size, mean, squares);
   });
-  const auto channels = static_cast<size_t>(pieces.channels);
+  const auto channels = static_cast<size_t>(pixels.size);
   ImageStatistics all{std::vector<double>(channels), std::vector<double>(channels)};
   const auto for_parts = [&](const auto& body) {
     const auto* part = parts.const_data_ptr<float>();
-    for (int64_t piece = 0; piece < pieces.count(); ++piece, part += 2 * channels) {
+    for (int64_t range = 0; range < pixels.count(); ++range, part += 2 * channels) {
       for (size_t c = 0; c < channels; ++c) {
-        body(c, static_cast<double>(pieces.pixels_in(piece)), part[c], part[channels + c]);
+        body(c, static_cast<double>(pixels.rows_in(range)), part[c], part[channels + c]);
       }
     }
   };
-  for_parts([&](size_t c, double pixels, double mean, double) { all.mean[c] += pixels * mean; });
-  for (double& mean : all.mean) mean /= static_cast<double>(pieces.pixels);
-  for_parts([&](size_t c, double pixels, double mean, double squares) {
-    all.squares[c] += squares + pixels * (mean - all.mean[c]) * (mean - all.mean[c]);
+  for_parts([&](size_t c, double count, double mean, double) { all.mean[c] += count * mean; });
+  for (double& mean : all.mean) mean /= static_cast<double>(pixels.rows);
+  for_parts([&](size_t c, double count, double mean, double squares) {
+    all.squares[c] += squares + count * (mean - all.mean[c]) * (mean - all.mean[c]);
   });
   return all;
 }
 
 // Moves the running statistics as LibTorch's BatchNorm does, which leaves the versions of these tensors alone, too.
-void follow(torch::nn::BatchNorm2dImpl& norm, const ImageStatistics& batch, const PixelPieces& pieces) {
+void follow(torch::nn::BatchNorm2dImpl& norm, const ImageStatistics& batch, const RowRanges& pixels) {
   norm.num_batches_tracked += 1;
   const double momentum = *norm.options.momentum();
   auto* const mean = norm.running_mean.mutable_data_ptr<float>();
   auto* const variance = norm.running_var.mutable_data_ptr<float>();
   for (size_t c = 0; c < batch.mean.size(); ++c) {
-    const double unbiased = batch.squares[c] / static_cast<double>(pieces.pixels - 1);
+    const double unbiased = batch.squares[c] / static_cast<double>(pixels.rows - 1);
     mean[c] = static_cast<float>((1 - momentum) * mean[c] + momentum * batch.mean[c]);
     variance[c] = static_cast<float>((1 - momentum) * variance[c] + momentum * unbiased);
   }
@@ -136,14 +126,14 @@ struct ChannelTable {
 };
 
 ChannelTable channel_table(const torch::nn::BatchNorm2dImpl& norm, const ImageStatistics& batch,
-                           const PixelPieces& pieces) {
-  const Tensor rows = at::empty({4, pieces.channels}, at::kFloat);
+                           const RowRanges& pixels) {
+  const Tensor rows = at::empty({4, pixels.size}, at::kFloat);
   const auto* const weight = norm.weight.const_data_ptr<float>();
   const auto* const bias = norm.bias.const_data_ptr<float>();
   auto* const to = rows.mutable_data_ptr<float>();
   const auto channels = batch.mean.size();
   for (size_t c = 0; c < channels; ++c) {
-    const double variance = batch.squares[c] / static_cast<double>(pieces.pixels);
+    const double variance = batch.squares[c] / static_cast<double>(pixels.rows);
     const double inverse_deviation = 1 / std::sqrt(variance + norm.options.eps());
     const double scale = weight[c] * inverse_deviation;
     to[c] = static_cast<float>(scale);
@@ -155,15 +145,15 @@ ChannelTable channel_table(const torch::nn::BatchNorm2dImpl& norm, const ImageSt
 }
 
 Tensor forward_with(const ChannelTable& table, const Tensor& x, const Tensor& shortcut) {
-  const PixelPieces pieces(x);
+  const RowRanges pixels = pixels_of(x);
   Tensor y = at::empty_like(x);
   const auto* const from = x.const_data_ptr<float>();
   const auto* const added = shortcut.defined() ? shortcut.const_data_ptr<float>() : nullptr;
   auto* const to = y.mutable_data_ptr<float>();
-  for_pieces_from_the_last(pieces, [&](int64_t piece) {
-    const int64_t at = pieces.first_value(piece);
-    kernels::batch_norm_relu_kernels().forward(from + at, added == nullptr ? nullptr : added + at,
-                                               pieces.pixels_in(piece), pieces.channels, table.channels(), to + at);
+  for_ranges_from_the_last(pixels, [&](int64_t range) {
+    const int64_t at = pixels.first_value(range);
+    kernels::of_this_cpu().batch_norm_relu.forward(from + at, added == nullptr ? nullptr : added + at,
+                                                   pixels.rows_in(range), pixels.size, table.channels(), to + at);
   });
   return y;
 }
@@ -175,7 +165,7 @@ struct NormGradients {
 // `y` is defined with a short cut only. Without needs_x, the gradient of x is left out.
 NormGradients backward_with(const ChannelTable& table, const Tensor& grad, const Tensor& x, const Tensor& y,
                             bool needs_x) {
-  const PixelPieces pieces(x);
+  const RowRanges pixels = pixels_of(x);
   const bool adds = y.defined();
   NormGradients gradients;
   if (adds) gradients.shortcut = at::empty_like(x);
@@ -183,40 +173,40 @@ NormGradients backward_with(const ChannelTable& table, const Tensor& grad, const
   const auto* const results = adds ? y.const_data_ptr<float>() : nullptr;
   const auto* const of_y = grad.const_data_ptr<float>();
   auto* const passed = adds ? gradients.shortcut.mutable_data_ptr<float>() : nullptr;
-  const Tensor parts = of_each_piece(pieces, [&](int64_t piece, float* sum, float* product) {
-    const int64_t at = pieces.first_value(piece);
-    kernels::batch_norm_relu_kernels().backward_sums(of_y + at, from + at, adds ? results + at : nullptr,
-                                                     pieces.pixels_in(piece), pieces.channels, table.channels(),
-                                                     adds ? passed + at : nullptr, sum, product);
+  const Tensor parts = of_each_range(pixels, [&](int64_t range, float* sum, float* product) {
+    const int64_t at = pixels.first_value(range);
+    kernels::of_this_cpu().batch_norm_relu.backward_sums(of_y + at, from + at, adds ? results + at : nullptr,
+                                                         pixels.rows_in(range), pixels.size, table.channels(),
+                                                         adds ? passed + at : nullptr, sum, product);
   });
 
-  const auto channels = static_cast<size_t>(pieces.channels);
+  const auto channels = static_cast<size_t>(pixels.size);
   std::vector<double> sums(2 * channels);  // the sums of the gradient, and of its products
   const auto* part = parts.const_data_ptr<float>();
-  for (int64_t piece = 0; piece < pieces.count(); ++piece, part += 2 * channels) {
+  for (int64_t range = 0; range < pixels.count(); ++range, part += 2 * channels) {
     for (size_t i = 0; i < 2 * channels; ++i) sums[i] += part[i];
   }
-  gradients.weight = at::empty({pieces.channels}, at::kFloat);
-  gradients.bias = at::empty({pieces.channels}, at::kFloat);
+  gradients.weight = at::empty({pixels.size}, at::kFloat);
+  gradients.bias = at::empty({pixels.size}, at::kFloat);
   std::vector<float> offset(channels), slope(channels);
   for (size_t c = 0; c < channels; ++c) {
     const double inverse_deviation = table.inverse_deviation()[c], product = sums[channels + c];
-    const auto pixels = static_cast<double>(pieces.pixels);
+    const auto count = static_cast<double>(pixels.rows);
     gradients.weight.mutable_data_ptr<float>()[c] = static_cast<float>(product * inverse_deviation);
     gradients.bias.mutable_data_ptr<float>()[c] = static_cast<float>(sums[c]);
-    offset[c] = static_cast<float>(sums[c] / pixels);
-    slope[c] = static_cast<float>(product * inverse_deviation * inverse_deviation / pixels);
+    offset[c] = static_cast<float>(sums[c] / count);
+    slope[c] = static_cast<float>(product * inverse_deviation * inverse_deviation / count);
   }
   if (!needs_x) return gradients;
 
   gradients.x = at::empty_like(x);
   const auto* const behind_relu = adds ? passed : of_y;
   auto* const to = gradients.x.mutable_data_ptr<float>();
-  for_pieces_from_the_last(pieces, [&](int64_t piece) {
-    const int64_t at = pieces.first_value(piece);
-    kernels::batch_norm_relu_kernels().backward(behind_relu + at, from + at, adds, pieces.pixels_in(piece),
-                                                pieces.channels, table.channels(), offset.data(), slope.data(),
-                                                to + at);
+  for_ranges_from_the_last(pixels, [&](int64_t range) {
+    const int64_t at = pixels.first_value(range);
+    kernels::of_this_cpu().batch_norm_relu.backward(behind_relu + at, from + at, adds, pixels.rows_in(range),
+                                                    pixels.size, table.channels(), offset.data(), slope.data(),
+                                                    to + at);
   });
   return gradients;
 }
@@ -263,11 +253,6 @@ struct BatchNormReluFunction : torch::autograd::Function<BatchNormReluFunction> 
   }
 };
 
-// The kernels read parameters by their addresses. MemoryOnDemand learns them before, from the inputs of a scope.
-std::vector<c10::IValue> parameters_of(const torch::nn::BatchNorm2dImpl& norm) {
-  return {norm.weight, norm.bias};
-}
-
 }  // namespace
 
 Tensor add_and_relu(const Tensor& y, const Tensor& shortcut) {
@@ -280,11 +265,11 @@ Tensor batch_norm_relu(torch::nn::BatchNorm2dImpl& norm, const Tensor& x, const 
                      (!shortcut.defined() || (suits_pixel_kernels(shortcut) && shortcut.sizes() == x.sizes())) &&
                      suits_pixel_kernels(norm);
   if (!suits) return add_and_relu(norm.forward(x), shortcut);
-  RECORD_USER_SCOPE_WITH_INPUTS("lockstep::batch_norm_relu", parameters_of(norm));
-  const PixelPieces pieces(x);
-  const ImageStatistics statistics = image_statistics(x, pieces);
-  follow(norm, statistics, pieces);
-  const NormInBatch how{channel_table(norm, statistics, pieces), norm.options.eps()};
+  RECORD_USER_SCOPE_WITH_INPUTS("lockstep::batch_norm_relu", read_by_kernels({norm.weight, norm.bias}));
+  const RowRanges pixels = pixels_of(x);
+  const ImageStatistics statistics = image_statistics(x, pixels);
+  follow(norm, statistics, pixels);
+  const NormInBatch how{channel_table(norm, statistics, pixels), norm.options.eps()};
   return BatchNormReluFunction::apply(x, norm.weight, norm.bias,
                                       shortcut.defined() ? std::optional(shortcut) : std::nullopt, how);
 }

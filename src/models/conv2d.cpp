@@ -7,9 +7,9 @@
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include "differentiable_gradients.hpp"
 #include "intra_op.hpp"
-#include "models/kernels/winograd.hpp"
+#include "models/kernels/kernels.hpp"
+#include "own_kernels.hpp"
 
 #include <algorithm>
 #include <utility>
@@ -27,8 +27,7 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 bool suits_winograd(const Tensor& tensor) {
-  return tensor.is_cpu() && tensor.scalar_type() == at::kFloat && tensor.layout() == at::kStrided && !tensor.is_neg() &&
-         tensor.dim() == 4 && tensor.numel() > 0;
+  return is_plain_float(tensor) && tensor.dim() == 4 && tensor.numel() > 0;
 }
 
 bool suits_winograd(const torch::nn::Conv2dImpl& conv) {
@@ -52,7 +51,7 @@ WinogradShape shape_of(const Tensor& x, int64_t out_channels) {
 constexpr int64_t kLeastTiles = 8;
 
 bool suits_winograd(const torch::nn::Conv2dImpl& conv, const Tensor& x) {
-  const WinogradKernels* const kernels = kernels::winograd_kernels();
+  const WinogradKernels* const kernels = kernels::of_this_cpu().winograd;
   return kernels != nullptr && suits_winograd(conv) && suits_winograd(x) &&
          x.is_contiguous(MemoryFormat::ChannelsLast) && x.size(1) == conv.weight.size(1) &&
          conv.weight.size(0) % kernels->channels == 0 && conv.weight.size(1) % kernels->channels == 0 &&
@@ -65,7 +64,7 @@ Tensor channels_last(at::IntArrayRef sizes) {
 }
 
 Tensor transformed_weight(const Tensor& weight, bool for_gradient) {
-  const WinogradKernels& kernels = *kernels::winograd_kernels();
+  const WinogradKernels& kernels = *kernels::of_this_cpu().winograd;
   const Tensor from = weight.contiguous(MemoryFormat::ChannelsLast),
                transformed = at::empty({16 * weight.numel() / 9}, at::kFloat);
   const auto* const values = from.const_data_ptr<float>();
@@ -80,7 +79,7 @@ Tensor transformed_weight(const Tensor& weight, bool for_gradient) {
 
 // Convolves x. With for_gradient, x is the gradient of a convolution's result, and the result is that of its input.
 Tensor convolve(const Tensor& x, const Tensor& weight, bool for_gradient) {
-  const WinogradKernels& kernels = *kernels::winograd_kernels();
+  const WinogradKernels& kernels = *kernels::of_this_cpu().winograd;
   const WinogradShape shape = shape_of(x, weight.size(for_gradient ? 1 : 0));
   const Tensor transformed = transformed_weight(weight, for_gradient);
   Tensor y = channels_last({shape.images, shape.out_channels, shape.height, shape.width});
@@ -101,7 +100,7 @@ Tensor convolve(const Tensor& x, const Tensor& weight, bool for_gradient) {
 
 // Computes sums of its own for each of a few parts of all images' tiles. The parts depend on the shape alone.
 Tensor gradient_of_weight(const Tensor& x, const Tensor& grad) {
-  const WinogradKernels& kernels = *kernels::winograd_kernels();
+  const WinogradKernels& kernels = *kernels::of_this_cpu().winograd;
   const WinogradShape shape = shape_of(x, grad.size(1));
   const int64_t tiles = kernels.count_tiles(shape);
   const int64_t in_part = (std::max<int64_t>(512, tiles / 16) + kernels.tiles - 1) / kernels.tiles * kernels.tiles;
@@ -143,8 +142,7 @@ struct WinogradConvolution : torch::autograd::Function<WinogradConvolution> {
       const Tensor y = at::conv2d(x, weight, {}, /*stride=*/1, /*padding=*/1);
       return differentiable_gradients(y, grads[0], {x, weight});
     }
-    // The kernels read the weight by its address. MemoryOnDemand learns it before, from the inputs of this scope.
-    RECORD_USER_SCOPE_WITH_INPUTS("lockstep::conv2d_backward", std::vector<c10::IValue>({weight}));
+    RECORD_USER_SCOPE_WITH_INPUTS("lockstep::conv2d_backward", read_by_kernels({weight}));
     const Tensor grad = grads[0].resolve_neg().contiguous(MemoryFormat::ChannelsLast);
     variable_list result(2);
     if (ctx->needs_input_grad(0)) result[0] = convolve(grad, weight, /*for_gradient=*/true);
@@ -157,7 +155,7 @@ struct WinogradConvolution : torch::autograd::Function<WinogradConvolution> {
 
 Tensor fast_conv2d(torch::nn::Conv2dImpl& conv, const Tensor& x) {
   if (!suits_winograd(conv, x)) return conv.forward(x);
-  RECORD_USER_SCOPE_WITH_INPUTS("lockstep::conv2d", std::vector<c10::IValue>({conv.weight}));
+  RECORD_USER_SCOPE_WITH_INPUTS("lockstep::conv2d", read_by_kernels({conv.weight}));
   return WinogradConvolution::apply(x, conv.weight);
 }
 

@@ -12,15 +12,14 @@
 
 #include <algorithm>
 #include <cmath>
-#include <initializer_list>
 #include <ostream>
 #include <string>
 #include <vector>
 
 #include "base/classic.hpp"
-#include "differentiable_gradients.hpp"
 #include "intra_op.hpp"
-#include "models/kernels/conv_relu_pool.hpp"
+#include "models/kernels/kernels.hpp"
+#include "own_kernels.hpp"
 
 namespace lockstep {
 namespace {
@@ -49,13 +48,9 @@ void check_shapes(const at::Tensor& x, const at::Tensor& weight, const at::Tenso
       "these are " + shape(x) + ", " + shape(weight) + " and " + shape(bias));
 }
 
-bool suits_kernels(const at::Tensor& tensor) {
-  return tensor.is_cpu() && tensor.scalar_type() == at::kFloat && tensor.layout() == at::kStrided && !tensor.is_neg();
-}
-
 // LibTorch is faster with few samples, up to 5 of 16 lanes as measured: one sample costs as much as a block.
 bool enough_samples(const at::Tensor& x) {
-  return x.size(0) > kernels::conv_relu_pool_kernels().lanes / 3;
+  return x.size(0) > kernels::of_this_cpu().conv_relu_pool.lanes / 3;
 }
 
 // ---- Around the kernels --------------------------------------------------------------------------------------------
@@ -71,17 +66,11 @@ ConvReluPoolShape shape_of(const at::Tensor& x, const at::Tensor& weight) {
           .pooled_width = (x.size(3) - weight.size(3) + 1) / 2};
 }
 
-// Divides samples into the blocks of the kernels' layout.
-struct Blocks {
-  Blocks(const at::Tensor& tensor, int64_t lanes)
-      : samples(tensor.size(0)), lanes(lanes), count((samples + lanes - 1) / lanes), size(tensor.numel() / samples) {}
-
-  int64_t samples_in(int64_t block) const { return std::min(lanes, samples - block * lanes); }
-  int64_t first_value(int64_t block) const { return block * lanes * size; }  // the same in both layouts
-
-  const int64_t samples, lanes, count;
-  const int64_t size;  // values per sample
-};
+// The samples in the blocks of the kernels' layout. A block's first value is the same in both layouts.
+RowRanges blocks_of(const at::Tensor& tensor) {
+  const int64_t samples = tensor.size(0);
+  return {samples, tensor.numel() / samples, kernels::of_this_cpu().conv_relu_pool.lanes};
+}
 
 at::Tensor floats(at::IntArrayRef sizes) {
   return at::empty(sizes, at::kFloat);
@@ -105,14 +94,14 @@ struct Result {
 };
 
 Result run_forward(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
-  const ConvReluPoolKernels& kernels = kernels::conv_relu_pool_kernels();
+  const ConvReluPoolKernels& kernels = kernels::of_this_cpu().conv_relu_pool;
   const ConvReluPoolShape shape = shape_of(x, weight);
   const at::Tensor images = x.contiguous(), weights = weight.contiguous(), biases = bias.contiguous();
   Result result;
   result.out = floats({x.size(0), shape.out_channels, shape.pooled_height, shape.pooled_width});
-  const Blocks in(images, kernels.lanes), out(result.out, kernels.lanes);
-  result.x_blocks = floats({in.count, in.size, in.lanes});
-  result.passed = at::empty({out.count, out.size, out.lanes}, at::kByte);
+  const RowRanges in = blocks_of(images), out = blocks_of(result.out);
+  result.x_blocks = floats({in.count(), in.size, in.most});
+  result.passed = at::empty({out.count(), out.size, out.most}, at::kByte);
   const at::Tensor packed = floats({weight.numel()});
   kernels.pack_for_forward(shape, weights.const_data_ptr<float>(), packed.mutable_data_ptr<float>());
   const std::vector<int64_t> offsets = tap_offsets(shape, kernels.lanes);
@@ -121,14 +110,14 @@ Result run_forward(const at::Tensor& x, const at::Tensor& weight, const at::Tens
   float* const to = result.out.mutable_data_ptr<float>();
   float* const x_blocks = result.x_blocks.mutable_data_ptr<float>();
   uint8_t* const passed = result.passed.mutable_data_ptr<uint8_t>();
-  in_parallel(in.count, [&](int64_t begin, int64_t end) {
-    const at::Tensor out_block = floats({out.size, out.lanes});
+  in_parallel(in.count(), [&](int64_t begin, int64_t end) {
+    const at::Tensor out_block = floats({out.size, out.most});
     for (int64_t i = begin; i < end; ++i) {
-      kernels.to_block(from + in.first_value(i), in.samples_in(i), in.size, x_blocks + in.first_value(i));
+      kernels.to_block(from + in.first_value(i), in.rows_in(i), in.size, x_blocks + in.first_value(i));
       kernels.forward(shape, x_blocks + in.first_value(i), packed.const_data_ptr<float>(),
                       biases.const_data_ptr<float>(), offsets.data(), out_block.mutable_data_ptr<float>(),
                       passed + out.first_value(i));
-      kernels.from_block(out_block.const_data_ptr<float>(), out.samples_in(i), out.size, to + out.first_value(i));
+      kernels.from_block(out_block.const_data_ptr<float>(), out.rows_in(i), out.size, to + out.first_value(i));
     }
   });
   return result;
@@ -136,11 +125,11 @@ Result run_forward(const at::Tensor& x, const at::Tensor& weight, const at::Tens
 
 at::Tensor in_blocks(const at::Tensor& tensor, const ConvReluPoolKernels& kernels) {
   const at::Tensor from = tensor.contiguous();
-  const Blocks blocks(from, kernels.lanes);
-  const at::Tensor result = floats({blocks.count, blocks.size, blocks.lanes});
-  in_parallel(blocks.count, [&](int64_t begin, int64_t end) {
+  const RowRanges blocks = blocks_of(from);
+  const at::Tensor result = floats({blocks.count(), blocks.size, blocks.most});
+  in_parallel(blocks.count(), [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      kernels.to_block(from.const_data_ptr<float>() + blocks.first_value(i), blocks.samples_in(i), blocks.size,
+      kernels.to_block(from.const_data_ptr<float>() + blocks.first_value(i), blocks.rows_in(i), blocks.size,
                        result.mutable_data_ptr<float>() + blocks.first_value(i));
     }
   });
@@ -149,20 +138,20 @@ at::Tensor in_blocks(const at::Tensor& tensor, const ConvReluPoolKernels& kernel
 
 at::Tensor gradient_of_x(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& passed,
                          const at::Tensor& grad_blocks) {
-  const ConvReluPoolKernels& kernels = kernels::conv_relu_pool_kernels();
+  const ConvReluPoolKernels& kernels = kernels::of_this_cpu().conv_relu_pool;
   const ConvReluPoolShape shape = shape_of(x, weight);
   const at::Tensor grad_x = floats(x.sizes());
-  const Blocks in(grad_x, kernels.lanes);
+  const RowRanges in = blocks_of(grad_x);
   const at::Tensor weights = weight.contiguous(), packed = floats({weight.numel()});
   kernels.pack_for_backward(shape, weights.const_data_ptr<float>(), packed.mutable_data_ptr<float>());
-  in_parallel(in.count, [&](int64_t begin, int64_t end) {
-    const at::Tensor scratch = floats({shape.out_channels, 4, in.lanes}), block = floats({in.size, in.lanes});
+  in_parallel(in.count(), [&](int64_t begin, int64_t end) {
+    const at::Tensor scratch = floats({shape.out_channels, 4, in.most}), block = floats({in.size, in.most});
     for (int64_t i = begin; i < end; ++i) {
       block.zero_();
       kernels.backward_input(shape, grad_blocks.select(0, i).const_data_ptr<float>(),
                              passed.select(0, i).const_data_ptr<uint8_t>(), packed.const_data_ptr<float>(),
                              scratch.mutable_data_ptr<float>(), block.mutable_data_ptr<float>());
-      kernels.from_block(block.const_data_ptr<float>(), in.samples_in(i), in.size,
+      kernels.from_block(block.const_data_ptr<float>(), in.rows_in(i), in.size,
                          grad_x.mutable_data_ptr<float>() + in.first_value(i));
     }
   });
@@ -175,7 +164,7 @@ struct ParameterGradients {
 
 ParameterGradients gradients_of_parameters(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& x_blocks,
                                            const at::Tensor& passed, const at::Tensor& grad_blocks) {
-  const ConvReluPoolKernels& kernels = kernels::conv_relu_pool_kernels();
+  const ConvReluPoolKernels& kernels = kernels::of_this_cpu().conv_relu_pool;
   const ConvReluPoolShape shape = shape_of(x, weight);
   const ParameterGradients grads{floats(weight.sizes()), floats({shape.out_channels})};
   in_parallel(kernels.weight_groups(shape), [&](int64_t begin, int64_t end) {
@@ -188,11 +177,6 @@ ParameterGradients gradients_of_parameters(const at::Tensor& x, const at::Tensor
     }
   });
   return grads;
-}
-
-// The kernels read parameters by their addresses. MemoryOnDemand learns them before, from the inputs of a scope.
-std::vector<c10::IValue> inputs_of(std::initializer_list<at::Tensor> tensors) {
-  return std::vector<c10::IValue>(tensors.begin(), tensors.end());
 }
 
 // ---- As a differentiable function ----------------------------------------------------------------------------------
@@ -212,8 +196,8 @@ class ConvReluPoolFunction : public torch::autograd::Function<ConvReluPoolFuncti
     if (at::GradMode::is_enabled()) {
       return differentiable_gradients(by_libtorch(x, weight, bias), grads[0], {x, weight, bias});
     }
-    RECORD_USER_SCOPE_WITH_INPUTS("lockstep::conv_relu_pool_backward", inputs_of({weight}));
-    const at::Tensor grad_blocks = in_blocks(grads[0].resolve_neg(), kernels::conv_relu_pool_kernels());
+    RECORD_USER_SCOPE_WITH_INPUTS("lockstep::conv_relu_pool_backward", read_by_kernels({weight}));
+    const at::Tensor grad_blocks = in_blocks(grads[0].resolve_neg(), kernels::of_this_cpu().conv_relu_pool);
     variable_list result(3);
     if (ctx->needs_input_grad(0)) result[0] = gradient_of_x(x, weight, passed, grad_blocks);
     if (ctx->needs_input_grad(1) || ctx->needs_input_grad(2)) {
@@ -228,11 +212,11 @@ class ConvReluPoolFunction : public torch::autograd::Function<ConvReluPoolFuncti
 }  // namespace
 
 at::Tensor conv_relu_pool(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
-  RECORD_USER_SCOPE_WITH_INPUTS("lockstep::conv_relu_pool", inputs_of({weight, bias}));
+  RECORD_USER_SCOPE_WITH_INPUTS("lockstep::conv_relu_pool", read_by_kernels({weight, bias}));
   check_shapes(x, weight, bias);
   const bool suits =  // mixed precision would compute the convolution in bfloat16
-      !at::autocast::is_autocast_enabled(at::kCPU) && enough_samples(x) && suits_kernels(x) && suits_kernels(weight) &&
-      (!bias.defined() || suits_kernels(bias));
+      !at::autocast::is_autocast_enabled(at::kCPU) && enough_samples(x) && is_plain_float(x) &&
+      is_plain_float(weight) && (!bias.defined() || is_plain_float(bias));
   if (!suits) return by_libtorch(x, weight, bias);
   // An undefined tensor cannot be a differentiable function's argument.
   return ConvReluPoolFunction::apply(x, weight, bias.defined() ? bias : at::zeros({weight.size(0)}, at::kFloat));

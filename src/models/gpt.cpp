@@ -12,7 +12,6 @@
 #include <string>
 
 #include "base/classic.hpp"
-#include "base/number_text.hpp"
 #include "model_parts.hpp"
 
 namespace lockstep {
@@ -57,8 +56,7 @@ void check_options(const GptOptions& options) {
     throw Error("gpt: " + std::to_string(options.heads) + " heads do not divide an embedding of " +
                 std::to_string(options.embedding) + "; the embedding must be a multiple of the heads");
   }
-  if (options.dropout >= 0 && options.dropout < 1) return;
-  throw Error("gpt: the residual dropout is " + number_text(options.dropout) + "; it must be at least 0 and below 1");
+  check_dropout("gpt", "the residual dropout", options.dropout);
 }
 
 void GptEmbeddingImpl::reset() {

@@ -1,4 +1,4 @@
-// in_parallel: runs a loop over LibTorch's intra-op threads.
+// in_parallel: runs a loop over LibTorch's intra-op threads. RowRanges: the ranges of rows over which kernels loop.
 //
 // at::parallel_for is a template: compiled without OpenMP, as lockstep is, it has one thread. This loop was compiled in
 // LibTorch, so it takes LibTorch's threads, whatever these are. Costs some microseconds.
@@ -7,6 +7,7 @@
 #include <ATen/TensorIterator.h>
 #include <ATen/ops/empty.h>
 
+#include <algorithm>
 #include <cstdint>
 
 namespace lockstep {
@@ -36,5 +37,14 @@ void in_parallel(int64_t count, const Body& body) {
       },
       /*grain_size=*/1);
 }
+
+// Rows of `size` values, in ranges of at most `most` rows. Kernels compute a range at a time.
+struct RowRanges {
+  int64_t rows, size, most;
+
+  int64_t count() const { return (rows + most - 1) / most; }
+  int64_t rows_in(int64_t range) const { return std::min(most, rows - range * most); }
+  int64_t first_value(int64_t range) const { return range * most * size; }
+};
 
 }  // namespace lockstep

@@ -16,15 +16,8 @@ std::vector<torch::Tensor> lenet_params(uint64_t seed) {
   const auto weights = [&](at::IntArrayRef sizes) { return torch::randn(sizes, generator, torch::kFloat) * scale; };
   const auto biases = [](int64_t size) { return torch::zeros({size}, torch::kFloat); };
 
-  auto W1 = weights({20, 1, 3, 3});
-  auto b1 = biases(20);
-  auto W2 = weights({50, 20, 5, 5});
-  auto b2 = biases(50);
-  auto W3 = weights({800, 128});
-  auto b3 = biases(128);
-  auto W4 = weights({128, 10});
-  auto b4 = biases(10);
-  return {W1, b1, W2, b2, W3, b3, W4, b4};
+  return {weights({20, 1, 3, 3}), biases(20),  weights({50, 20, 5, 5}), biases(50),
+          weights({800, 128}),    biases(128), weights({128, 10}),      biases(10)};  // drawn in this order
 }
 
 namespace {
@@ -55,14 +48,8 @@ void check_images(const torch::Tensor& x) {
 // Transposes the matrices: torch::nn::Linear keeps [out, in], the section's are [in, out].
 void copy_params(LeNetImpl& net, const std::vector<torch::Tensor>& params) {
   const torch::NoGradGuard no_grad;
-  net.conv1->weight.copy_(params[0]);
-  net.conv1->bias.copy_(params[1]);
-  net.conv2->weight.copy_(params[2]);
-  net.conv2->bias.copy_(params[3]);
-  net.fc1->weight.copy_(params[4].t());
-  net.fc1->bias.copy_(params[5]);
-  net.fc2->weight.copy_(params[6].t());
-  net.fc2->bias.copy_(params[7]);
+  auto to = net.parameters();  // the layers' in their order, of each the weight and then the bias
+  for (size_t i = 0; i < to.size(); ++i) to[i].copy_(params[i].dim() == 2 ? params[i].t() : params[i]);
 }
 
 }  // namespace

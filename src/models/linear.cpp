@@ -11,6 +11,7 @@
 #include <lockstep/models/linear.hpp>
 
 #include "linear_products.hpp"
+#include "own_kernels.hpp"
 
 #include <optional>
 #include <string_view>
@@ -75,16 +76,15 @@ at::Tensor with_rows(const at::Tensor& x, const auto& product) {
   return y.view(sizes);
 }
 
-// Small products read the weight by its address. MemoryOnDemand learns it before, from the inputs of these scopes.
 at::Tensor forward_product(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
   if (!is_small_forward(number_of_rows(x)) || !is_small(weight)) return onednn_product(x, weight, bias);
-  RECORD_USER_SCOPE_WITH_INPUTS("lockstep::linear", std::vector<c10::IValue>({weight, bias}));
+  RECORD_USER_SCOPE_WITH_INPUTS("lockstep::linear", read_by_kernels({weight, bias}));
   return with_rows(x, [&](const at::Tensor& rows) { return small_forward(rows, weight, bias); });
 }
 
 at::Tensor product_for_x(const at::Tensor& grad, const at::Tensor& weight) {
   if (!is_small_for_x(number_of_rows(grad), weight) || !is_small(weight)) return onednn_product(grad, weight.t());
-  RECORD_USER_SCOPE_WITH_INPUTS("lockstep::linear_backward", std::vector<c10::IValue>({weight}));
+  RECORD_USER_SCOPE_WITH_INPUTS("lockstep::linear_backward", read_by_kernels({weight}));
   return with_rows(grad, [&](const at::Tensor& rows) { return small_product_for_x(rows, weight); });
 }
 
@@ -128,8 +128,7 @@ class OneDnnLinear : public torch::autograd::Function<OneDnnLinear> {
 };
 
 bool suits_onednn(const at::Tensor& tensor) {
-  return tensor.defined() && tensor.is_cpu() && tensor.scalar_type() == at::kFloat && tensor.layout() == at::kStrided &&
-         !tensor.is_neg() && tensor.numel() > 0;
+  return tensor.defined() && is_plain_float(tensor) && tensor.numel() > 0;
 }
 
 // Leaves to LibTorch what does not fit, since its errors say more than oneDNN's. The operator makes x dense. For a

@@ -5,7 +5,7 @@
 #include <ATen/native/CPUBlas.h>
 #include <ATen/ops/empty.h>
 
-#include "models/kernels/matrices.hpp"
+#include "models/kernels/kernels.hpp"
 
 #include <algorithm>
 #include <exception>
@@ -56,8 +56,8 @@ at::Tensor transposed(const at::Tensor& matrix) {
   const at::Tensor dense = matrix.contiguous();
   const int64_t rows = dense.size(0), columns = dense.size(1);
   at::Tensor result = at::empty({columns, rows}, dense.options());
-  kernels::matrix_kernels().transpose(dense.const_data_ptr<float>(), columns, rows, columns,
-                                      result.mutable_data_ptr<float>(), rows);
+  kernels::of_this_cpu().matrices.transpose(dense.const_data_ptr<float>(), columns, rows, columns,
+                                            result.mutable_data_ptr<float>(), rows);
   return result;
 }
 
@@ -82,7 +82,7 @@ class TileSum {
 
   void add_last_two() {
     --sums_;
-    kernels::matrix_kernels().add(sum(sums_), columns_, rows_, columns_, sum(sums_ - 1), stride_of(sums_ - 1));
+    kernels::of_this_cpu().matrices.add(sum(sums_), columns_, rows_, columns_, sum(sums_ - 1), stride_of(sums_ - 1));
   }
 
   float* const tile_;
@@ -123,7 +123,7 @@ at::Tensor small_forward(const at::Tensor& x, const at::Tensor& weight, const st
     for (int64_t i = 0; biases && i < size; ++i) std::fill_n(tile.get() + i * rows, rows, biases[first + i]);
     multiply(size, rows, in, weight.const_data_ptr<float>() + first * in, in, columns.const_data_ptr<float>(), rows,
              tile.get(), rows, /*adds=*/biases != nullptr);
-    kernels::matrix_kernels().transpose(tile.get(), rows, size, rows, y.mutable_data_ptr<float>() + first, out);
+    kernels::of_this_cpu().matrices.transpose(tile.get(), rows, size, rows, y.mutable_data_ptr<float>() + first, out);
   }
   return y;
 }

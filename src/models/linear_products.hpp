@@ -19,15 +19,15 @@ namespace lockstep {
 // Whether these products are the fastest here: on one intra-op thread, if LibTorch has the micro-kernel.
 bool has_small_products();
 
-// Whether they suit so many rows of x, with a weight [out, in].
+// Whether these products suit so many rows of x, with a weight [out, in].
 bool is_small_forward(int64_t rows);
 bool is_small_for_x(int64_t rows, const at::Tensor& weight);
 bool is_small_for_weight(int64_t rows, const at::Tensor& weight);
 
-// x [rows, in] * weight^T + bias -> [rows, out]
+// Computes x [rows, in] * weight^T + bias -> [rows, out].
 at::Tensor small_forward(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias);
 
-// grad [rows, out] * weight -> [rows, in]
+// Computes grad [rows, out] * weight -> [rows, in].
 at::Tensor small_product_for_x(const at::Tensor& grad, const at::Tensor& weight);
 
 // The factors of a weight's gradient, with sum_products(). Copies grad [rows, out], and not x [rows, in].

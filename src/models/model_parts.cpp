@@ -8,7 +8,7 @@
 #include <cmath>
 #include <vector>
 
-#include "base/classic.hpp"
+#include "base/number_text.hpp"
 
 namespace lockstep {
 namespace {
@@ -21,9 +21,8 @@ constexpr int64_t largest_image = 4096;
 
 void check_width(const std::string& model, double width) {
   if (width > 0 && width <= largest_width) return;  // false for NaN
-  Classic<std::ostringstream> text;
-  text << model << ": the width is " << width << "; it must be above 0 and at most " << largest_width;
-  throw Error(text.str());
+  throw Error(model + ": the width is " + number_text(width) + "; it must be above 0 and at most " +
+              number_text(largest_width));
 }
 
 void check_image_size(const std::string& model, int64_t size, int64_t least) {
@@ -34,6 +33,11 @@ void check_image_size(const std::string& model, int64_t size, int64_t least) {
 
 void check_at_least_one(const std::string& model, const std::string& what, int64_t size) {
   if (size < 1) throw Error(model + ": " + what + " is " + std::to_string(size) + "; it must be at least 1");
+}
+
+void check_dropout(const std::string& model, const std::string& what, double dropout) {
+  if (dropout >= 0 && dropout < 1) return;  // false for NaN
+  throw Error(model + ": " + what + " is " + number_text(dropout) + "; it must be at least 0 and below 1");
 }
 
 int64_t scaled(int64_t count, double width) {

@@ -14,6 +14,12 @@ namespace lockstep {
 void check_width(const std::string& model, double width);
 void check_image_size(const std::string& model, int64_t size, int64_t least);
 void check_at_least_one(const std::string& model, const std::string& what, int64_t size);
+void check_dropout(const std::string& model, const std::string& what, double dropout);
+void check_image_model(const std::string& model, const auto& options) {
+  check_at_least_one(model, "in_channels", options.in_channels);
+  check_at_least_one(model, "classes", options.classes);
+  check_width(model, options.width);
+}
 void check_options(const AlexNetOptions& options);
 void check_options(const ResNet18Options& options);
 void check_options(const GptOptions& options);

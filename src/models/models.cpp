@@ -7,9 +7,8 @@
 #include "model_parts.hpp"
 
 #include <algorithm>
-#include <charconv>
-#include <iterator>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -115,25 +114,26 @@ at::MemoryFormat fast_memory_format(const ModelOptions& options, const c10::Devi
 }
 
 std::string to_string(const ModelOptions& options) {
-  std::string text = options.name;
-  if (options.width != 1) {
-    char width[32];  // the shortest text that is read back as this number
-    text += ", width " + std::string(width, std::to_chars(width, std::end(width), options.width).ptr);
-  }
-  const std::string size = std::to_string(options.image_size);
-  if (options.image_size != 0) text += ", images of " + size + " x " + size;
-  if (options.groups != 1) text += ", " + std::to_string(options.groups) + " groups";
-  if (options.dropout != ModelOptions().dropout) text += ", dropout " + number_text(options.dropout);
   const ModelOptions unchanged;
-  const auto add = [&](int64_t value, int64_t otherwise, const char* what) {
-    if (value != otherwise) text += ", " + std::to_string(value) + " " + what;
+  std::string text = options.name;
+  const auto add = [&](auto ModelOptions::*option, const std::string& what, const std::string& unit = "") {
+    const auto value = options.*option;
+    if (value == unchanged.*option) return;
+    if constexpr (std::is_floating_point_v<decltype(value)>) {
+      text += ", " + what + number_text(value) + unit;
+    } else {
+      text += ", " + what + std::to_string(value) + unit;
+    }
   };
-  add(options.layers, unchanged.layers, "layers");
-  add(options.heads, unchanged.heads, "heads");
-  if (options.embedding != unchanged.embedding) text += ", embedding " + std::to_string(options.embedding);
-  if (options.context != unchanged.context) text += ", context " + std::to_string(options.context);
-  if (options.residual_dropout != unchanged.residual_dropout)
-    text += ", residual dropout " + number_text(options.residual_dropout);
+  add(&ModelOptions::width, "width ");
+  add(&ModelOptions::image_size, "images of ", " x " + std::to_string(options.image_size));
+  add(&ModelOptions::groups, "", " groups");
+  add(&ModelOptions::dropout, "dropout ");
+  add(&ModelOptions::layers, "", " layers");
+  add(&ModelOptions::heads, "", " heads");
+  add(&ModelOptions::embedding, "embedding ");
+  add(&ModelOptions::context, "context ");
+  add(&ModelOptions::residual_dropout, "residual dropout ");
   return text;
 }
 

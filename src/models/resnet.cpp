@@ -20,9 +20,7 @@ constexpr int64_t smallest_resnet_image = 9;
 }  // namespace
 
 void check_options(const ResNet18Options& options) {
-  check_at_least_one("resnet18", "in_channels", options.in_channels);
-  check_at_least_one("resnet18", "classes", options.classes);
-  check_width("resnet18", options.width);
+  check_image_model("resnet18", options);
   if (options.image_size != 0) check_image_size("resnet18", options.image_size, smallest_resnet_image);
 }
 

@@ -3,36 +3,16 @@
 #include <lockstep/models/text.hpp>
 
 #include <algorithm>
-#include <cerrno>
-#include <fstream>
 #include <utility>
 #include <vector>
 
-#include "base/classic.hpp"
 #include "io/digest.hpp"
-#include "io/reason.hpp"
+#include "io/read_text.hpp"
 
 namespace lockstep {
 namespace {
 
 constexpr int64_t kPartHeldOut = 10;
-
-std::string bytes_of_text_file(const std::filesystem::path& file) {
-  std::error_code ignored;
-  if (std::filesystem::is_other(file, ignored)) {  // such a file may have no end, or no beginning when it is read again
-    throw Error("cannot read the text '" + file.string() + "': it is no regular file; copy it into one", {Error::file});
-  }
-  Classic<std::ostringstream> text;
-  errno = 0;
-  std::ifstream stream(file, std::ios::binary);
-  // A folder can be opened, but not read.
-  if (stream && (stream.peek() == std::ifstream::traits_type::eof() || text << stream.rdbuf()) && !stream.bad()) {
-    if (!std::filesystem::is_directory(file)) return text.str();
-  }
-  throw Error(
-      "cannot read the text '" + file.string() + "': " + (errno == 0 ? "it is no file of bytes" : io::reason(errno)),
-      {Error::file});
-}
 
 // Makes sequences of the bytes [begin, end).
 Samples sequences(const at::Tensor& bytes, int64_t begin, int64_t end, int64_t context, const std::string& digest) {
@@ -61,20 +41,22 @@ Samples sequences(const at::Tensor& bytes, int64_t begin, int64_t end, int64_t c
 
 TextData load_text(const std::filesystem::path& file, int64_t context) {
   if (context < 1) throw Error("text: the context is " + std::to_string(context) + " bytes; it must be at least 1");
-  const std::string text = bytes_of_text_file(file);
+  std::error_code ignored;
+  if (std::filesystem::is_other(file, ignored)) {  // such a file may have no end, or no beginning when it is read again
+    throw Error("cannot read the text '" + file.string() + "': it is no regular file; copy it into one", {Error::file});
+  }
+  const std::string text = io::read_text(file);
   const auto size = static_cast<int64_t>(text.size()), held_out = size / kPartHeldOut;
   if (held_out <= context) {
     throw Error("the text '" + file.string() + "' holds " + std::to_string(size) + " bytes; its last tenth, " +
                 std::to_string(held_out) + " bytes, is held out and must be longer than the context, " +
                 std::to_string(context) + " bytes; take a longer text, or a smaller context");
   }
-  io::Digest digest("SHA256");
-  digest.update(text);
-  const std::string hex = digest.hex();
+  const std::string digest = io::sha256_of(text);
   at::Tensor bytes = at::empty({size}, at::kByte);
   std::copy(text.begin(), text.end(), bytes.mutable_data_ptr<uint8_t>());
-  return {.train = sequences(bytes, 0, size - held_out, context, hex),
-          .test = sequences(bytes, size - held_out, size, context, hex),
+  return {.train = sequences(bytes, 0, size - held_out, context, digest),
+          .test = sequences(bytes, size - held_out, size, context, digest),
           .source = file.string() + ", " + std::to_string(size) + " bytes, the last " + std::to_string(held_out) +
                     " held out"};
 }

@@ -8,10 +8,7 @@
 namespace lockstep {
 namespace {
 
-FactorsScope*& innermost_factors_scope() {
-  static thread_local FactorsScope* innermost = nullptr;
-  return innermost;
-}
+thread_local FactorsScope* innermost_factors_scope = nullptr;
 
 bool is_seen_by_others(const at::Tensor& parameter) {
   const auto* wanted = torch::autograd::get_current_graph_task_exec_info();  // not empty within torch::autograd::grad()
@@ -22,16 +19,16 @@ bool is_seen_by_others(const at::Tensor& parameter) {
 }  // namespace
 
 FactorsScope::FactorsScope(at::Tensor root, Take take)
-    : root_(std::move(root)), take_(std::move(take)), before_(innermost_factors_scope()) {
-  innermost_factors_scope() = this;
+    : root_(std::move(root)), take_(std::move(take)), before_(innermost_factors_scope) {
+  innermost_factors_scope = this;
 }
 
 FactorsScope::~FactorsScope() {
-  innermost_factors_scope() = before_;
+  innermost_factors_scope = before_;
 }
 
 bool FactorsScope::take(const at::Tensor& parameter, const GradientFactors& factors) {
-  FactorsScope* const scope = innermost_factors_scope();
+  FactorsScope* const scope = innermost_factors_scope;
   if (scope == nullptr || is_seen_by_others(parameter)) return false;
   if (!scope->uses_) scope->uses_ = uses_in_graph(scope->root_);
   const auto uses = scope->uses_->find(parameter.unsafeGetTensorImpl());

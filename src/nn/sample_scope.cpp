@@ -5,29 +5,26 @@
 namespace lockstep {
 namespace {
 
-SampleScope*& innermost() {
-  static thread_local SampleScope* innermost = nullptr;
-  return innermost;
-}
+thread_local SampleScope* innermost_sample_scope = nullptr;
 
 }  // namespace
 
 SampleScope::SampleScope(const SampleScope::Place& place) : SampleScope(Kept{.place = place}) {}
 
-SampleScope::SampleScope(Kept kept) : state_(std::move(kept)), before_(innermost()) {
-  innermost() = this;
+SampleScope::SampleScope(Kept kept) : state_(std::move(kept)), before_(innermost_sample_scope) {
+  innermost_sample_scope = this;
 }
 
 SampleScope::~SampleScope() {
-  innermost() = before_;
+  innermost_sample_scope = before_;
 }
 
 SampleScope* SampleScope::current() {
-  return innermost();
+  return innermost_sample_scope;
 }
 
 SampleScope::Kept SampleScope::keep() {
-  return innermost() == nullptr ? Kept{.place = {.first = -1}} : innermost()->state_;
+  return innermost_sample_scope == nullptr ? Kept{.place = {.first = -1}} : innermost_sample_scope->state_;
 }
 
 SampleScope::Draw SampleScope::draw(const void* layer) {

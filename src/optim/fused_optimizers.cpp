@@ -145,21 +145,21 @@ void step_group(const OptimizerParamGroup& group, States& states, StepCounts& co
   }
 }
 
-template <class Options, class State>
-bool fits_adam(const std::vector<OptimizerParamGroup>& groups, const States& states) {
+// Returns false, and does nothing, if the kernel cannot take all groups.
+template <class Options, class State, class Kernel>
+bool step_groups(const std::vector<OptimizerParamGroup>& groups, States& states, const Kernel& kernel) {
   const auto members_of = [](const torch::optim::OptimizerParamState& kept) {
     const auto& state = static_cast<const State&>(kept);
     return std::array{state.exp_avg(), state.exp_avg_sq()};
   };
-  return std::all_of(groups.begin(), groups.end(), [&](const auto& group) {
+  const bool fits = std::all_of(groups.begin(), groups.end(), [&](const auto& group) {
     return !static_cast<const Options&>(group.options()).amsgrad() && fits_kernel(group, states, members_of);
   });
-}
-
-template <class Options, class State, class Kernel>
-void step_groups(const std::vector<OptimizerParamGroup>& groups, States& states, const Kernel& kernel) {
+  if (!fits) return false;
+  const torch::NoGradGuard no_grad;
   StepCounts counts;
   for (const auto& group : groups) step_group<Options, State>(group, states, counts, kernel);
+  return true;
 }
 
 }  // namespace
@@ -190,28 +190,20 @@ torch::Tensor FusedSgd::step(LossClosure closure) {
 }
 
 torch::Tensor FusedAdam::step(LossClosure closure) {
-  using torch::optim::AdamOptions, torch::optim::AdamParamState;
   const torch::Tensor loss = loss_of(closure);
-  if (!fits_adam<AdamOptions, AdamParamState>(param_groups_, state_)) {
-    Adam::step();
-    return loss;
-  }
-  const torch::NoGradGuard no_grad;
   const auto kernel = [](const auto&... arguments) { at::_fused_adam_(arguments...); };
-  step_groups<AdamOptions, AdamParamState>(param_groups_, state_, kernel);
+  if (!step_groups<torch::optim::AdamOptions, torch::optim::AdamParamState>(param_groups_, state_, kernel)) {
+    Adam::step();
+  }
   return loss;
 }
 
 torch::Tensor FusedAdamW::step(LossClosure closure) {
-  using torch::optim::AdamWOptions, torch::optim::AdamWParamState;
   const torch::Tensor loss = loss_of(closure);
-  if (!fits_adam<AdamWOptions, AdamWParamState>(param_groups_, state_)) {
-    AdamW::step();
-    return loss;
-  }
-  const torch::NoGradGuard no_grad;
   const auto kernel = [](const auto&... arguments) { at::_fused_adamw_(arguments...); };
-  step_groups<AdamWOptions, AdamWParamState>(param_groups_, state_, kernel);
+  if (!step_groups<torch::optim::AdamWOptions, torch::optim::AdamWParamState>(param_groups_, state_, kernel)) {
+    AdamW::step();
+  }
   return loss;
 }
 

@@ -17,7 +17,8 @@ std::vector<at::Tensor> tensors_in(const std::vector<torch::optim::OptimizerPara
 void check_groups(const std::vector<torch::optim::OptimizerParamGroup>& groups, const io::NamedTensors& parameters,
                   const std::string& who) {
   const auto refuse = [&](const std::string& what) {
-    throw Error(who + ": " + what + ". Make the groups of the module's parameters(), each parameter in one of them");
+    throw Error(who + ": " + what + ". Make the groups of the module's parameters(), each parameter in one of them",
+                {.options = {"groups"}});
   };
   std::set<const c10::TensorImpl*> left;
   for (const auto& [name, parameter] : parameters) {
@@ -38,7 +39,7 @@ void check_groups(const std::vector<torch::optim::OptimizerParamGroup>& groups, 
 std::unique_ptr<torch::optim::Optimizer> checked_optimizer(std::unique_ptr<torch::optim::Optimizer> optimizer,
                                                            const std::vector<at::Tensor>& given, const std::string& who,
                                                            const std::string& what) {
-  if (!optimizer) throw Error(who + ": the factory made no optimizer");
+  if (!optimizer) throw Error(who + ": the factory made no optimizer", {.options = {"optimizer"}});
   std::set<const c10::TensorImpl*> left;
   for (const auto& tensor : given) left.insert(tensor.unsafeGetTensorImpl());
   size_t others = 0;
@@ -46,12 +47,13 @@ std::unique_ptr<torch::optim::Optimizer> checked_optimizer(std::unique_ptr<torch
     others += 1 - left.erase(parameter.unsafeGetTensorImpl());
   }
   if (others == 0 && left.empty()) return optimizer;
-  throw Error(who + ": the factory's optimizer has " +
-              (others > 0
-                   ? std::to_string(others) + " tensors that are none of the " + what + " that the factory was given"
-                   : std::to_string(given.size() - left.size()) + " of the " + std::to_string(given.size()) + " " +
-                         what + " that the factory was given") +
-              ". Make it of the factory's argument, all of it, and not of the module's parameters()");
+  throw Error(
+      who + ": the factory's optimizer has " +
+          (others > 0 ? std::to_string(others) + " tensors that are none of the " + what + " that the factory was given"
+                      : std::to_string(given.size() - left.size()) + " of the " + std::to_string(given.size()) + " " +
+                            what + " that the factory was given") +
+          ". Make it of the factory's argument, all of it, and not of the module's parameters()",
+      {.options = {"optimizer"}});
 }
 
 }  // namespace lockstep

@@ -44,10 +44,10 @@ Tensor power_of_two_in(const Tensor& largest) {
   return largest[0].view(at::kLong).bitwise_and(0x7ff0000000000000).view(at::kDouble).clamp(0x1p-1000, 0x1p1022);
 }
 
-// A piece's values, in the order of its memory if that saves a copy.
+// Gives a slice's values, in the order of its memory if that saves a copy.
 Tensor flat_in_any_order(const Tensor& given) {
-  const Tensor piece = real_values(given);
-  return piece.is_non_overlapping_and_dense() ? piece.as_strided({piece.numel()}, {1}) : piece.contiguous().view(-1);
+  const Tensor slice = real_values(given);
+  return slice.is_non_overlapping_and_dense() ? slice.as_strided({slice.numel()}, {1}) : slice.contiguous().view(-1);
 }
 
 // The rounded sum, and the rounding error: both depend on the exact sum alone (Knuth's TwoSum).
@@ -126,8 +126,8 @@ class SquareSum {
     gathered_ = at::empty({std::min((values + kRow - 1) / kRow, kRowsAtATime), kRow}, largest.options());
   }
 
-  void add(const Tensor& piece) {
-    const Tensor values = flat_in_any_order(piece);
+  void add(const Tensor& slice) {
+    const Tensor values = flat_in_any_order(slice);
     for (int64_t done = 0; done < values.numel();) {
       const int64_t count = std::min(values.numel() - done, gathered_.numel() - count_);
       gathered_.view(-1).narrow(0, count_, count).copy_(values.narrow(0, done, count));
@@ -167,12 +167,12 @@ class SquareSum {
 
 }  // namespace
 
-Tensor largest_magnitude(const std::vector<Tensor>& pieces, const c10::Device& device) {
+Tensor largest_magnitude(const std::vector<Tensor>& slices, const c10::Device& device) {
   const c10::NoGradGuard no_grad;
   std::vector<Tensor> extremes;
-  for (const auto& piece : pieces) {
-    if (piece.numel() == 0) continue;
-    const auto [least, greatest] = at::aminmax(real_values(piece));
+  for (const auto& slice : slices) {
+    if (slice.numel() == 0) continue;
+    const auto [least, greatest] = at::aminmax(real_values(slice));
     extremes.insert(extremes.end(), {least, greatest});
   }
   const auto type = at::TensorOptions(device).dtype(at::kDouble);
@@ -182,13 +182,13 @@ Tensor largest_magnitude(const std::vector<Tensor>& pieces, const c10::Device& d
   return at::stack({at::where(beyond == 0, all, 0), beyond});
 }
 
-Tensor sums_of_squares(const std::vector<Tensor>& pieces, const Tensor& largest) {
-  if (!largest.is_cpu()) return sums_by_operators(pieces, largest);
+Tensor sums_of_squares(const std::vector<Tensor>& slices, const Tensor& largest) {
+  if (!largest.is_cpu()) return sums_by_operators(slices, largest);
   const c10::NoGradGuard no_grad;
   const double scale = 1 / power_of_two_in(largest).item<double>();
   const Tensor sums = at::zeros({4}, at::kDouble);
-  for (const auto& piece : pieces) {
-    const Tensor flat = flat_in_any_order(piece);
+  for (const auto& slice : slices) {
+    const Tensor flat = flat_in_any_order(slice);
     const bool wide = flat.scalar_type() == at::kDouble;
     const Tensor values = flat.to(wide ? at::kDouble : at::kFloat);
     const Sums own = wide ? sums_of<double>(values, scale) : sums_of<float>(values, scale);
@@ -197,12 +197,12 @@ Tensor sums_of_squares(const std::vector<Tensor>& pieces, const Tensor& largest)
   return sums;
 }
 
-Tensor sums_by_operators(const std::vector<Tensor>& pieces, const Tensor& largest) {
+Tensor sums_by_operators(const std::vector<Tensor>& slices, const Tensor& largest) {
   const c10::NoGradGuard no_grad;
   int64_t values = 0;
-  for (const auto& piece : pieces) values += piece.numel();
+  for (const auto& slice : slices) values += slice.numel();
   SquareSum sum(largest, values);
-  for (const auto& piece : pieces) sum.add(piece);
+  for (const auto& slice : slices) sum.add(slice);
   return sum.result();
 }
 

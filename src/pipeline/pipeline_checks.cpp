@@ -4,69 +4,45 @@
 #include <lockstep/base/error.hpp>
 #include <lockstep/data_parallel/sync_batch_norm.hpp>
 
-#include "pipeline_stage.hpp"
+#include "base/classic.hpp"
+#include "comm/arguments.hpp"
+#include "nn/random_layers.hpp"
 #include "ranks/equal_input.hpp"
 #include "ranks/gather.hpp"
 
+#include <algorithm>
+#include <cstdint>
 #include <functional>
-#include <iterator>
-#include <utility>
 
 namespace lockstep {
 
-using torch::nn::Sequential;
+using comm::describe;
 
-void check_stages(const std::vector<Sequential>& stages, const Rank& rank, const PipelineOptions& options) {
-  const int ranks = rank.world_size();
-  const auto count = static_cast<int>(stages.size());
-  const bool interleaved = options.schedule == PipelineSchedule::interleaved;
-  if (options.microbatches < 1) {
-    throw Error("Pipeline: microbatches is " + std::to_string(options.microbatches) + "; it must be at least 1");
-  }
-  if (count == 0 || (interleaved ? count % ranks != 0 : count != ranks)) {
-    throw Error("Pipeline: " + std::to_string(count) + " stages do not go with " + std::to_string(ranks) +
-                " ranks and the schedule " + std::string(to_string(options.schedule)) + ", which takes " +
-                (interleaved ? "a multiple of " : "") + std::to_string(ranks));
-  }
-  for (int index = rank.index(); index < count; index += ranks) {
-    const auto& layers = stages[static_cast<size_t>(index)];
-    if (layers.is_empty() || layers->is_empty()) {
-      throw Error("Pipeline: stage " + std::to_string(index) + " is of rank " + std::to_string(rank.index()) +
-                  ", and has no layers there; every rank must be given its own stages");
-    }
-    if (layers->named_children().size() != layers->size()) {
-      throw Error("Pipeline: stage " + std::to_string(index) + " holds modules that are none of its layers");
-    }
-    if (has_sync_batchnorm(*layers)) {
-      throw Error(
-          "Pipeline: stage " + std::to_string(index) +
-          " holds a SyncBatchNorm, which normalises over whole batches; a stage computes microbatches, and with "
-          "recompute some twice. Use BatchNorm there");
-    }
-    if (options.recompute) check_recomputable(layers, "Pipeline: stage " + std::to_string(index));
-  }
+void check_stage(const torch::nn::SequentialImpl& layers, int stage) {
+  if (!has_sync_batchnorm(layers)) return;
+  throw Error("Pipeline: stage " + std::to_string(stage) +
+              " holds a SyncBatchNorm, which normalises over whole batches; a stage computes microbatches, and with "
+              "recompute some twice. Use BatchNorm there");
 }
 
-int compare_options(Rank& rank, int stages, const PipelineOptions& options, int first_here) {
-  const std::pair<const char*, int64_t> entries[] = {{"stages", stages},
-                                                     {"schedule", static_cast<int64_t>(options.schedule)},
-                                                     {"microbatches", options.microbatches},
-                                                     {"recompute", options.recompute}};
-  std::vector<int64_t> numbers;
-  for (const auto& [name, value] : entries) numbers.push_back(value);
-  numbers.push_back(first_here);
-  const at::Tensor all = of_all_ranks(rank, numbers);
+void check_recomputable(const torch::nn::Sequential& net) {
+  const std::string layer = first_random_layer(*net);
+  if (layer.empty()) return;
+  throw Error("SplitModel: " + layer +
+              " draws random numbers, which would be others when its forward is computed again; use recompute = false, "
+              "lockstep::Dropout, or p(0) for a dropout");
+}
+
+void compare_splits(Rank& rank, const ModelSplit& split) {
+  const auto texts = texts_of_all_ranks(to_string(split), rank);
+  const auto& mine = texts[static_cast<size_t>(rank.index())];
   for (int other = 0; other < rank.world_size(); ++other) {
-    for (size_t i = 0; i < std::size(entries); ++i) {
-      const auto theirs = all[other][static_cast<int64_t>(i)].item<int64_t>();
-      if (theirs == numbers[i]) continue;
-      throw Error(std::string("Pipeline: the ranks differ in ") + entries[i].first + ": rank " +
-                      std::to_string(rank.index()) + " has " + std::to_string(numbers[i]) + ", rank " +
-                      std::to_string(other) + " has " + std::to_string(theirs),
-                  {Error::difference, {std::min(rank.index(), other), std::max(rank.index(), other)}});
-    }
+    const auto& theirs = texts[static_cast<size_t>(other)];
+    if (theirs == mine) continue;
+    throw Error(rank.name() + ": Pipeline: the ranks differ in their splits: rank " + std::to_string(rank.index()) +
+                    " has " + mine + ", rank " + std::to_string(other) + " has " + theirs,
+                {Error::difference, {std::min(rank.index(), other), std::max(rank.index(), other)}});
   }
-  return static_cast<int>(all.select(1, -1).min().item<int64_t>());
 }
 
 void compare_batches(Rank& rank, const std::string& shape, int64_t size) {
@@ -102,6 +78,24 @@ void check_mark(const Rank& rank, int32_t mark, int32_t of_last) {
                   "belong to the last one's y. Give batches() the same data, seed, epoch and shuffle on all ranks of a "
                   "pipeline, and take as many batches everywhere",
               {Error::difference});
+}
+
+void check_output(int stage, const at::Tensor& y, const SampleShape& expected) {
+  if (y.dim() > 0 && y.scalar_type() == expected.type && y.sizes().slice(1) == at::IntArrayRef(expected.sizes)) return;
+  throw Error("Pipeline: stage " + std::to_string(stage) + " gives " + describe(y) + ", and gave " + expected.text() +
+              " for zeros in eval mode; a stage's output must have one shape");
+}
+
+void check_memory(int stage, const at::Tensor& y, const SampleShape& expected) {
+  constexpr std::uintptr_t kLine = 64;  // the bytes to which LibTorch aligns its memory
+  const bool is_aligned = reinterpret_cast<std::uintptr_t>(y.const_data_ptr()) % kLine == 0;
+  if (y.numel() == 0 || (is_aligned && y.is_contiguous(expected.format))) return;
+  throw Error("Pipeline: stage " + std::to_string(stage) +
+              " gives a view of a larger tensor, or of one that lies otherwise: " + describe(y) + " with strides " +
+              classic_text(y.strides()) +
+              ". With a grain the cut must change no bit, and behind it these values would lie elsewhere in memory. "
+              "Let the stage's last layer give a tensor of its own, as by clone(at::MemoryFormat::Contiguous), or cut "
+              "elsewhere");
 }
 
 }  // namespace lockstep

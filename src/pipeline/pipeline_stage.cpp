@@ -10,7 +10,6 @@
 #include "base/classic.hpp"
 #include "base/exception_text.hpp"
 #include "comm/arguments.hpp"
-#include "nn/random_layers.hpp"
 #include "nn/weighed_backward.hpp"
 
 #include <algorithm>
@@ -140,14 +139,6 @@ void PipelineStage::refuse_loss_without_graph() const {
   throw Error(
       "Pipeline: no parameter leads to the last stage's loss: the criterion was computed under NoGradGuard or "
       "InferenceMode, or from detached tensors or item(). Compute it from the net's output, with gradients on");
-}
-
-void check_recomputable(const torch::nn::Sequential& layers, const std::string& of) {
-  const std::string layer = first_random_layer(*layers);
-  if (layer.empty()) return;
-  throw Error(of + ": " + layer +
-              " draws random numbers, which would be others when its forward is computed again; use recompute = false, "
-              "lockstep::Dropout, or p(0) for a dropout");
 }
 
 }  // namespace lockstep

@@ -62,7 +62,4 @@ class PipelineStage {
   std::map<int, Kept> kept_;  // kept tensors by microbatch
 };
 
-// Throws Error, which begins with `of`, if a module of LibTorch's in `layers` draws random numbers when it trains.
-void check_recomputable(const torch::nn::Sequential& layers, const std::string& of);
-
 }  // namespace lockstep

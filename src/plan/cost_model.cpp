@@ -156,7 +156,6 @@ Partition CostModel::partition(const ModelSplit& split) const {
     const double output = layer.output_bytes * samples, saved = layer.saved_bytes * samples;
     const double crossing = mesh_.pipeline == 1 ? 0 : 2 * pipeline_.send.seconds(output);
     partition.layers.push_back({
-        .name = layer.name,
         .seconds = (split.recompute ? 2 : 1) * forward + backward,
         .cut_seconds = crossing,
         // With recompute only one microbatch's activations are there.

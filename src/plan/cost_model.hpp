@@ -24,7 +24,7 @@ class CostModel {
   // The number of samples of the largest part of a batch that one pipeline gets.
   int64_t part() const { return part_; }
 
-  // The input of balanced_stages(); the split's own cuts do not matter. Several stages of a rank share the device's
+  // The input of fitting_stages(); the split's own cuts do not matter. Several stages of a rank share the device's
   // memory equally. Here and below, give a split with the mesh for which this CostModel was made.
   Partition partition(const ModelSplit& split) const;
 

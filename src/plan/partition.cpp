@@ -1,12 +1,8 @@
 #include "partition.hpp"
 
-#include <lockstep/base/error.hpp>
-
 #include <algorithm>
 #include <functional>
 #include <limits>
-
-#include "base/bytes_text.hpp"
 
 namespace lockstep {
 namespace {
@@ -107,59 +103,9 @@ Best best_partition(int64_t layers, int stages, const CostOfStage& cost, const C
 const Combine largest = [](double before, double stage) { return std::max(before, stage); };
 const Combine sum = [](double before, double stage) { return before + stage; };
 
-std::string range(const Partition& partition, int64_t first, int64_t end) {
-  const auto name = [&](int64_t layer) { return "\"" + partition.layers[static_cast<size_t>(layer)].name + "\""; };
-  return end - first == 1 ? "layer " + name(first) : "layers " + name(first) + " to " + name(end - 1);
-}
-
-// The share of its memory that a device uses; 0 without a limit.
-double filling(const Partition& partition, const Costs& costs, int stage, int64_t first, int64_t end) {
-  const double limit = partition.stages[static_cast<size_t>(stage)].memory_bytes;
-  return limit > 0 ? costs.of(stage, first, end).bytes / limit : 0;
-}
-
-std::vector<int64_t> leanest_stages(const Partition& partition, const Costs& costs) {
-  return best_partition(
-             static_cast<int64_t>(partition.layers.size()), static_cast<int>(partition.stages.size()),
-             [&](int stage, int64_t first, int64_t end) { return filling(partition, costs, stage, first, end); },
-             largest)
-      .cuts;
-}
-
-// Throws Error that says which partition comes closest to fitting, and what it lacks.
-[[noreturn]] void refuse(const Partition& partition) {
-  const Costs costs(partition);
-  const auto layers = static_cast<int64_t>(partition.layers.size());
-  const int stages = static_cast<int>(partition.stages.size());
-  std::vector<int64_t> bounds = leanest_stages(partition, costs);
-  bounds.insert(bounds.begin(), 0);
-  bounds.push_back(layers);
-  const auto filling_of = [&](int s) {
-    return filling(partition, costs, s, bounds[static_cast<size_t>(s)], bounds[static_cast<size_t>(s) + 1]);
-  };
-  int fullest = 0;
-  for (int s = 1; s < stages; ++s) {
-    if (filling_of(s) > filling_of(fullest)) fullest = s;
-  }
-  const int64_t first = bounds[static_cast<size_t>(fullest)], end = bounds[static_cast<size_t>(fullest) + 1];
-  throw Error("no cut of " + std::to_string(layers) + " layers into " + std::to_string(stages) +
-              " stages fits the devices' memory: at best stage " + std::to_string(fullest) + ", " +
-              range(partition, first, end) + ", needs " + bytes_text(costs.of(fullest, first, end).bytes) +
-              " and its device has " + bytes_text(partition.stages[static_cast<size_t>(fullest)].memory_bytes) +
-              ". More devices, a smaller batch, smaller microbatches or recomputation need less");
-}
-
-void check_counts(const Partition& partition) {
-  const size_t layers = partition.layers.size(), stages = partition.stages.size();
-  if (stages >= 1 && stages <= layers) return;
-  throw Error(std::to_string(stages) + " stages cannot be made of " + std::to_string(layers) +
-              " layers: each stage needs at least one, so from 1 to " + std::to_string(layers) + " stages fit");
-}
-
 }  // namespace
 
 std::optional<std::vector<int64_t>> fitting_stages(const Partition& partition) {
-  check_counts(partition);
   const auto layers = static_cast<int64_t>(partition.layers.size());
   const int stages = static_cast<int>(partition.stages.size());
   const Costs costs(partition);
@@ -176,15 +122,15 @@ std::optional<std::vector<int64_t>> fitting_stages(const Partition& partition) {
   return best_partition(layers, stages, crossing, sum).cuts;
 }
 
-std::vector<int64_t> balanced_stages(const Partition& partition) {
-  auto cuts = fitting_stages(partition);
-  if (!cuts) refuse(partition);
-  return *std::move(cuts);
-}
-
 std::vector<int64_t> leanest_stages(const Partition& partition) {
-  check_counts(partition);
-  return leanest_stages(partition, Costs(partition));
+  const Costs costs(partition);
+  const auto filling = [&](int stage, int64_t first, int64_t end) {
+    const double limit = partition.stages[static_cast<size_t>(stage)].memory_bytes;
+    return limit > 0 ? costs.of(stage, first, end).bytes / limit : 0;
+  };
+  return best_partition(static_cast<int64_t>(partition.layers.size()), static_cast<int>(partition.stages.size()),
+                        filling, largest)
+      .cuts;
 }
 
 }  // namespace lockstep

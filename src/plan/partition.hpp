@@ -5,14 +5,12 @@
 
 #include <cstdint>
 #include <optional>
-#include <string>
 #include <vector>
 
 namespace lockstep {
 
 struct Partition {
   struct Layer {
-    std::string name;            // the layer's name in errors
     double seconds = 0;          // seconds of a microbatch's forward and backward, on a device of speed 1
     double cut_seconds = 0;      // seconds that the messages of a cut behind this layer cost the stages on both sides
     double fixed_bytes = 0;      // bytes held whatever is computed: parameters, gradients, optimizer state
@@ -33,12 +31,12 @@ struct Partition {
 // A stage's seconds are those of its layers on its device, and those of its cuts on both sides. Its bytes are its
 // layers' parameters, the activations and inputs of the microbatches that it holds at once, and the largest workspace.
 
+// Both take partitions with at least as many layers as stages, and at least one stage.
+
 // Cuts the layers into contiguous stages of at least one layer, so that the slowest stage is as fast as possible. Among
-// such partitions it takes one whose cuts cost least in sum. Returns the first layers of stages 1, 2, …. Stages get the
-// devices in the given order, and no stage exceeds its device's memory. Takes stages * layers² steps. Throws Error for
-// more stages than layers, and if no partition fits the memory; the text says what would fit.
-std::vector<int64_t> balanced_stages(const Partition& partition);
-// Does the same, but returns nothing if no partition fits the memory.
+// such partitions it takes one whose cuts cost least in sum. Returns the first layers of stages 1, 2, …; nothing if no
+// partition fits the memory. Stages get the devices in the given order, and no stage exceeds its device's memory. Takes
+// stages * layers² steps.
 std::optional<std::vector<int64_t>> fitting_stages(const Partition& partition);
 
 // The partition whose fullest device uses the least share of its memory. (Devices without a limit count as empty.)

@@ -7,7 +7,7 @@
 #include <string>
 #include <tuple>
 
-#include "base/bytes_text.hpp"
+#include "base/number_text.hpp"
 #include "cost_model.hpp"
 #include "partition.hpp"
 #include "plan_shape.hpp"

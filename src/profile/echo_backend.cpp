@@ -4,7 +4,7 @@
 
 #include <chrono>
 
-#include "base/thread_clock.hpp"
+#include "base/seconds_since.hpp"
 #include "ranks/observed_backend.hpp"
 
 namespace lockstep {

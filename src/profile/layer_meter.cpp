@@ -12,7 +12,6 @@
 
 #include "base/classic.hpp"
 #include "base/seconds_since.hpp"
-#include "base/thread_clock.hpp"
 #include "devices/memory_meter.hpp"
 
 namespace lockstep {

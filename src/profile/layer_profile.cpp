@@ -4,7 +4,6 @@
 #include <lockstep/models/tied_linear.hpp>
 #include <lockstep/plan/plan.hpp>
 #include <lockstep/profile/layer_profile.hpp>
-#include <lockstep/tensor_parallel/tensor_parallel.hpp>
 
 #include <algorithm>
 #include <chrono>
@@ -19,6 +18,7 @@
 #include "layer_meter.hpp"
 #include "optim/fused_optimizers.hpp"
 #include "ranks/gather.hpp"
+#include "tensor_parallel/shard.hpp"
 
 namespace lockstep {
 namespace {
@@ -70,7 +70,7 @@ std::vector<SlicedLayers> slices_of(const Sequential& net, const Batch& sample, 
     Rank first = rank.wrapped([&](const auto&) { return echo; });
     Sequential slice;
     try {
-      slice = options.slice ? options.slice(net, first) : shard(net, first);
+      slice = shard(net, first);
     } catch (const Error&) {
       continue;  // the net's channels do not split into so many slices
     }

@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "base/seconds_since.hpp"
-#include "base/thread_clock.hpp"
 #include "ranks/gather.hpp"
 
 namespace lockstep {

@@ -10,7 +10,6 @@
 #include "base/scramble.hpp"
 #include "base/start_thread.hpp"
 #include "comm/failure.hpp"
-#include "comm/job_options.hpp"
 #include "comm/processes/job.hpp"
 #include "comm/world.hpp"
 #include "devices/check_devices.hpp"
@@ -114,8 +113,7 @@ bool share_a_gpu(const Devices& devices) {
 }
 
 comm::JobOptions job_options(const RunOptions& options) {
-  return {.threads_per_rank = options.threads_per_rank,
-          .timeout = options.timeout,
+  return {.timeout = options.timeout,
           .rendezvous_timeout = options.rendezvous_timeout,
           .silence = comm::silence_range(options.silence),
           .stop = options.stop,

@@ -8,6 +8,8 @@
 #include <lockstep/scratch/allreduce.hpp>
 #include <lockstep/scratch/on_each_device.hpp>
 
+#include <algorithm>
+#include <array>
 #include <functional>
 #include <string>
 #include <tuple>
@@ -18,18 +20,9 @@
 namespace lockstep {
 
 std::string_view to_string(AllreduceAlgorithm algorithm) {
-  switch (algorithm) {
-    case AllreduceAlgorithm::automatic:
-      return "automatic";
-    case AllreduceAlgorithm::naive:
-      return "naive";
-    case AllreduceAlgorithm::sharded:
-      return "sharded";
-    case AllreduceAlgorithm::ring:
-      return "ring";
-    case AllreduceAlgorithm::tree:
-      return "tree";
-  }
+  constexpr std::array names = {"automatic", "naive", "sharded", "ring", "tree"};
+  const auto number = static_cast<size_t>(algorithm);
+  if (number < names.size()) return names[number];
   throw Error("to_string: there is no allreduce algorithm number " + std::to_string(static_cast<int>(algorithm)));
 }
 
@@ -45,22 +38,9 @@ std::string describe(const std::vector<at::Tensor>& tensors, size_t i) {
 }
 
 bool can_be_added(at::ScalarType type) {
-  switch (type) {
-    case at::kByte:
-    case at::kChar:
-    case at::kShort:
-    case at::kInt:
-    case at::kLong:
-    case at::kHalf:
-    case at::kBFloat16:
-    case at::kFloat:
-    case at::kDouble:
-    case at::kComplexFloat:
-    case at::kComplexDouble:
-      return true;
-    default:
-      return false;
-  }
+  constexpr std::array types = {at::kByte,     at::kChar,  at::kShort,  at::kInt,          at::kLong,         at::kHalf,
+                                at::kBFloat16, at::kFloat, at::kDouble, at::kComplexFloat, at::kComplexDouble};
+  return std::find(types.begin(), types.end(), type) != types.end();
 }
 
 // Tells where in its storage each element of a tensor lies.

@@ -34,7 +34,7 @@ struct KeyShard {
 // fewest bytes so far.
 std::vector<KeyShard> shard_keys(const std::vector<at::Tensor>& parameters, int servers, int64_t piece_bytes);
 
-// The next place among bytes where typed values may begin.
+// Gives the next place among bytes where typed values may begin.
 int64_t aligned(int64_t offset);
 
 // These make views: `sizes` values of `type` from byte `offset` on; a piece in its shard's bytes, or its parameter.

@@ -10,6 +10,7 @@
 #include "data/part_weight.hpp"
 #include "data_parallel/counted_targets.hpp"
 #include "nn/name_dropouts.hpp"
+#include "nn/weighed_backward.hpp"
 #include "ranks/equal_modules.hpp"
 #include "ranks/gather.hpp"
 #include "ranks/shared_seed.hpp"
@@ -159,8 +160,8 @@ double ParameterServerRank::weight_of(const Batch& batch) const {
                 "the workers. Leave out BatchOptions::grain, or take a DataParallel");
   }
   const auto latest = latest_batch();  // workers may train on whole batches too, or on parts of other sizes
-  if (latest && batch.mark != 0 && latest->global == batch.global_size && latest->shards == rank_.world_size()) {
-    throw Error(rank_.name() + ": ParameterServer: the batch was cut for all " + std::to_string(latest->shards) +
+  if (latest && batch.mark != 0 && latest->global == batch.global_size && latest->partners == rank_.world_size()) {
+    throw Error(rank_.name() + ": ParameterServer: the batch was cut for all " + std::to_string(latest->partners) +
                 " ranks, of which " + std::to_string(options_.servers) +
                 " are servers, so the servers' parts would never be trained. Give batches() the worker in the place "
                 "of the rank: batches(…, worker)");
@@ -168,13 +169,18 @@ double ParameterServerRank::weight_of(const Batch& batch) const {
   return part_weight(batch.size(), batch.global_size, workers(), "ParameterServer");
 }
 
-// A part that is the whole batch needs no check: its mean is the one that one device has.
-void ParameterServerRank::check_targets(const at::Tensor& local_mean, const Batch& batch) {
-  if (batch.size() == 0 || batch.size() == batch.global_size) return;
-  if (!rank_.device().is_cpu() && ++targets_checked_ > kChecksOnGpu) return;
-  check_counted_targets(local_mean, batch.size(), rank_.name() + ": ParameterServer",
-                        "as in worker.backward(F::cross_entropy(y_hat, batch.y, with that reduction) / batch.size(), "
-                        "batch)");
+void ParameterServerRank::backward(const at::Tensor& local_mean, const Batch& batch) {
+  const double weight = weight_of(batch);
+  const bool is_part = batch.size() > 0 && batch.size() < batch.global_size;  // one device has the whole batch's mean
+  if (is_part && (rank_.device().is_cpu() || ++targets_checked_ <= kChecksOnGpu)) {
+    check_counted_targets(local_mean, batch.size(), rank_.name() + ": ParameterServer",
+                          "as in worker.backward(F::cross_entropy(y_hat, batch.y, with that reduction) / batch.size(), "
+                          "batch)");
+  }
+  places_.computed();
+  if (batch.size() == 0) return;
+  const WeighedBackward weighed(local_mean, weight, *module_);
+  local_mean.backward(weighed.seed());
 }
 
 std::vector<at::Tensor> ParameterServerRank::gradients() const {
@@ -222,6 +228,64 @@ void ParameterServerRank::ask(int64_t asks) {
   for (const auto& work : works) work->wait();
   if (!(asks & server::kPull)) return;
   for (int server = 0; server < options_.servers; ++server) take_parameters(server, pulled_[server]);
+}
+
+// ---- The handles.
+
+ParameterServer::ParameterServer(std::shared_ptr<torch::nn::Module> module, Rank& rank,
+                                 const MakeOptimizer& make_optimizer, const ParameterServerOptions& options)
+    : rank_(std::make_shared<ParameterServerRank>(std::move(module), rank, make_optimizer, options)) {}
+
+std::vector<LostWorker> ParameterServer::train(const Body& body) {
+  return rank_->train(body);
+}
+
+bool ParameterServer::is_server() const {
+  return rank_->server() != nullptr;
+}
+
+int ParameterServer::workers() const {
+  return rank_->workers();
+}
+
+torch::optim::Optimizer* ParameterServer::optimizer() {
+  return is_server() ? &rank_->server()->optimizer() : nullptr;
+}
+
+int Worker::index() const {
+  return rank_->rank().index();
+}
+
+int Worker::count() const {
+  return rank_->workers();
+}
+
+c10::Device Worker::device() const {
+  return rank_->rank().device();
+}
+
+SampleScope Worker::samples(const Batch& batch) {
+  return SampleScope(rank_->places().of(batch));
+}
+
+void Worker::backward(const at::Tensor& local_mean, const Batch& batch) {
+  rank_->backward(local_mean, batch);
+}
+
+void Worker::push() {
+  rank_->ask(server::kPush);
+}
+
+void Worker::pull() {
+  rank_->ask(server::kPull);
+}
+
+void Worker::step() {
+  rank_->ask(server::kPush | server::kPull);
+}
+
+int64_t Worker::bytes_pushed() const {
+  return rank_->bytes_pushed();
 }
 
 }  // namespace lockstep

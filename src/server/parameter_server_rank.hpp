@@ -7,7 +7,6 @@
 #include "key_shards.hpp"
 #include "nn/sample_places.hpp"
 #include "ranks/trained_parameters.hpp"
-#include "request.hpp"
 #include "shard_server.hpp"
 
 #include <cstdint>
@@ -28,11 +27,9 @@ class ParameterServerRank : public std::enable_shared_from_this<ParameterServerR
   // Sends a worker's request to all servers, and returns when all have answered. A push brings the gradients with it.
   // Throws Error outside of train().
   void ask(int64_t asks);
-  double weight_of(const Batch& batch) const;
-  void check_targets(const at::Tensor& local_mean, const Batch& batch);  // see check_counted_targets()
+  void backward(const at::Tensor& local_mean, const Batch& batch);  // see Worker
 
   const Rank& rank() const { return rank_; }
-  const torch::nn::Module& module() const { return *module_; }
   int workers() const { return rank_.world_size() - options_.servers; }
   server::ShardServer* server() { return server_.get(); }
   int64_t bytes_pushed() const { return bytes_pushed_; }
@@ -40,6 +37,7 @@ class ParameterServerRank : public std::enable_shared_from_this<ParameterServerR
 
  private:
   void check_options();
+  double weight_of(const Batch& batch) const;
   std::string work(const ParameterServer::Body& body);  // returns why the body failed, or ""
   void share_parameters();                              // takes the servers' parameters, at the end of a training
   std::vector<at::Tensor> gradients() const;

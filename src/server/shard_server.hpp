@@ -6,7 +6,6 @@
 
 #include "key_shards.hpp"
 #include "push.hpp"
-#include "request.hpp"
 
 #include <cstdint>
 #include <deque>

@@ -4,14 +4,16 @@
 #include <lockstep/base/error.hpp>
 #include <lockstep/devices/autocast.hpp>
 #include <lockstep/split/split_model.hpp>
-#include <lockstep/tensor_parallel/tensor_parallel.hpp>
 
 #include "data_parallel/loss_part.hpp"
 #include "data_parallel/replica.hpp"
 #include "data_parallel/trained_net.hpp"
-#include "pipeline/pipeline_stage.hpp"
+#include "pipeline/pipeline.hpp"
+#include "pipeline/pipeline_checks.hpp"
+#include "pipeline/split_into_stages.hpp"
 #include "ranks/gather.hpp"
 #include "split_optimizer_state.hpp"
+#include "tensor_parallel/shard.hpp"
 #include "tensor_parallel/sliced_dimensions.hpp"
 
 #include <functional>
@@ -20,31 +22,24 @@
 namespace lockstep {
 namespace {
 
-ShardRule rule_of(const ModelSplit& split) {
-  return split.tensor_rule == TensorRule::alternating ? ShardRule::alternating() : ShardRule::by_output_channels();
-}
-
 ModelSplit checked(const ModelSplit& split, const torch::nn::Sequential& net, const Rank& rank) {
   if (net.is_empty()) throw Error(rank.name() + ": SplitModel: the net is null; build it first");
-  check_mesh(split.mesh, rank.world_size());
   check_split(split, static_cast<int64_t>(net->size()));
-  if (split.recompute) check_recomputable(net, "SplitModel");  // shard() would hide the modules' types
+  if (split.recompute) check_recomputable(net);  // shard() would hide the modules' types
   return split;
 }
 
 torch::nn::Sequential by_channels(const torch::nn::Sequential& net, Mesh& mesh, const ModelSplit& split) {
   if (mesh.tensor().world_size() == 1) return net;
-  return shard(net, mesh.tensor(), {.rule = rule_of(split)});
+  return shard(net, mesh.tensor(), split.tensor_rule);
 }
 
-bool needs_pipeline(const ModelSplit& split) {
-  return split.stages() > 1 || split.microbatches > 1;
-}
-
-std::optional<Pipeline> by_layers(std::vector<torch::nn::Sequential> stages, Mesh& mesh, const ModelSplit& split) {
-  if (!needs_pipeline(split)) return std::nullopt;
-  return Pipeline(std::move(stages), mesh.pipeline(),
-                  {.schedule = split.schedule, .microbatches = split.microbatches, .recompute = split.recompute});
+// Null: no pipeline is needed. Otherwise `net` becomes this rank's layers of it.
+std::shared_ptr<Pipeline> by_layers(torch::nn::Sequential& net, Mesh& mesh, const ModelSplit& split) {
+  if (split.stages() == 1 && split.microbatches == 1) return nullptr;
+  auto pipeline = std::make_shared<Pipeline>(split_into_stages(net, split), mesh.pipeline(), split);
+  net = pipeline->module();
+  return pipeline;
 }
 
 // Ranks that hold slices of the same layers compute them of the same samples.
@@ -94,9 +89,8 @@ SplitModel::SplitModel(const torch::nn::Sequential& net, Rank& rank, const Model
     : split_(checked(split, net, rank)),
       takes_batch_(takes_batch),
       mesh_(rank, split.mesh),
-      sharded_(by_channels(net, mesh_, split_)),
-      pipeline_(by_layers(stages_of(sharded_), mesh_, split_)),
-      module_(pipeline_ ? pipeline_->module() : sharded_),
+      module_(by_channels(net, mesh_, split_)),
+      pipeline_(by_layers(module_, mesh_, split_)),
       replicas_(module_.ptr(), mesh_.data(), options) {
   if (takes_batch && (pipeline_ || mesh_.tensor().world_size() > 1)) {
     throw Error(rank.name() +
@@ -104,11 +98,6 @@ SplitModel::SplitModel(const torch::nn::Sequential& net, Rank& rank, const Model
                 "tensors; split it by data alone");
   }
   if (mesh_.shape().size() > mesh_.shape().data) replicas_.replica()->become_part();
-  if (pipeline_) sharded_ = nullptr;  // it has the layers of other ranks too
-}
-
-std::vector<torch::nn::Sequential> SplitModel::stages_of(const torch::nn::Sequential& net) const {
-  return split_.cuts.empty() ? split_into_stages(net, split_.stages()) : split_into_stages(net, split_.cuts);
 }
 
 // Stages lie on the pipeline's ranks, and slices of layers on the tensor axis; what that axis holds whole counts once.
@@ -161,8 +150,8 @@ Loss SplitModel::loss(const Batch& batch, const Criterion& criterion) {
   }
   const auto& replica = replicas_.replica();
   if (pipeline_) {
-    const auto both = [pipeline = *pipeline_, replicas = replicas_, batch, criterion]() mutable {
-      return pipeline.forward_backward(batch, criterion, replicas);
+    const auto both = [pipeline = pipeline_, replica, batch, criterion] {
+      return pipeline->forward_backward(batch, criterion, replica);
     };
     return interleaved_loss_of(replica, batch, with_autocast_of_now(tensor.device(), both));
   }
@@ -188,17 +177,12 @@ torch::Tensor SplitModel::forward(const Batch& batch) {
 
 void SplitModel::gather(torch::nn::Sequential& net) {
   const torch::NoGradGuard no_grad;
-  auto stages = stages_of(net);
+  auto stages = split_into_stages(net, checked(split_, net, mesh_.data()));
   for (size_t stage = 0; stage < stages.size(); ++stage) {
     const int owner = static_cast<int>(stage) % split_.mesh.pipeline;
     if (owner == mesh_.pipeline().index()) unshard(module_, mesh_.tensor(), stages[stage]);
     broadcast_stage(stages[stage], mesh_.pipeline(), owner);
   }
-}
-
-std::optional<PipelineStats> SplitModel::pipeline_stats() const {
-  if (!pipeline_) return std::nullopt;
-  return pipeline_->stats();
 }
 
 }  // namespace lockstep

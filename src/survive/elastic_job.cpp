@@ -37,18 +37,20 @@ comm::Rendezvous& rendezvous_of(const comm::LaunchEnvironment& launch, const std
   return comm::Job::of_this_process().rendezvous(launch, {RunOptions().rendezvous_timeout, stop});
 }
 
-[[noreturn]] void lose_launcher(const comm::LaunchEnvironment& launch) {
-  throw Error("process " + std::to_string(launch.member) +
-                  " of an elastic job: the launcher is gone: the store that it keeps does not answer",
-              {Error::machine});
+// Returns use(), which asks the launcher's store.
+auto with_launcher(const comm::LaunchEnvironment& launch, const auto& use) {
+  try {
+    return use();
+  } catch (const c10::DistError&) {
+    throw Error("process " + std::to_string(launch.member) +
+                    " of an elastic job: the launcher is gone: the store that it keeps does not answer",
+                {Error::machine});
+  }
 }
 
 comm::Generations generations_of(const comm::LaunchEnvironment& launch, const std::stop_token& stop) {
-  try {
-    return comm::Generations(rendezvous_of(launch, stop).connect(comm::kGenerations));
-  } catch (const c10::DistError&) {
-    lose_launcher(launch);
-  }
+  return with_launcher(launch,
+                       [&] { return comm::Generations(rendezvous_of(launch, stop).connect(comm::kGenerations)); });
 }
 
 }  // namespace
@@ -63,11 +65,7 @@ ElasticJob::ElasticJob(std::stop_token stop, std::chrono::milliseconds silence, 
       silence_(comm::silence_range(silence)),
       launch_(launch_of_elastic_job()),
       generations_(generations_of(launch_, stop_)) {
-  try {
-    generations_.take_part(folder);
-  } catch (const c10::DistError&) {
-    lose_launcher(launch_);
-  }
+  with_launcher(launch_, [&] { generations_.take_part(folder); });
   thread_ = start_thread<std::jthread>([this](const std::stop_token& end) { live(end); });
 }
 
@@ -78,7 +76,7 @@ ElasticJob::~ElasticJob() {
 
 bool ElasticJob::enter() {
   comm::Generation now;
-  try {
+  with_launcher(launch_, [&] {
     for (now = generations_.newest(); !now.over && !now.index_of(launch_.member); now = generations_.newest()) {
       if (entered_) {
         throw Error("the others have gone on without process " + std::to_string(launch_.member) +
@@ -89,9 +87,7 @@ bool ElasticJob::enter() {
       generations_.join(launch_.member);
       std::this_thread::sleep_for(kLongestPauseOfEntering);
     }
-  } catch (const c10::DistError&) {
-    lose_launcher(launch_);
-  }
+  });
   if (now.over) return false;
   entered_ = true;
   const int count = static_cast<int>(now.members.size());
@@ -109,24 +105,18 @@ bool ElasticJob::enter() {
 }
 
 void ElasticJob::leave() {
-  try {
+  with_launcher(launch_, [&] {
     generations_.leave(generation_, launch_.member);
     const auto begin = Clock::now();
     while (generations_.newest().number == generation_) {
       if (Clock::now() > begin + kUntilTheyLeft) generations_.keep_those_who_left(generation_);
       std::this_thread::sleep_for(comm::pause_after(Clock::now() - begin, kLongestPauseOfEntering));
     }
-  } catch (const c10::DistError&) {
-    lose_launcher(launch_);
-  }
+  });
 }
 
 void ElasticJob::note_beginning() {
-  try {
-    generations_of(launch_, stop_).note_beginning(generation_);
-  } catch (const c10::DistError&) {
-    lose_launcher(launch_);
-  }
+  with_launcher(launch_, [&] { generations_of(launch_, stop_).note_beginning(generation_); });
 }
 
 std::stop_token ElasticJob::newer() const {

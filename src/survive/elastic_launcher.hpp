@@ -27,7 +27,7 @@ class ElasticLauncher {
     ElasticLaunch::Limits limits = {};
     std::string restarts_name = {};  // the user's name for the number of restarts
   };
-  // For a program that takes no part in elastic jobs: tells the processes that wait for a process that it has ended.
+  // Tells the processes that wait for a process that it has ended, if the program takes no part in elastic jobs.
   using Announce = std::function<void(int member, int place, const ProcessEnd& end)>;
 
   ElasticLauncher(const StorePtr& store, Job job, LaunchedProcesses& processes, Announce announce);
@@ -39,8 +39,8 @@ class ElasticLauncher {
 
   bool note_end(int member, const ProcessEnd& end, bool killed);  // gives whether the job goes on without it
 
-  // Call this when all processes have ended, and the job has failed. Says why where the end of a process does not tell
-  // it. `newest_in` gives the newest checkpoint in a folder, or "".
+  // Call this when all processes have ended, and the job has failed. It says why where the end of a process does not
+  // tell it. `newest_in` gives the newest checkpoint in a folder, or "".
   void say_why(const std::function<std::string(const std::string& folder)>& newest_in);
 
  private:

@@ -37,7 +37,8 @@ struct Generation {
 inline const std::string kGenerations = "generations";  // the prefix of the keys
 std::string keys_of_generation(int number);             // the prefix of its run's keys
 
-// For the launcher. Ends the run of this generation, or the wait for its members, unless it has ended before.
+// Only the launcher calls this. It ends the run of this generation, or the wait for its members, unless it has ended
+// before.
 void call_off(const StorePtr& store, const std::string& job, int generation, const Failure& failure);
 
 // More than twelve functions: each reads or changes one value in the store.

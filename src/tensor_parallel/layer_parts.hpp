@@ -9,6 +9,9 @@
 
 namespace lockstep {
 
+inline const std::string kOrKeepWhole =
+    "; or keep the layer whole, in a Shardable module that gives whole_copy() (parallel_layers.hpp)";
+
 inline std::string ranks_text(int count) {
   return std::to_string(count) + " ranks";
 }

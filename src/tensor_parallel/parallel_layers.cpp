@@ -26,12 +26,12 @@ void check_channels(const char* layer, const char* which, int64_t channels, cons
   throw Error(std::string(layer) + ": " + std::to_string(channels) + " " + which + " channels do not divide over " +
               ranks_text(count) + ". These numbers of ranks would fit: " + divisors_of(channels) +
               "; these channels: " + (below > 0 ? std::to_string(below) + " or " : "") + std::to_string(below + count) +
-              "; or keep the layer whole");
+              kOrKeepWhole);
 }
 
 void check_padding(const char* layer, const ConvolutionOptions& options) {
   if (std::holds_alternative<torch::enumtype::kZeros>(options.padding_mode())) return;
-  throw Error(std::string(layer) + ": only padding with zeros can be split; keep the layer whole");
+  throw Error(std::string(layer) + ": only padding with zeros can be split" + kOrKeepWhole);
 }
 
 // Each rank needs whole groups, or each group needs whole ranks.
@@ -40,13 +40,13 @@ void check_groups(const ConvolutionOptions& options, const Rank& rank) {
   if (groups % count == 0 || count % groups == 0) return;
   throw Error("OutputChannelParallelConv2d: " + std::to_string(groups) + " groups over " +
               ranks_text(rank.world_size()) + ": neither divides the other. These numbers of ranks would fit: " +
-              divisors_of(groups) + " and multiples of " + std::to_string(groups) + "; or keep the layer whole");
+              divisors_of(groups) + " and multiples of " + std::to_string(groups) + kOrKeepWhole);
 }
 
-void check_blocks(int64_t units, const OutputParallel& options) {
-  if (options.blocks == 1 || (options.blocks > 1 && units % options.blocks == 0 && !options.gather_output)) return;
-  throw Error("ColumnParallelLinear: " + std::to_string(units) + " units in " + std::to_string(options.blocks) +
-              " blocks: the units must be a multiple of the blocks, and gather_output takes one block");
+void check_blocks(int64_t units, int64_t blocks) {
+  if (blocks >= 1 && units % blocks == 0) return;
+  throw Error("ColumnParallelLinear: " + std::to_string(units) + " units in " + std::to_string(blocks) +
+              " blocks: the units must be a multiple of the blocks");
 }
 
 Tensor convolve(const Tensor& x, const Tensor& weight, const Tensor& bias, const ConvolutionOptions& whole,
@@ -67,7 +67,7 @@ Tensor Sliced::slice(const std::string& name, const Tensor& whole, const SlicedD
   if (size < rank.world_size()) {
     throw Error("dimension " + std::to_string(how.dim) + " of " + name + ", of size " + std::to_string(size) +
                 ", does not go round " + ranks_text(rank.world_size()) + ". At most " + std::to_string(size) +
-                " would fit; or keep the layer whole");
+                " would fit" + kOrKeepWhole);
   }
   dimensions_[name] = how;
   const Range part = part_of(size, rank.index(), rank.world_size());
@@ -89,11 +89,10 @@ void Sliced::compare_input(const Tensor& x, Rank& rank) {
 
 // ---- Linear --------------------------------------------------------------------------------------------------------
 
-ColumnParallelLinearImpl::ColumnParallelLinearImpl(const torch::nn::Linear& whole, Rank& rank,
-                                                   const OutputParallel& options)
-    : rank_(rank), options_(options), in_(whole->weight.size(1)), out_(whole->weight.size(0)) {
-  check_blocks(out_, options);
-  const SlicedDimension how{.dim = 0, .blocks = options.blocks};
+ColumnParallelLinearImpl::ColumnParallelLinearImpl(const torch::nn::Linear& whole, Rank& rank, int64_t blocks)
+    : rank_(rank) {
+  check_blocks(whole->weight.size(0), blocks);
+  const SlicedDimension how{.dim = 0, .blocks = blocks};
   weight = register_parameter("weight", slice("weight", whole->weight, how, rank), is_trained(whole->weight));
   const Tensor part = whole->bias.defined() ? slice("bias", whole->bias, how, rank) : Tensor();
   bias = register_parameter("bias", part, is_trained(whole->bias));
@@ -101,32 +100,27 @@ ColumnParallelLinearImpl::ColumnParallelLinearImpl(const torch::nn::Linear& whol
 }
 
 Tensor ColumnParallelLinearImpl::forward(const Tensor& x) {
-  if (!options_.input_is_parallel) compare_input(x, rank_);
-  const Tensor all = options_.input_is_parallel ? gather_in_group(x, -1, rank_, in_) : copy_to_group(x, rank_);
-  const Tensor y = fast_linear(all, weight, bias);
-  return options_.gather_output ? gather_from_group(y, -1, rank_, out_) : y;
+  compare_input(x, rank_);
+  return fast_linear(copy_to_group(x, rank_), weight, bias);
 }
 
-RowParallelLinearImpl::RowParallelLinearImpl(const torch::nn::Linear& whole, Rank& rank, const InputParallel& options)
-    : rank_(rank), options_(options) {
+RowParallelLinearImpl::RowParallelLinearImpl(const torch::nn::Linear& whole, Rank& rank) : rank_(rank) {
   weight = register_parameter("weight", slice("weight", whole->weight, 1, rank), is_trained(whole->weight));
   bias = register_parameter("bias", copy_for(rank, whole->bias), is_trained(whole->bias));
   train(whole->is_training());
 }
 
 Tensor RowParallelLinearImpl::forward(const Tensor& x) {
-  if (!options_.input_is_parallel) compare_input(x, rank_);
-  const Tensor part = options_.input_is_parallel ? x : scatter_to_group(x, -1, rank_);
-  const Tensor y = reduce_from_group(fast_linear(part, weight), rank_);
+  const Tensor y = reduce_from_group(fast_linear(x, weight), rank_);
   return bias.defined() ? y + bias : y;
 }
 
 // ---- Conv2d --------------------------------------------------------------------------------------------------------
 
 OutputChannelParallelConv2dImpl::OutputChannelParallelConv2dImpl(const torch::nn::Conv2d& whole, Rank& rank,
-                                                                 const OutputParallel& options)
+                                                                 bool input_is_parallel)
     : rank_(rank),
-      options_(options),
+      input_is_parallel_(input_is_parallel),
       whole_(whole->options),
       own_groups_(whole_.groups() > 1 && whole_.groups() % rank.world_size() == 0) {
   check_padding("OutputChannelParallelConv2d", whole_);
@@ -139,9 +133,8 @@ OutputChannelParallelConv2dImpl::OutputChannelParallelConv2dImpl(const torch::nn
 }
 
 Tensor OutputChannelParallelConv2dImpl::input_of_slice(const Tensor& x) {
-  if (own_groups_) return options_.input_is_parallel ? x : scatter_to_group(x, 1, rank_);
-  const Tensor all =
-      options_.input_is_parallel ? gather_in_group(x, 1, rank_, whole_.in_channels()) : copy_to_group(x, rank_);
+  if (own_groups_) return input_is_parallel_ ? x : scatter_to_group(x, 1, rank_);
+  const Tensor all = input_is_parallel_ ? gather_in_group(x, 1, rank_, whole_.in_channels()) : copy_to_group(x, rank_);
   if (whole_.groups() == 1) return all;
   const int64_t group = rank_.index() / (rank_.world_size() / whole_.groups());
   const int64_t channels = whole_.in_channels() / whole_.groups();
@@ -149,19 +142,17 @@ Tensor OutputChannelParallelConv2dImpl::input_of_slice(const Tensor& x) {
 }
 
 Tensor OutputChannelParallelConv2dImpl::forward(const Tensor& x) {
-  if (!options_.input_is_parallel) compare_input(x, rank_);
+  if (!input_is_parallel_) compare_input(x, rank_);
   const int64_t groups = own_groups_ ? whole_.groups() / rank_.world_size() : 1;
-  const Tensor y = convolve(input_of_slice(x), weight, bias, whole_, groups);
-  return options_.gather_output ? gather_from_group(y, 1, rank_, whole_.out_channels()) : y;
+  return convolve(input_of_slice(x), weight, bias, whole_, groups);
 }
 
-InputChannelParallelConv2dImpl::InputChannelParallelConv2dImpl(const torch::nn::Conv2d& whole, Rank& rank,
-                                                               const InputParallel& options)
-    : rank_(rank), options_(options), whole_(whole->options) {
+InputChannelParallelConv2dImpl::InputChannelParallelConv2dImpl(const torch::nn::Conv2d& whole, Rank& rank)
+    : rank_(rank), whole_(whole->options) {
   check_padding("InputChannelParallelConv2d", whole_);
   if (whole_.groups() != 1) {
     throw Error("InputChannelParallelConv2d: a convolution in " + std::to_string(whole_.groups()) +
-                " groups cannot be split by input channels; split it by output channels, or keep the layer whole");
+                " groups cannot be split by input channels; split it by output channels" + kOrKeepWhole);
   }
   check_channels("InputChannelParallelConv2d", "input", whole_.in_channels(), rank);
   weight = register_parameter("weight", slice("weight", whole->weight, 1, rank), is_trained(whole->weight));
@@ -170,26 +161,23 @@ InputChannelParallelConv2dImpl::InputChannelParallelConv2dImpl(const torch::nn::
 }
 
 Tensor InputChannelParallelConv2dImpl::forward(const Tensor& x) {
-  if (!options_.input_is_parallel) compare_input(x, rank_);
-  const Tensor part = options_.input_is_parallel ? x : scatter_to_group(x, 1, rank_);
-  const Tensor y = reduce_from_group(convolve(part, weight, Tensor(), whole_, /*groups=*/1), rank_);
+  const Tensor y = reduce_from_group(convolve(x, weight, Tensor(), whole_, /*groups=*/1), rank_);
   return bias.defined() ? y + bias.view({1, -1, 1, 1}) : y;
 }
 
 OutputChannelParallelConvReluPoolImpl::OutputChannelParallelConvReluPoolImpl(const ConvReluPool& whole, Rank& rank,
-                                                                             const OutputParallel& options)
-    : rank_(rank), options_(options), in_(whole->weight.size(1)), out_(whole->weight.size(0)) {
-  check_channels("OutputChannelParallelConvReluPool", "output", out_, rank);
+                                                                             bool input_is_parallel)
+    : rank_(rank), input_is_parallel_(input_is_parallel), in_(whole->weight.size(1)) {
+  check_channels("OutputChannelParallelConvReluPool", "output", whole->weight.size(0), rank);
   weight = register_parameter("weight", slice("weight", whole->weight, 0, rank), is_trained(whole->weight));
   bias = register_parameter("bias", slice("bias", whole->bias, 0, rank), is_trained(whole->bias));
   train(whole->is_training());
 }
 
 Tensor OutputChannelParallelConvReluPoolImpl::forward(const Tensor& x) {
-  if (!options_.input_is_parallel) compare_input(x, rank_);
-  const Tensor all = options_.input_is_parallel ? gather_in_group(x, 1, rank_, in_) : copy_to_group(x, rank_);
-  const Tensor y = conv_relu_pool(all, weight, bias);
-  return options_.gather_output ? gather_from_group(y, 1, rank_, out_) : y;
+  if (!input_is_parallel_) compare_input(x, rank_);
+  const Tensor all = input_is_parallel_ ? gather_in_group(x, 1, rank_, in_) : copy_to_group(x, rank_);
+  return conv_relu_pool(all, weight, bias);
 }
 
 // ---- BatchNorm, GroupNorm ------------------------------------------------------------------------------------------
@@ -224,7 +212,7 @@ torch::nn::GroupNormOptions options_of_slice(const torch::nn::GroupNormOptions& 
   }
   throw Error("ParallelGroupNorm: " + std::to_string(groups) + " groups do not divide over " +
               ranks_text(rank.world_size()) + ". These numbers of ranks would fit: " + divisors_of(groups) +
-              "; or keep the layer whole");
+              kOrKeepWhole);
 }
 
 }  // namespace

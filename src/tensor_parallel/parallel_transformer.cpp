@@ -33,7 +33,7 @@ int64_t features_of(const torch::nn::LayerNorm& norm) {
   const auto& shape = norm->options.normalized_shape();
   if (shape.size() == 1) return shape[0];
   throw Error("ParallelLayerNorm: a normalisation over the last " + std::to_string(shape.size()) +
-              " dimensions cannot be split by features; keep the layer whole");
+              " dimensions cannot be split by features" + kOrKeepWhole);
 }
 
 // The options without the whole weights, which are among them if the layer was made of some.
@@ -45,7 +45,7 @@ torch::nn::EmbeddingOptions settings_of(const torch::nn::Embedding& whole) {
 
 void check_embedding(const char* layer, const torch::nn::EmbeddingOptions& options) {
   if (!options.max_norm()) return;
-  throw Error(std::string(layer) + ": an embedding with max_norm cannot be split; keep the layer whole");
+  throw Error(std::string(layer) + ": an embedding with max_norm cannot be split" + kOrKeepWhole);
 }
 
 Tensor embedded(const Tensor& x, const Tensor& weight, const torch::nn::EmbeddingOptions& whole, int64_t padding) {
@@ -63,12 +63,12 @@ void check_indices(const Tensor& x, int64_t count) {
 int64_t heads_of(const torch::nn::MultiheadAttentionOptions& options, const Rank& rank) {
   const int64_t heads = options.num_heads();
   if (options.add_bias_kv() || options.add_zero_attn()) {
-    throw Error("ParallelMultiheadAttention: add_bias_kv and add_zero_attn cannot be split; keep the layer whole");
+    throw Error("ParallelMultiheadAttention: add_bias_kv and add_zero_attn cannot be split" + kOrKeepWhole);
   }
   if (heads % rank.world_size() == 0) return heads;
   throw Error("ParallelMultiheadAttention: " + std::to_string(heads) + " heads do not divide over " +
               ranks_text(rank.world_size()) + ". These numbers of ranks would fit: " + divisors_of(heads) +
-              "; or keep the layer whole");
+              kOrKeepWhole);
 }
 
 }  // namespace
@@ -116,7 +116,8 @@ VocabularyParallelEmbeddingImpl::VocabularyParallelEmbeddingImpl(const torch::nn
   if (whole_.scale_grad_by_freq()) {
     throw Error(
         "VocabularyParallelEmbedding: an embedding with scale_grad_by_freq cannot be split by its vocabulary; "
-        "split it by features, or keep the layer whole");
+        "split it by features" +
+        kOrKeepWhole);
   }
   weight = register_parameter("weight", slice("weight", whole->weight, 0, rank), is_trained(whole->weight));
   train(whole->is_training());

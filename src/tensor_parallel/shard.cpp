@@ -1,3 +1,5 @@
+#include "shard.hpp"
+
 #include <c10/core/GradMode.h>
 #include <c10/util/Type.h>
 #include <torch/nn/modules/activation.h>
@@ -11,9 +13,9 @@
 #include <lockstep/models/linear.hpp>
 #include <lockstep/nn/dropout.hpp>
 #include <lockstep/tensor_parallel/parallel_transformer.hpp>
-#include <lockstep/tensor_parallel/tensor_parallel.hpp>
 
 #include "gathered.hpp"
+#include "layer_parts.hpp"
 #include "sharded_gpt.hpp"
 #include "sharded_residual_block.hpp"
 #include "sliced_dimensions.hpp"
@@ -69,25 +71,16 @@ constexpr int64_t kSamples = 0;  // never split
 // Goes through a net's layers from the first to the last and knows what each is given.
 class Sharder {
  public:
-  explicit Sharder(Rank& rank) : rank_(rank) {}
+  Sharder(Rank& rank, TensorRule rule) : rank_(rank), alternate_(rule == TensorRule::alternating) {}
 
-  // This rank's slice of the layer `name`, split as `split`, the rule's entry, says; without an entry the rule decides.
-  AnyModule part_of_layer(const std::string& name, const AnyModule& layer, const std::optional<LayerSplit>& split,
-                          bool convolutions_alternate) {
+  // This rank's slice of the layer `name`.
+  AnyModule part_of_layer(const std::string& name, const AnyModule& layer) {
     const auto module = layer.ptr();
-    if (split == LayerSplit::whole) {
-      return computed_whole(is_dropout(*module) ? part_of_dropout(name, layer, Activation{}) : clone(layer));
-    }
-    if (const auto linear = as<torch::nn::LinearImpl>(layer)) return part_of_linear(linear, split);
-    if (const auto linear = as<FastLinearImpl>(layer)) return part_of_linear(linear, split);
-    if (const auto conv = as<torch::nn::Conv2dImpl>(layer)) return part_of_conv(conv, split, convolutions_alternate);
-    if (const auto conv = as<ConvReluPoolImpl>(layer)) return part_of_conv_relu_pool(conv, split);
-    if (const auto words = as<torch::nn::EmbeddingImpl>(layer)) return part_of_embedding(words, split);
-    if (split) {
-      throw Error("only linear layers, convolutions and embeddings can be split by " +
-                  std::string(*split == LayerSplit::output ? "output" : "input") +
-                  "; leave the rule's entry out, or make it LayerSplit::whole");
-    }
+    if (const auto linear = as<torch::nn::LinearImpl>(layer)) return part_of_linear(linear);
+    if (const auto linear = as<FastLinearImpl>(layer)) return part_of_linear(linear);
+    if (const auto conv = as<torch::nn::Conv2dImpl>(layer)) return part_of_conv(conv);
+    if (const auto conv = as<ConvReluPoolImpl>(layer)) return part_of_conv_relu_pool(conv);
+    if (const auto words = as<torch::nn::EmbeddingImpl>(layer)) return part_of_embedding(words);
     if (const auto* own = dynamic_cast<const Shardable*>(module.get())) return computed_whole(own->shard(rank_));
     if (const auto block = as<ResidualBlockImpl>(layer)) {
       return computed_whole(AnyModule(std::make_shared<ShardedResidualBlock>(*block, rank_)));
@@ -103,14 +96,13 @@ class Sharder {
     if (const auto norm = as<torch::nn::GroupNormImpl>(layer)) return part_of_group_norm(norm, layer);
     if (const auto norm = as<torch::nn::LayerNormImpl>(layer)) return part_of_layer_norm(norm, layer);
     if (const auto attention = as<torch::nn::MultiheadAttentionImpl>(layer)) return part_of_attention(attention);
-    if (is_dropout(*module)) return part_of_dropout(name, layer, held_);
+    if (is_dropout(*module)) return part_of_dropout(name, layer);
     if (const auto flatten = as<torch::nn::FlattenImpl>(layer)) return part_of_flatten(*flatten, layer);
     if (works_value_by_value(*module)) return clone(layer);
     if (works_channel_by_channel(*module)) return at_hand_in(kChannels) ? clone(layer) : computed_whole(clone(layer));
     const torch::nn::Module& unknown = *module;
     throw Error("how to split a " + c10::demangle(typeid(unknown).name()) +
-                " is not known. Keep it whole (rule.with(its name, LayerSplit::whole)), or derive it from " +
-                "lockstep::Shardable");
+                " is not known. Derive it from lockstep::Shardable" + kOrKeepWhole);
   }
 
   // This rank's slice of a layer that is tied to a parameter of an earlier one; `how` says how that is split.
@@ -146,43 +138,30 @@ class Sharder {
     return other.in_slices ? AnyModule(Gathered(std::move(layer), other, Activation{}, rank_)) : std::move(layer);
   }
 
-  AnyModule part_of_linear(const std::shared_ptr<torch::nn::LinearImpl>& whole,
-                           const std::optional<LayerSplit>& entry) {
+  AnyModule part_of_linear(const std::shared_ptr<torch::nn::LinearImpl>& whole) {
     return on_slices_along(kFeatures, [&] {
-      const bool in_slices = held_.in_slices;
-      if (entry.value_or(in_slices ? LayerSplit::input : LayerSplit::output) == LayerSplit::input) {
-        held_ = {};
-        return AnyModule(RowParallelLinear(whole, rank_, InputParallel{.input_is_parallel = in_slices}));
-      }
+      if (std::exchange(held_, {}).in_slices) return AnyModule(RowParallelLinear(whole, rank_));
       held_ = {.in_slices = true, .dim = kFeatures, .total = whole->weight.size(0)};
-      return AnyModule(ColumnParallelLinear(whole, rank_, OutputParallel{.input_is_parallel = in_slices}));
+      return AnyModule(ColumnParallelLinear(whole, rank_));
     });
   }
 
-  AnyModule part_of_conv(const std::shared_ptr<torch::nn::Conv2dImpl>& whole, const std::optional<LayerSplit>& entry,
-                         bool alternate) {
+  AnyModule part_of_conv(const std::shared_ptr<torch::nn::Conv2dImpl>& whole) {
     return on_slices_along(kChannels, [&] {
-      const bool in_slices = held_.in_slices;
-      const bool by_input = alternate && in_slices && whole->options.groups() == 1;
-      if (entry.value_or(by_input ? LayerSplit::input : LayerSplit::output) == LayerSplit::input) {
-        held_ = {};
-        return AnyModule(InputChannelParallelConv2d(whole, rank_, InputParallel{.input_is_parallel = in_slices}));
+      const bool in_slices = std::exchange(held_, {}).in_slices;
+      if (alternate_ && in_slices && whole->options.groups() == 1) {
+        return AnyModule(InputChannelParallelConv2d(whole, rank_));
       }
       held_ = {.in_slices = true, .dim = kChannels, .total = whole->options.out_channels()};
-      return AnyModule(OutputChannelParallelConv2d(whole, rank_, OutputParallel{.input_is_parallel = in_slices}));
+      return AnyModule(OutputChannelParallelConv2d(whole, rank_, in_slices));
     });
   }
 
-  AnyModule part_of_conv_relu_pool(const std::shared_ptr<ConvReluPoolImpl>& whole,
-                                   const std::optional<LayerSplit>& entry) {
-    if (entry == LayerSplit::input) {
-      throw Error("a ConvReluPool cannot be split by input, since ReLU needs the sum over all inputs; split it by " +
-                  std::string("output, keep it whole, or use Conv2d, ReLU and AvgPool2d"));
-    }
+  AnyModule part_of_conv_relu_pool(const std::shared_ptr<ConvReluPoolImpl>& whole) {
     return on_slices_along(kChannels, [&] {
       const bool in_slices = held_.in_slices;
       held_ = {.in_slices = true, .dim = kChannels, .total = whole->weight.size(0)};
-      return AnyModule(OutputChannelParallelConvReluPool(whole, rank_, OutputParallel{.input_is_parallel = in_slices}));
+      return AnyModule(OutputChannelParallelConvReluPool(whole, rank_, in_slices));
     });
   }
 
@@ -213,10 +192,8 @@ class Sharder {
     return its_features ? AnyModule(ParallelLayerNorm(whole, rank_)) : computed_whole(clone(layer));
   }
 
-  AnyModule part_of_embedding(const std::shared_ptr<torch::nn::EmbeddingImpl>& whole,
-                              const std::optional<LayerSplit>& entry) {
+  AnyModule part_of_embedding(const std::shared_ptr<torch::nn::EmbeddingImpl>& whole) {
     return on_slices_along(kSamples, [&] {
-      if (entry == LayerSplit::input) return AnyModule(VocabularyParallelEmbedding(whole, rank_));
       held_ = {.in_slices = true, .dim = kFeatures, .total = whole->options.embedding_dim()};
       return AnyModule(ParallelEmbedding(whole, rank_));
     });
@@ -229,14 +206,14 @@ class Sharder {
   }
 
   // Makes a Dropout of lockstep's in any case, since LibTorch's would drop other values on each rank.
-  AnyModule part_of_dropout(const std::string& name, const AnyModule& layer, const Activation& given) const {
+  AnyModule part_of_dropout(const std::string& name, const AnyModule& layer) const {
     DropoutImpl::Options options;
     if (const auto own = as<DropoutImpl>(layer)) options = own->options;
     if (const auto values = as<torch::nn::DropoutImpl>(layer)) options.p = values->options.p();
     if (const auto channels = as<torch::nn::Dropout2dImpl>(layer)) {
       options = {.p = channels->options.p(), .whole_channels = true};
     }
-    if (given.in_slices) options.slice = {given.dim, given.total, rank_.index(), rank_.world_size()};
+    if (held_.in_slices) options.slice = {held_.dim, held_.total, rank_.index(), rank_.world_size()};
     Dropout dropout(options);
     dropout->set_name(name);
     dropout->train(layer.ptr()->is_training());
@@ -271,18 +248,9 @@ class Sharder {
   }
 
   Rank rank_;
-  Activation held_;  // the activation that the next layer gets
+  const bool alternate_;  // whether convolutions alternate
+  Activation held_;       // the activation that the next layer gets
 };
-
-void check_names(const torch::nn::Sequential& net, const ShardRule& rule) {
-  const auto children = net->named_children();
-  for (const auto& [name, split] : rule.layers) {
-    if (children.contains(name)) continue;
-    std::string names;
-    for (const auto& item : children) names += (names.empty() ? "" : ", ") + item.key();
-    throw Error("shard: the rule has an entry for a layer " + name + ", but the layers are " + names);
-  }
-}
 
 // Slicing one layer twice would make two layers, each with half of its gradient.
 void check_that_no_weights_are_shared(const torch::nn::Sequential& net) {
@@ -292,8 +260,7 @@ void check_that_no_weights_are_shared(const torch::nn::Sequential& net) {
     const auto [before, is_new] = names.emplace(item.value().get(), item.key());
     if (is_new) continue;
     throw Error("shard: layer " + item.key() + " is layer " + before->second +
-                " once more; layers that share their weights cannot be split. Put both into one module that is " +
-                "Shardable, or kept whole");
+                " once more; layers that share their weights cannot be split. Put both into one Shardable module");
   }
 }
 
@@ -306,36 +273,22 @@ std::optional<SlicedDimension> dimension_of(const torch::nn::Sequential& part, c
 
 }  // namespace
 
-ShardRule ShardRule::with(const std::string& layer, LayerSplit split) const {
-  ShardRule rule = *this;
-  rule.layers[layer] = split;
-  return rule;
-}
-
-torch::nn::Sequential shard(const torch::nn::Sequential& net, Rank& rank, const ShardOptions& options) {
-  const ShardRule& rule = options.rule;
+torch::nn::Sequential shard(const torch::nn::Sequential& net, Rank& rank, TensorRule rule) {
   if (net.is_empty() || net->is_empty()) throw Error("shard: the net has no layers");
-  check_names(net, rule);
   check_that_no_weights_are_shared(net);
-  Sharder sharder(rank);
+  Sharder sharder(rank, rule);
   torch::nn::Sequential part;
   size_t index = 0;
   for (const auto& item : net->named_children()) {
     const AnyModule& layer = *(net->begin() + static_cast<std::ptrdiff_t>(index++));
-    const auto entry = rule.layers.find(item.key());
-    const auto split = entry == rule.layers.end() ? std::nullopt : std::optional(entry->second);
     const auto tied = as<TiedLinearImpl>(layer);
     try {
-      if (tied && split) {
-        throw Error("it is split as the parameter that it is tied to, " + tied->tied_to() +
-                    "; leave the rule's entry out, and give one to that parameter's layer");
-      }
       if (tied && !part->named_parameters().contains(tied->tied_to())) {
         throw Error("it is tied to " + tied->tied_to() + ", which is no parameter of a layer before it");
       }
       AnyModule mine = tied ? sharder.part_of_tied(*tied, dimension_of(part, tied->tied_to()))
-                            : sharder.part_of_layer(item.key(), layer, split, rule.convolutions_alternate);
-      if (index == net->size() && options.gather_output) mine = sharder.with_whole_result(std::move(mine));
+                            : sharder.part_of_layer(item.key(), layer);
+      if (index == net->size()) mine = sharder.with_whole_result(std::move(mine));
       part->push_back(item.key(), std::move(mine));
     } catch (const Error& error) {
       throw Error("shard: layer " + item.key() + ": " + error.what(), error.data());

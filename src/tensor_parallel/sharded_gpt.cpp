@@ -41,7 +41,7 @@ ShardedGptBlock::ShardedGptBlock(const GptBlockImpl& whole, Rank& rank)
     : heads_(heads_of_rank(whole.options, rank)),
       norm1_(register_module("norm1", whole_copy(whole.norm1, rank))),
       norm2_(nullptr),
-      qkv_(register_module("qkv", ColumnParallelLinear(whole.qkv, rank, OutputParallel{.blocks = 3}))),
+      qkv_(register_module("qkv", ColumnParallelLinear(whole.qkv, rank, /*blocks=*/3))),
       up_(nullptr),
       projection_(register_module("projection", RowParallelLinear(whole.projection, rank))),
       down_(nullptr),

@@ -1,11 +1,10 @@
 #include <c10/core/GradMode.h>
 #include <lockstep/base/error.hpp>
-#include <lockstep/tensor_parallel/tensor_parallel.hpp>
 
 #include "base/classic.hpp"
+#include "shard.hpp"
 #include "sliced_dimensions.hpp"
 
-#include <functional>
 #include <map>
 #include <string>
 
@@ -15,32 +14,25 @@ namespace {
 using at::Tensor;
 using DictOfTensors = torch::OrderedDict<std::string, Tensor>;
 
-// Calls copy(theirs, mine, join) for every tensor of the net, in an order that is the same on all ranks. join(tensor)
-// joins the ranks' `tensor`s into a whole one.
-using Copy = std::function<void(Tensor& whole, const Tensor& part, const std::function<Tensor(const Tensor&)>& join)>;
-
-void for_each_tensor(const torch::nn::Sequential& sharded, Rank& rank, DictOfTensors theirs, const DictOfTensors& mine,
-                     const Copy& copy) {
+// Goes through the tensors in an order that is the same on all ranks.
+void join_into(DictOfTensors theirs, const DictOfTensors& mine, const torch::nn::Sequential& sharded, Rank& rank) {
   const auto dimensions = sliced_dimensions_of(sharded);
   for (auto& item : theirs) {
+    Tensor& whole = item.value();
     const Tensor* part = mine.find(item.key());
     if (part == nullptr) {
       throw Error("unshard: the net has a tensor " + item.key() +
                   ", which the sharded one has not; give the net that was sharded, or one like it");
     }
     const auto dim = dimensions.find(item.key());
-    const auto join = [&](const Tensor& tensor) {
-      if (dim == dimensions.end()) return tensor;
-      return joined_slices(tensor, dim->second, rank, item.value().size(dim->second.dim));
-    };
-    copy(item.value(), *part, join);
+    const Tensor joined =
+        dim == dimensions.end() ? *part : joined_slices(*part, dim->second, rank, whole.size(dim->second.dim));
+    if (whole.sizes() != joined.sizes()) {
+      throw Error("unshard: a tensor of the net is " + classic_text(whole.sizes()) + ", the sharded one is " +
+                  classic_text(joined.sizes()) + "; give the net that was sharded, or one like it");
+    }
+    whole.copy_(joined);
   }
-}
-
-void check_shape(const std::string& what, const Tensor& whole, const Tensor& from) {
-  if (whole.sizes() == from.sizes()) return;
-  throw Error("unshard: a tensor of the net is " + classic_text(whole.sizes()) + ", the sharded " + what + " is " +
-              classic_text(from.sizes()) + "; give the net that was sharded, or one like it");
 }
 
 }  // namespace
@@ -68,27 +60,8 @@ Tensor joined_slices(const Tensor& slice, const SlicedDimension& how, Rank& rank
 
 void unshard(const torch::nn::Sequential& sharded, Rank& rank, torch::nn::Sequential& net) {
   const c10::AutoGradMode no_grad(false);
-  const auto copy = [](Tensor& whole, const Tensor& part, const auto& join) {
-    const Tensor joined = join(part);
-    check_shape("one", whole, joined);
-    whole.copy_(joined);
-  };
-  for_each_tensor(sharded, rank, net->named_parameters(), sharded->named_parameters(), copy);
-  for_each_tensor(sharded, rank, net->named_buffers(), sharded->named_buffers(), copy);
-}
-
-void unshard_gradients(const torch::nn::Sequential& sharded, Rank& rank, torch::nn::Sequential& net) {
-  const c10::AutoGradMode no_grad(false);
-  const auto copy = [](Tensor& whole, const Tensor& part, const auto& join) {
-    if (!part.grad().defined()) {
-      whole.mutable_grad() = Tensor();
-      return;
-    }
-    const Tensor joined = join(part.grad());
-    check_shape("gradient", whole, joined);
-    whole.mutable_grad() = joined.to(whole.device(), whole.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
-  };
-  for_each_tensor(sharded, rank, net->named_parameters(), sharded->named_parameters(), copy);
+  join_into(net->named_parameters(), sharded->named_parameters(), sharded, rank);
+  join_into(net->named_buffers(), sharded->named_buffers(), sharded, rank);
 }
 
 }  // namespace lockstep

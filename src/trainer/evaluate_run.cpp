@@ -19,8 +19,9 @@ EvalResult evaluate_run(const std::filesystem::path& run_dir, const EvalOptions&
   const TrainOptions trained = read_config(run_dir, options.devices.empty() ? default_devices() : options.devices);
   if (!is_of_lockstep(trained)) {
     throw Error("'" + run_dir.string() + "' is a run of \"" + trained.model.name +
-                "\", whose network lockstep does not have; the program that trained it can load its " + kWeightsFile +
-                " and evaluate it");
+                    "\", whose network lockstep does not have; the program that trained it can load its " +
+                    kWeightsFile + " and evaluate it",
+                {.options = {"model"}});
   }
   // Takes only what the network is, and no setting of its training. Evaluation may use other devices and other batches.
   TrainOptions config;

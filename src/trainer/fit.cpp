@@ -19,24 +19,29 @@ void check_metrics(const Task& task) {
   for (const auto& metric : task.metrics) {
     if (metric.name.empty() || !metric.of) {
       throw Error("fit: a metric of \"" + task.name + "\" has no " + (metric.name.empty() ? "name" : "function") +
-                  "; give it one");
+                      "; give it one",
+                  {.options = {"metrics"}});
     }
     if (names.insert(metric.name).second) continue;
     throw Error("fit: a metric of \"" + task.name + "\" is called \"" + metric.name +
-                "\", as another one is, or what fit() measures itself; call it otherwise");
+                    "\", as another one is, or what fit() measures itself; call it otherwise",
+                {.options = {"metrics"}});
   }
   if (task.best_by == "accuracy" && !task.accuracy) {
     throw Error(
         "fit: epochs are compared by the accuracy (Task::best_by), and right answers are not counted; set "
-        "Task::accuracy too");
+        "Task::accuracy too",
+        {.options = {"best_by", "accuracy"}});
   }
   if (!task.best_by.empty() && !names.contains(task.best_by)) {
     throw Error("fit: epochs are compared by \"" + task.best_by +
-                "\" (Task::best_by), and no metric is called so; take the name of one, \"loss\" or \"accuracy\"");
+                    "\" (Task::best_by), and no metric is called so; take the name of one, \"loss\" or \"accuracy\"",
+                {.options = {"best_by"}});
   }
   if (task.test.size() > 0 || (task.metrics.empty() && task.best_by.empty() && task.patience == 0)) return;
   throw Error("fit: metrics, best_by and patience are of the test samples, and \"" + task.name +
-              "\" has none; give Task::test, or leave them out");
+                  "\" has none; give Task::test, or leave them out",
+              {.options = {"test"}});
 }
 
 void check_samples(const Samples& samples, const std::string& what, const TrainOptions& options) {
@@ -52,19 +57,23 @@ void check_samples(const Samples& samples, const std::string& what, const TrainO
   }
   if (options.memory_format == MemoryFormat::channels_last && x.dim() != 4) {
     throw Error("fit: `memory_format` channels-last is for images [n, channels, height, width], and x of the " + what +
-                " samples has " + std::to_string(x.dim()) + " dimensions; leave it out");
+                    " samples has " + std::to_string(x.dim()) + " dimensions; leave it out",
+                {.options = {"memory_format"}});
   }
 }
 
 void check_update(const Task& task, const TrainOptions& options) {
   if (!(task.ema_decay >= 0 && task.ema_decay < 1)) {
     throw Error("fit: the ema_decay of \"" + task.name + "\" is " + number_text(task.ema_decay) +
-                "; it must be from 0, for no average, to below 1, such as 0.999");
+                    "; it must be from 0, for no average, to below 1, such as 0.999",
+                {.options = {"ema_decay"}});
   }
   if (task.groups && !task.optimizer) {
-    throw Error("fit: \"" + task.name +
-                "\" has groups of parameters (Task::groups), and no optimizer of its own that says what each of them "
-                "gets; give Task::optimizer too, or leave the groups out");
+    throw Error(
+        "fit: \"" + task.name +
+            "\" has groups of parameters (Task::groups), and no optimizer of its own that says what each of them "
+            "gets; give Task::optimizer too, or leave the groups out",
+        {.options = {"groups"}});
   }
   check_pairs({.options = options, .way = flat(options.way), .task = &task});
 }
@@ -73,7 +82,8 @@ void check_task(const Task& task, const TrainOptions& options) {
   const auto names = model_names();
   if (task.name.empty() || std::find(names.begin(), names.end(), task.name) != names.end()) {
     throw Error("fit: the task is called \"" + task.name +
-                "\"; a name tells its network from others, and must not be that of one of lockstep's models");
+                    "\"; a name tells its network from others, and must not be that of one of lockstep's models",
+                {.options = {"name"}});
   }
   if (to_string(options.model) != to_string(ModelOptions()) || options.data.source != DataOptions().source ||
       !options.data.folder.empty() || !options.data.text.empty()) {
@@ -83,9 +93,11 @@ void check_task(const Task& task, const TrainOptions& options) {
   }
   if (task.patience < 0) {
     throw Error("fit: the patience is " + std::to_string(task.patience) +
-                " epochs; it must be at least 1, or 0 for no early stop");
+                    " epochs; it must be at least 1, or 0 for no early stop",
+                {.options = {"patience"}});
   }
-  if (task.train.size() == 0) throw Error("fit: \"" + task.name + "\" has no training samples; give Task::train");
+  if (task.train.size() == 0)
+    throw Error("fit: \"" + task.name + "\" has no training samples; give Task::train", {.options = {"train"}});
   check_samples(task.train, "training", options);
   if (task.test.size() > 0) check_samples(task.test, "test", options);
   check_metrics(task);

@@ -32,7 +32,9 @@ SampleSum metric_sum(const Metric& metric, const Rank& rank) {
     if (values.defined() && values.dim() == 0) return values.to(at::kDouble) * static_cast<double>(samples);
     if (values.defined() && values.dim() == 1 && values.size(0) == samples) return values.sum(at::kDouble);
     throw Error(rank.name() + ": the metric \"" + metric.name + "\" gave " + what_it_gave(values) + " for " +
-                std::to_string(samples) + " samples; it must give a value for each of them, or their mean, one number");
+                    std::to_string(samples) +
+                    " samples; it must give a value for each of them, or their mean, one number",
+                {.options = {"metrics"}});
   };
 }
 
@@ -53,8 +55,9 @@ at::Tensor right_answers(const at::Tensor& y_hat, const at::Tensor& y) {
   const c10::NoGradGuard no_grad;
   if (y_hat.dim() == 2 && y.dim() == 1) return (y_hat.argmax(1) == y).sum();
   throw Error("right answers are counted (Task::accuracy) where y_hat is [n, classes] and y [n], and here y_hat is " +
-              what_it_gave(y_hat) + " and y " + what_it_gave(y) +
-              "; leave Task::accuracy out, and count in a metric of your own");
+                  what_it_gave(y_hat) + " and y " + what_it_gave(y) +
+                  "; leave Task::accuracy out, and count in a metric of your own",
+              {.options = {"accuracy"}});
 }
 
 at::Tensor checked_loss(const Task& task, const Rank& rank, const at::Tensor& y_hat, const Batch& batch) {
@@ -64,8 +67,9 @@ at::Tensor checked_loss(const Task& task, const Rank& rank, const at::Tensor& y_
   }();
   if (loss.defined() && loss.numel() == 1 && loss.is_floating_point()) return loss.dim() == 0 ? loss : loss.reshape({});
   throw Error(rank.name() + ": the criterion of \"" + task.name + "\" gave " + what_it_gave(loss) +
-              (loss.defined() ? std::string(" of type ") + c10::toString(loss.scalar_type()) : "") +
-              "; it must give the mean loss of the samples, one number; take its mean");
+                  (loss.defined() ? std::string(" of type ") + c10::toString(loss.scalar_type()) : "") +
+                  "; it must give the mean loss of the samples, one number; take its mean",
+              {.options = {"criterion"}});
 }
 
 std::vector<SampleSum> sums_of(const Task& task, const Rank& rank) {

@@ -44,7 +44,8 @@ void check_can_be_kept(const torch::nn::Module& module, const std::filesystem::p
   const std::string why = io::what_a_file_lacks(state_of(module));
   if (why.empty()) return;
   throw Error(rank.name() + ": the run cannot be kept in " + run_dir.string() + ": " + why +
-              "; give it another type, or train without a folder (`run_dir`)");
+                  "; give it another type, or train without a folder (`run_dir`)",
+              {.options = {"module", "run_dir"}});
 }
 
 MadeModule make_net(const TrainOptions& options, const Task& task, Rank& rank, const RunState* resumed) {
@@ -52,14 +53,15 @@ MadeModule make_net(const TrainOptions& options, const Task& task, Rank& rank, c
   const auto split = flat(options.way).split;
   if (made.module && split && (split->stages() > 1 || split->mesh.tensor > 1)) {
     throw Error(rank.name() + ": a split by layers or channels (" + to_string(*split) +
-                ") needs a torch::nn::Sequential, and \"" + task.name + "\" is none; split it by data alone");
+                    ") needs a torch::nn::Sequential, and \"" + task.name + "\" is none; split it by data alone",
+                {.options = {"split"}});
   }
   check_can_be_kept(*made.whole(), options.keep.run_dir, rank);
   if (resumed != nullptr) load_state(tensors_under("model", resumed->tensors), *made.whole(), "cannot resume");
   set_memory_format(*made.layers, memory_format(options));
   if (options.sync_batchnorm && convert_sync_batchnorm(*made.layers, rank) == 0) {
     throw Error(rank.name() + ": `sync_batchnorm`: \"" + task.name + "\" has no BatchNorm; leave it out",
-                {.options = {"sync_batchnorm", "model"}});
+                {.options = {"sync_batchnorm"}});
   }
   return made;
 }

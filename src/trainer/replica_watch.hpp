@@ -12,7 +12,7 @@
 #include <lockstep/split/split_model.hpp>
 #include <lockstep/trainer/train_options.hpp>
 
-#include "data_parallel/memory_watch.hpp"
+#include "data_parallel/replica_check.hpp"
 #include "step_traffic.hpp"
 #include "update.hpp"
 

@@ -171,7 +171,7 @@ void check_fits(const RunState& state, const TrainOptions& options, int64_t samp
     throw Error(what + "its run's " + part.name + " have the SHA-256 " + (*state.data).*part.digest +
                     ", and those in " + source + " " + digests.*part.digest +
                     "; a run goes on with its own data, so give their folder, or begin a new run",
-                {Error::file});
+                {Error::file, {}, {part.key}});
   }
   const int64_t batch = options.batch.global();
   const int64_t in_epoch = (samples_of_epoch(options.batch, samples) + batch - 1) / batch;

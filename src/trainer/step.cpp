@@ -46,11 +46,12 @@ void explain_types(const StepParts& with, const Batch& batch) {
   const std::string wanted = c10::toString(other->scalar_type());
   std::throw_with_nested(
       Error(with.rank.name() + ": \"" + with.task.name + "\": the network has parameters of type " + wanted +
-            ", and x of a batch is of type " + c10::toString(type) +
-            (were_bytes ? " (images of bytes become Float from 0 to 1)" : "") +
-            ". Give samples of the parameters' type, as in " + "x.to(torch::k" + wanted + ")" +
-            (were_bytes || type == torch::kByte ? ".div(255)" : "") +
-            ", or make the network of the samples' type by module->to(). What LibTorch said: " + said));
+                ", and x of a batch is of type " + c10::toString(type) +
+                (were_bytes ? " (images of bytes become Float from 0 to 1)" : "") +
+                ". Give samples of the parameters' type, as in " + "x.to(torch::k" + wanted + ")" +
+                (were_bytes || type == torch::kByte ? ".div(255)" : "") +
+                ", or make the network of the samples' type by module->to(). What LibTorch said: " + said,
+            {.options = {"train", "module"}}));
 }
 
 class PlainStep : public TrainStep {

@@ -59,7 +59,7 @@ void check_shares_of(const TrainOptions& options) {
   if (shares.empty()) return;
   const int parts = this_process().count == 1 ? split_of(options, static_cast<int>(options.devices.size())).mesh.data
                                               : static_cast<int>(shares.size());
-  check_shares(shares, parts, "`balance`");
+  check_shares(shares, parts, "`balance`", {.options = {"balance"}});
 }
 
 // Under a launcher the number of ranks is not known here; Mesh checks it.

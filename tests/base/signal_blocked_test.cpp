@@ -1,4 +1,4 @@
-#include "base/signal_blocked.hpp"
+#include "base/signals.hpp"
 
 #include <gtest/gtest.h>
 

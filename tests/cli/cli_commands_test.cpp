@@ -26,15 +26,15 @@ TEST_F(CliCommands, EachEndsWell) {
   const std::vector<Words> commands = {
       {"plan", "--model", "mlp", "--width", "0.0625", "--devices", "cpu", "--batch-size", "8", "--seconds", "0.02",
        "--simulate", "cluster.json", "--keep-profile", "profile.json", "--out", "plan.json"},
-      {"compare",   "--model",    "mlp",          "--width",   "0.0625",       "--data-dir", images,
-       "--devices", "2xcpu",      "--batch-size", "8",         "--steps",      "1",          "--rounds",
-       "1",         "--simulate", "cluster.json", "--profile", "profile.json", "--json",     "compare.json"},
       {"sweep", "--name", "grid", "--data-dir", images, "--model", "mlp", "--width", "0.0625", "--devices", "cpu",
        "2xcpu", "--batch-size", "100", "--lr", "0.05", "--epochs", "1"}};
   const std::vector<Words> benches = {
       {"allreduce", "--devices", "2xcpu", "--sizes", "40", "--rounds", "1", "--plot", "sums.svg"},
       {"overlap", "--devices", "2xcpu", "--model", "mlp", "--batch-size", "2", "--steps", "1", "--json",
        "overlap.json"},
+      {"compare",   "--model",    "mlp",          "--width",   "0.0625",       "--data-dir", images,
+       "--devices", "2xcpu",      "--batch-size", "8",         "--steps",      "1",          "--rounds",
+       "1",         "--simulate", "cluster.json", "--profile", "profile.json", "--json",     "compare.json"},
       {"server", "--devices", "2xcpu", "--data-dir", images, "--batch-size", "100", "--epochs", "1", "--json",
        "server.json"},
       {"step", "--devices", "2xcpu", "--rounds", "1", "--steps", "2", "--json", "step.json"}};

@@ -48,8 +48,6 @@ TEST_F(CliCommunication, RefusesWhatMakesNoSense) {
   expect_refused({"--compress", "int8"}, "none, bf16, fp16 or powersgd");
   expect_refused({"--compress-rank", "2"}, "--compress-rank and --compress other than powersgd do not go together");
   expect_refused({"--compress", "powersgd", "--compress-rank", "0"}, "--compress-rank: 0 is too small");
-  expect_refused({"--sync-every", "4", "--outer-momentum", "1"}, "--outer-momentum is 1; it must be from 0 to below 1");
-  expect_refused({"--sync-every", "4", "--zero-stage", "1"}, "--zero-stage and --sync-every do not go together");
 }
 
 }  // namespace cli_communication_test

@@ -1,5 +1,5 @@
 // Labels: program long
-// lockstep compare: every scheme trains the same, and what it reports of bytes is exact.
+// lockstep-bench compare: every scheme trains the same, and what it reports of bytes is exact.
 #include <nlohmann/json.hpp>
 
 #include <filesystem>
@@ -14,6 +14,7 @@ namespace cli_compare_test {
 
 using lockstep::Cli;
 using lockstep::Finished;
+using lockstep::run_bench;
 using lockstep::run_program;
 using testing::AllOf;
 using testing::HasSubstr;
@@ -28,7 +29,7 @@ class CliCompare : public Cli {
                                       "24",        "--steps",   "3",         "--rounds", "1",
                                       "--seconds", "0.05",      "--json",    "all.json"};
     words.insert(words.end(), more.begin(), more.end());
-    return run_program(words, surroundings());
+    return run_bench(words, surroundings());
   }
 
   // The schemes by name.
@@ -149,7 +150,7 @@ TEST_F(CliCompare, ASimulationIsHeldAgainstRealRuns) {
 TEST_F(CliCompare, BadFlagsAreToldBeforeAnythingIsMeasured) {
   const auto error = [&](std::vector<std::string> words) {
     words.insert(words.begin(), "compare");
-    const Finished run = run_program(words, surroundings());
+    const Finished run = run_bench(words, surroundings());
     EXPECT_EQ(run.code, 2) << run.err;
     EXPECT_THAT(run.out, Not(HasSubstr("step ms")));
     return run.err;
@@ -162,9 +163,9 @@ TEST_F(CliCompare, BadFlagsAreToldBeforeAnythingIsMeasured) {
 }
 
 TEST_F(CliCompare, TooFewImagesAreToldBeforeAnythingIsMeasured) {
-  const Finished run = run_program({"compare", "--model", "mlp", "--width", "0.0625", "--data", "synthetic",
-                                    "--devices", "2xcpu", "--batch-size", "30000", "--steps", "1", "--seconds", "0"},
-                                   surroundings());
+  const Finished run = run_bench({"compare", "--model", "mlp", "--width", "0.0625", "--data", "synthetic", "--devices",
+                                  "2xcpu", "--batch-size", "30000", "--steps", "1", "--seconds", "0"},
+                                 surroundings());
   EXPECT_EQ(run.code, 2);
   EXPECT_EQ(run.out, "");
   EXPECT_THAT(run.err, AllOf(HasSubstr("of 30000 samples each, need more images than there are, 60000"),

@@ -27,11 +27,11 @@ Dataset numbered(int64_t n) {
   return {at::stack({numbers, -numbers}, 1), numbers + 1000};
 }
 
-// The numbers of the samples that one shard gets, batch by batch.
+// The numbers of the samples that one partner gets, batch by batch.
 std::vector<std::vector<int64_t>> numbers_of(const Dataset& dataset, const BatchOptions& options,
-                                             const Batches::Partner& shard) {
+                                             const Batches::Partner& partner) {
   std::vector<std::vector<int64_t>> result;
-  for (const Batch& batch : batches(dataset, options, shard)) {
+  for (const Batch& batch : batches(dataset, options, partner)) {
     at::Tensor numbers = batch.y - 1000;
     EXPECT_TRUE(at::equal(batch.x, at::stack({numbers, -numbers}, 1)));
     EXPECT_EQ(batch.size(), numbers.numel());
@@ -49,7 +49,7 @@ TEST(Batches, OfAllShardsTogetherAreTheWholePermutationOnce) {
     auto whole = numbers_of(dataset, options, {});
     int count = 1 + static_cast<int>(random() % 5);
     SCOPED_TRACE(testing::Message() << dataset.size() << " samples, batches of " << options.size << ", " << count
-                                    << " shards");
+                                    << " partners");
 
     std::vector<std::vector<int64_t>> joined(whole.size());
     for (int index = 0; index < count; ++index) {
@@ -63,7 +63,7 @@ TEST(Batches, OfAllShardsTogetherAreTheWholePermutationOnce) {
         joined[batch].insert(joined[batch].end(), parts[batch].begin(), parts[batch].end());
       }
     }
-    EXPECT_EQ(joined, whole);  // the same batches in the same order, whatever the number of shards
+    EXPECT_EQ(joined, whole);  // the same batches in the same order, whatever the number of partners
 
     std::vector<int64_t> seen;
     for (size_t batch = 0; batch < whole.size(); ++batch) {
@@ -167,7 +167,7 @@ TEST(Batches, RefuseTablesAndTokensOfBytes) {
   EXPECT_EQ(batches(images, {.size = 2}).count(), 3);
 }
 
-// Of three grains, on four shards.
+// Of three grains, on four partners.
 TEST(Batches, GiveAnEmptyPartASampleAsAnExample) {
   Dataset dataset = numbered(6);
   dataset.x = dataset.x.to(at::kByte).unsqueeze(2);
@@ -179,8 +179,8 @@ TEST(Batches, GiveAnEmptyPartASampleAsAnExample) {
   for (const bool shuffle : {true, false}) {
     for (int index = 0; index < 4; ++index) {
       const BatchOptions options{.size = 6, .shuffle = shuffle, .grain = 2};
-      const Batches::Partner shard{.index = index, .count = 4};
-      const Batch batch = *batches(dataset, options, shard).begin(), other = *batches(read, options, shard).begin();
+      const Batches::Partner partner{.index = index, .count = 4};
+      const Batch batch = *batches(dataset, options, partner).begin(), other = *batches(read, options, partner).begin();
       EXPECT_EQ(batch.like.x.defined(), index == 3);
       EXPECT_EQ(other.like.x.defined(), index == 3);
       if (index < 3) continue;
@@ -193,7 +193,7 @@ TEST(Batches, GiveAnEmptyPartASampleAsAnExample) {
   }
 }
 
-// Of 5 grains shards have 2, 2 and 1, the last of 2 samples.
+// Of 5 grains partners have 2, 2 and 1, the last of 2 samples.
 TEST(Batches, WithAGrainAreCutIntoAsManyPartsOnAllShards) {
   const Dataset dataset = numbered(18);
   const auto parts_of = [&](int index, int64_t count) {
@@ -217,9 +217,9 @@ TEST(Batches, WithAGrainAreCutIntoAsManyPartsOnAllShards) {
 }
 
 template <class Source>
-std::vector<Batch> all_batches(const Source& source, const BatchOptions& options, const Batches::Partner& shard) {
+std::vector<Batch> all_batches(const Source& source, const BatchOptions& options, const Batches::Partner& partner) {
   std::vector<Batch> all;
-  for (const Batch& batch : batches(source, options, shard)) all.push_back(batch);
+  for (const Batch& batch : batches(source, options, partner)) all.push_back(batch);
   return all;
 }
 
@@ -236,8 +236,8 @@ TEST(Batches, OfAFunctionAreThoseOfTheSameSamplesInMemory) {
     for (const int64_t grain : {0, 2}) {
       for (int index = 0; index < 4; ++index) {  // the last batch has 2 samples
         const BatchOptions options{.size = 7, .seed = 3, .epoch = 1, .shuffle = shuffle, .grain = grain};
-        const Batches::Partner shard{.index = index, .count = 4};
-        const auto expected = all_batches(dataset, options, shard), found = all_batches(read, options, shard);
+        const Batches::Partner partner{.index = index, .count = 4};
+        const auto expected = all_batches(dataset, options, partner), found = all_batches(read, options, partner);
         ASSERT_EQ(found.size(), 4u);
         for (size_t i = 0; i < 4; ++i) {
           EXPECT_EQ(found[i].x.scalar_type(), at::kByte);
@@ -251,7 +251,7 @@ TEST(Batches, OfAFunctionAreThoseOfTheSameSamplesInMemory) {
       }
     }
   }
-  EXPECT_EQ(most, 2u);  // a shard reads its own samples alone
+  EXPECT_EQ(most, 2u);  // a partner reads its own samples alone
 }
 
 TEST(Samples, RefuseWhatIsNone) {
@@ -294,8 +294,8 @@ TEST(Batches, LeaveOutALastOneThatIsSmaller) {
 }
 
 TEST(Batches, RefuseBadOptions) {
-  auto error = [](const Dataset& dataset, const BatchOptions& options, const Batches::Partner& shard = {}) {
-    return error_of([&] { batches(dataset, options, shard); });
+  auto error = [](const Dataset& dataset, const BatchOptions& options, const Batches::Partner& partner = {}) {
+    return error_of([&] { batches(dataset, options, partner); });
   };
   EXPECT_THAT(error(numbered(4), {.size = 0}), Refused());
   EXPECT_THAT(error(numbered(4), {.size = -3}), Refused());

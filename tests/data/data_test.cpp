@@ -12,7 +12,6 @@
 
 #include "data/data_digests.hpp"
 #include "data/fashion_mnist_places.hpp"
-#include "io/fashion_mnist_files.hpp"
 #include "io/idx.hpp"
 #include "support/error_of.hpp"
 #include "support/idx_files.hpp"
@@ -168,8 +167,8 @@ TEST_F(FashionMnistTest, KnowsWherePackagesPutIt) {
 TEST_F(FashionMnistTest, IsFoundInTheFirstCompletePlace) {
   ScratchFolder incomplete;
   incomplete.write("train-images-idx3-ubyte.gz", "");
-  EXPECT_EQ(io::find_fashion_mnist({"/nowhere", incomplete.path(), folder_.path(), "/nowhere"}), folder_.path());
-  EXPECT_THAT(error_of([&] { io::find_fashion_mnist({"/nowhere", incomplete.path()}); }), Fails(Error::file));
+  EXPECT_EQ(find_fashion_mnist({"/nowhere", incomplete.path(), folder_.path(), "/nowhere"}), folder_.path());
+  EXPECT_THAT(error_of([&] { find_fashion_mnist({"/nowhere", incomplete.path()}); }), Fails(Error::file));
 }
 
 TEST(FashionMnist, IsTheRealThing) {

@@ -42,9 +42,9 @@ class SampleFiles : public testing::Test {
   }
 
   std::vector<int64_t> order_of(const Samples& samples, const BatchOptions& options,
-                                const Batches::Partner& shard = {}) const {
+                                const Batches::Partner& partner = {}) const {
     std::vector<int64_t> order;
-    for (const Batch& batch : batches(samples, options, shard)) {
+    for (const Batch& batch : batches(samples, options, partner)) {
       EXPECT_TRUE(at::equal(batch.x.select(1, 0).to(at::kLong), batch.y));
       EXPECT_TRUE(at::equal(batch.x.select(1, 1), -batch.x.select(1, 0)));
       EXPECT_TRUE(at::equal(batch["even"].squeeze(1), batch.y % 2 == 0));

@@ -52,9 +52,10 @@ void expect_consistent(const Batch& batch) {
 }
 
 // The targets of all batches, in order.
-std::vector<int64_t> order_of(const Samples& samples, const BatchOptions& options, const Batches::Partner& shard = {}) {
+std::vector<int64_t> order_of(const Samples& samples, const BatchOptions& options,
+                              const Batches::Partner& partner = {}) {
   std::vector<int64_t> order;
-  for (const Batch& batch : batches(samples, options, shard)) {
+  for (const Batch& batch : batches(samples, options, partner)) {
     const auto part = numbers_in(batch.y);
     order.insert(order.end(), part.begin(), part.end());
   }

@@ -6,7 +6,6 @@
 #include <lockstep/data_parallel/check_replicas.hpp>
 #include <lockstep/split/split_model.hpp>
 
-#include "data_parallel/memory_watch.hpp"
 #include "data_parallel/replica_check.hpp"
 #include "support/group_tests.hpp"
 

@@ -7,6 +7,7 @@
 #include <lockstep/data_parallel/optimizer.hpp>
 
 #include "support/error_of.hpp"
+#include "support/group_tests.hpp"
 #include "support/test_devices.hpp"
 
 #include <cmath>
@@ -22,6 +23,7 @@ namespace data_parallel_misuse_test {
 using lockstep::Batch;
 using lockstep::DataParallel;
 using lockstep::Error;
+using lockstep::errors_on_ranks;
 using lockstep::Fails;
 using lockstep::Optimizer;
 using lockstep::Rank;
@@ -30,15 +32,6 @@ using lockstep::Sharded;
 using testing::Each;
 using torch::Tensor;
 namespace F = torch::nn::functional;
-
-// What body() throws on each of `world` ranks.
-std::vector<lockstep::Caught> errors_of(int world, const std::function<void(Rank&)>& body) {
-  std::vector<lockstep::Caught> errors(static_cast<size_t>(world));
-  lockstep::run(lockstep::test_devices(world), [&](Rank& rank) {
-    errors[static_cast<size_t>(rank.index())] = lockstep::error_of([&] { body(rank); });
-  });
-  return errors;
-}
 
 const lockstep::Dataset data{torch::rand({12, 6}), torch::arange(12) % 3};
 
@@ -60,22 +53,9 @@ lockstep::DataParallelOptions options_of(bool sharded) {
   return {.sharded = sharded ? Sharded::state : Sharded::nothing};
 }
 
-TEST(DataParallelMisuse, ParametersThatLieOtherwiseInMemoryAreRefusedOnAllRanks) {
-  EXPECT_THAT(errors_of(2,
-                        [](Rank& rank) {
-                          torch::nn::Conv2d conv(2, 2, 3);
-                          if (rank.index() == 1) {
-                            const Tensor here = conv->weight.detach();
-                            conv->weight.set_data(here.contiguous(torch::MemoryFormat::ChannelsLast));
-                          }
-                          const DataParallel net(conv, rank);
-                        }),
-              Each(Fails(Error::difference, {0, 1})));
-}
-
 TEST(DataParallelMisuse, BatchesThatWereNotSplitAreRefusedOnAllRanks) {
   for (const bool sharded : {false, true}) {
-    const auto errors = errors_of(2, [&](Rank& rank) {
+    const auto errors = errors_on_ranks(2, [&](Rank& rank) {
       DataParallel net(torch::nn::Linear(6, 3), rank, options_of(sharded));
       const Optimizer optimizer(net, kSgd);
       for (auto& batch : lockstep::batches(data, {.size = 4})) net.loss(batch, F::cross_entropy).backward();
@@ -86,7 +66,7 @@ TEST(DataParallelMisuse, BatchesThatWereNotSplitAreRefusedOnAllRanks) {
 
 // A rank of a pipeline, say, whose stage has one replica: its part of all ranks' batch is half of what it should train.
 TEST(DataParallelMisuse, PartsForMoreRanksThanAverageAreRefused) {
-  const auto errors = errors_of(2, [](Rank& rank) {
+  const auto errors = errors_on_ranks(2, [](Rank& rank) {
     Rank alone = rank.group(rank.index());
     DataParallel net(torch::nn::Linear(6, 3), alone);
     for (auto& batch : lockstep::batches(data, {.size = 4}, rank)) net.loss(batch, F::cross_entropy).backward();
@@ -95,7 +75,7 @@ TEST(DataParallelMisuse, PartsForMoreRanksThanAverageAreRefused) {
 }
 
 TEST(DataParallelMisuse, OtherBatchSizesAreRefusedOnAllRanks) {
-  const auto errors = errors_of(3, [](Rank& rank) {
+  const auto errors = errors_on_ranks(3, [](Rank& rank) {
     DataParallel net(torch::nn::Linear(6, 3), rank);
     for (auto& batch : lockstep::batches(data, {.size = 4 + rank.index()}, rank)) {
       net.loss(batch, F::cross_entropy).backward();
@@ -107,7 +87,7 @@ TEST(DataParallelMisuse, OtherBatchSizesAreRefusedOnAllRanks) {
 // Tokens that the user counts, in batches of more than 32 bits can count.
 TEST(DataParallelMisuse, PartsOfBillionsAreCountedExactly) {
   const auto errors_with = [](const std::vector<int64_t>& sizes, const std::vector<int64_t>& globals) {
-    return errors_of(2, [&](Rank& rank) {
+    return errors_on_ranks(2, [&](Rank& rank) {
       DataParallel net(torch::nn::Linear(6, 3), rank);
       const auto place = static_cast<size_t>(rank.index());
       net.mean(net(data.x).mean(), sizes[place], globals[place]).backward();
@@ -126,7 +106,7 @@ TEST(DataParallelMisuse, BatchesInAnotherOrderAreRefusedOnAllRanks) {
       {"shuffle", [](auto& options) { options.shuffle = false; }}};
   for (const int world : {2, 3}) {
     for (const auto& [what, change] : others) {
-      const auto errors = errors_of(world, [&, &change = change](Rank& rank) {
+      const auto errors = errors_on_ranks(world, [&, &change = change](Rank& rank) {
         DataParallel net(torch::nn::Linear(6, 3), rank, options_of(world == 3));
         const Optimizer optimizer(net, kSgd);
         lockstep::BatchOptions options{.size = 4};
@@ -150,7 +130,7 @@ TEST(DataParallelMisuse, BackwardsThatDoNotGetTheBatchKnowItAllTheSame) {
   for (const std::function<void(Net&, const Batch&)>& backward :
        {std::function<void(Net&, const Batch&)>(through), {mean}}) {
     for (const bool differ : {true, false}) {
-      const auto errors = errors_of(2, [&](Rank& rank) {
+      const auto errors = errors_on_ranks(2, [&](Rank& rank) {
         Net net(torch::nn::Linear(6, 3), rank);
         const uint64_t seed = differ && rank.index() == 1 ? 1 : 0;
         for (auto& batch : lockstep::batches(data, {.size = 4, .seed = seed}, rank)) {
@@ -170,7 +150,7 @@ TEST(DataParallelMisuse, BackwardsThatDoNotGetTheBatchKnowItAllTheSame) {
 }
 
 TEST(DataParallelMisuse, ABatchThatOneRankLeavesOutIsSeen) {
-  const auto errors = errors_of(3, [](Rank& rank) {
+  const auto errors = errors_on_ranks(3, [](Rank& rank) {
     DataParallel net(torch::nn::Linear(6, 3), rank);
     bool first = true;
     for (auto& batch : lockstep::batches(data, {.size = 4}, rank)) {
@@ -182,7 +162,7 @@ TEST(DataParallelMisuse, ABatchThatOneRankLeavesOutIsSeen) {
 
 // Nobody knows the order of such batches.
 TEST(DataParallelMisuse, BatchesOfOnesOwnGoWithTheOthers) {
-  const auto errors = errors_of(3, [](Rank& rank) {
+  const auto errors = errors_on_ranks(3, [](Rank& rank) {
     DataParallel net(torch::nn::Linear(6, 3), rank);
     for (auto& batch : lockstep::batches(data, {.size = 6}, rank)) {
       const Batch own{batch.x, batch.y, batch.global_size};
@@ -194,7 +174,7 @@ TEST(DataParallelMisuse, BatchesOfOnesOwnGoWithTheOthers) {
 }
 
 TEST(DataParallelMisuse, PartsOfABatchThatAddUpUnderNoSyncAreNone) {
-  const auto errors = errors_of(2, [](Rank& rank) {
+  const auto errors = errors_on_ranks(2, [](Rank& rank) {
     DataParallel net(torch::nn::Linear(6, 3), rank);
     for (int step = 0; step < 2; ++step) {
       const Batch part = part_of_batch(rank);
@@ -209,7 +189,7 @@ TEST(DataParallelMisuse, PartsOfABatchThatAddUpUnderNoSyncAreNone) {
 }
 
 TEST(DataParallelMisuse, NorArePartsOfSeveralBatches) {
-  const auto errors = errors_of(2, [](Rank& rank) {
+  const auto errors = errors_on_ranks(2, [](Rank& rank) {
     DataParallel net(torch::nn::Linear(6, 3), rank);
     const auto parts = halves_of_part(rank);
     {
@@ -223,7 +203,7 @@ TEST(DataParallelMisuse, NorArePartsOfSeveralBatches) {
 
 TEST(DataParallelMisuse, WeightsAndGradientsThatAreNotNumbersHaveNotChanged) {
   for (const int stage : {0, 1, 2}) {
-    const auto errors = errors_of(2, [&](Rank& rank) {
+    const auto errors = errors_on_ranks(2, [&](Rank& rank) {
       torch::nn::Linear module(6, 3);
       DataParallel net(module, rank, {.sharded = static_cast<Sharded>(stage)});
       Optimizer optimizer(net, kSgd);
@@ -246,7 +226,7 @@ TEST(DataParallelMisuse, StepsWithGradientsThatWereNotAveragedAreRefused) {
        {"tensor", "no_sync", "no_sync that lives on", "tensor beside stage 1", "no_sync beside stage 2"}) {
     for (const std::string then : {"loss", "backward_through"}) {
       if (how == "no_sync that lives on" && then == "backward_through") continue;
-      const auto errors = errors_of(2, [&](Rank& rank) {
+      const auto errors = errors_on_ranks(2, [&](Rank& rank) {
         torch::nn::Linear module(6, 3);
         DataParallel net(module, rank,
                          {.sharded = how.ends_with("1")   ? Sharded::state
@@ -277,7 +257,7 @@ TEST(DataParallelMisuse, StepsWithGradientsThatWereNotAveragedAreRefused) {
 
 // As in a GAN, whose generator's loss flows through the discriminator.
 TEST(DataParallelMisuse, ALossOfAnotherNetMayFlowThroughThisOne) {
-  const auto errors = errors_of(2, [](Rank& rank) {
+  const auto errors = errors_on_ranks(2, [](Rank& rank) {
     DataParallel generator(torch::nn::Linear(6, 6), rank), discriminator(torch::nn::Linear(6, 3), rank);
     torch::optim::SGD generators(generator->parameters(), 0.1), discriminators(discriminator->parameters(), 0.1);
     const Batch batch = part_of_batch(rank);
@@ -294,7 +274,7 @@ TEST(DataParallelMisuse, ALossOfAnotherNetMayFlowThroughThisOne) {
 }
 
 TEST(DataParallelMisuse, ALossWithoutAGraphIsRefused) {
-  const auto errors = errors_of(2, [](Rank& rank) {
+  const auto errors = errors_on_ranks(2, [](Rank& rank) {
     DataParallel net(torch::nn::Linear(6, 3), rank);
     const Batch batch = part_of_batch(rank);
     const auto loss = [&] {
@@ -307,55 +287,15 @@ TEST(DataParallelMisuse, ALossWithoutAGraphIsRefused) {
   EXPECT_THAT(errors, Each(Refused()));
 }
 
-struct GrowingImpl : torch::nn::Module {
-  torch::nn::Linear first = register_module("first", torch::nn::Linear(6, 3));
-  torch::nn::Linear second = nullptr;
-  Tensor forward(const Tensor& x) { return second ? second(first(x)) : first(x); }
-};
-TORCH_MODULE(Growing);
-
-TEST(DataParallelMisuse, ALayerThatIsRegisteredLaterIsRefused) {
-  for (const bool sharded : {false, true}) {
-    const auto errors = errors_of(2, [&](Rank& rank) {
-      Growing module;
-      DataParallel net(module, rank, options_of(sharded));
-      const Optimizer optimizer(net, kSgd);
-      for (int step = 0; step < 3; ++step) net.loss(part_of_batch(rank), F::cross_entropy).backward();
-      module->second = module->register_module("second", torch::nn::Linear(3, 3));
-      net.loss(part_of_batch(rank), F::cross_entropy).backward();
-    });
-    EXPECT_THAT(errors, Each(Refused()));
-  }
-}
-
-TEST(DataParallelMisuse, ALayerThatIsReplacedLaterIsRefused) {
-  const auto errors = errors_of(2, [](Rank& rank) {
-    DataParallel net(Growing(), rank);
-    net->first = net->replace_module("first", torch::nn::Linear(6, 3));
-    net.loss(part_of_batch(rank), F::cross_entropy).backward();
-  });
-  EXPECT_THAT(errors, Each(Refused()));
-}
-
-TEST(DataParallelMisuse, EqualShapesUnderOtherNamesAreRefused) {
-  const auto errors = errors_of(3, [](Rank& rank) {
-    torch::nn::Sequential net;
-    net->push_back(rank.index() == 2 ? "b" : "a", torch::nn::Linear(6, 6));
-    net->push_back(rank.index() == 2 ? "a" : "b", torch::nn::Linear(6, 6));
-    DataParallel replicas(net, rank);
-  });
-  EXPECT_THAT(errors, Each(Fails(Error::difference)));
-}
-
 TEST(DataParallelMisuse, AnOptimizerOfOtherTensorsThanItsSlicesIsRefused) {
-  const auto errors = errors_of(2, [](Rank& rank) {
+  const auto errors = errors_on_ranks(2, [](Rank& rank) {
     torch::nn::Linear module(6, 3);
     DataParallel net(module, rank, options_of(true));
     Optimizer(net, [&](const auto&) { return std::make_unique<torch::optim::SGD>(module->parameters(), 0.1); });
   });
   EXPECT_THAT(errors, Each(Refused()));
   for (const bool sharded : {false, true}) {
-    const auto without = errors_of(2, [&](Rank& rank) {
+    const auto without = errors_on_ranks(2, [&](Rank& rank) {
       DataParallel net(torch::nn::Linear(100, 100), rank,
                        {.bucket_bytes = 1, .sharded = sharded ? Sharded::state : Sharded::nothing});
       Optimizer(net, [](Optimizer::Groups groups) {
@@ -367,30 +307,8 @@ TEST(DataParallelMisuse, AnOptimizerOfOtherTensorsThanItsSlicesIsRefused) {
   }
 }
 
-TEST(DataParallelMisuse, AParameterThatOneRankHasFrozenIsNamed) {
-  const auto errors = errors_of(2, [](Rank& rank) {
-    torch::nn::Linear layer(6, 3);
-    layer->weight.requires_grad_(rank.index() == 0);
-    const DataParallel net(layer, rank);
-  });
-  EXPECT_THAT(errors, Each(Fails(Error::difference)));
-}
-
-TEST(DataParallelMisuse, ANetThatGetsAnotherTypeLaterIsRefused) {
-  for (const bool sharded : {false, true}) {
-    const auto errors = errors_of(2, [&](Rank& rank) {
-      torch::nn::Linear module(6, 3);
-      DataParallel net(module, rank, options_of(sharded));
-      const Optimizer optimizer(net, kSgd);
-      module->to(torch::kDouble);
-      net.backward_through([] {});
-    });
-    EXPECT_THAT(errors, Each(Refused()));
-  }
-}
-
 TEST(DataParallelMisuse, ABatchNormOfOneSampleSaysWhatToDo) {
-  const auto errors = errors_of(2, [](Rank& rank) {
+  const auto errors = errors_on_ranks(2, [](Rank& rank) {
     DataParallel net(torch::nn::Sequential(torch::nn::Linear(6, 3), torch::nn::BatchNorm1d(3)), rank);
     net.loss(part_of_batch(rank), F::cross_entropy).backward();
   });
@@ -400,7 +318,7 @@ TEST(DataParallelMisuse, ABatchNormOfOneSampleSaysWhatToDo) {
 // Each is a view of its bucket, which the next backward fills.
 TEST(DataParallelMisuse, AGradientThatIsKeptKeepsItsValues) {
   for (const int64_t grain : {0, 2}) {
-    const auto errors = errors_of(2, [&](Rank& rank) {
+    const auto errors = errors_on_ranks(2, [&](Rank& rank) {
       DataParallel net(torch::nn::Linear(6, 3), rank);
       std::vector<Tensor> kept, copies;
       for (auto& batch : lockstep::batches(data, {.size = 2, .grain = grain}, rank)) {
@@ -471,18 +389,18 @@ struct Scaled : torch::nn::Module {
 };
 
 TEST(DataParallelMisuse, ABufferWithAGraphIsRefused) {
-  EXPECT_THAT(errors_of(2,
-                        [](Rank& rank) {
-                          torch::nn::Linear net(6, 3);
-                          net->register_buffer("norm", net->weight.norm());
-                          const DataParallel made(net, rank);
-                        }),
+  EXPECT_THAT(errors_on_ranks(2,
+                              [](Rank& rank) {
+                                torch::nn::Linear net(6, 3);
+                                net->register_buffer("norm", net->weight.norm());
+                                const DataParallel made(net, rank);
+                              }),
               Each(Refused()));
 }
 
 TEST(DataParallelMisuse, AGraphOfAnEarlierStepIsNamed) {
   for (const bool in_buffer : {false, true}) {
-    const auto errors = errors_of(2, [&](Rank& rank) {
+    const auto errors = errors_on_ranks(2, [&](Rank& rank) {
       DataParallel net(std::make_shared<Scaled>(), rank);
       (in_buffer ? net->factor : net->plain) *= net->linear->weight.square().mean();
       for (int step = 0; step < 2; ++step) net.loss(part_of_batch(rank), F::cross_entropy).backward();
@@ -497,20 +415,20 @@ Tensor inferred(const Tensor& tensor) {
 }
 
 TEST(DataParallelMisuse, TensorsOfInferenceModeAreNamed) {
-  EXPECT_THAT(errors_of(2,
-                        [](Rank& rank) {
-                          const c10::InferenceMode inference;
-                          torch::nn::Linear net(6, 3);
-                          const c10::InferenceMode off(false);
-                          const DataParallel made(net, rank);
-                        }),
+  EXPECT_THAT(errors_on_ranks(2,
+                              [](Rank& rank) {
+                                const c10::InferenceMode inference;
+                                torch::nn::Linear net(6, 3);
+                                const c10::InferenceMode off(false);
+                                const DataParallel made(net, rank);
+                              }),
               Each(Refused()));
   EXPECT_THAT(
-      errors_of(
+      errors_on_ranks(
           2, [](Rank& rank) { const DataParallel made(std::make_shared<Scaled>(inferred(torch::ones({1}))), rank); }),
       Each(Refused()));
   for (const int64_t grain : {0, 1}) {
-    const auto errors = errors_of(2, [&](Rank& rank) {
+    const auto errors = errors_on_ranks(2, [&](Rank& rank) {
       DataParallel net(std::make_shared<Scaled>(), rank);
       Batch batch = part_of_batch(rank);
       batch.x = inferred(batch.x);
@@ -523,12 +441,12 @@ TEST(DataParallelMisuse, TensorsOfInferenceModeAreNamed) {
 }
 
 TEST(DataParallelMisuse, ALossOfInferenceModeIsToldSo) {
-  EXPECT_THAT(errors_of(2,
-                        [](Rank& rank) {
-                          DataParallel net(torch::nn::Linear(6, 3), rank);
-                          const c10::InferenceMode inference;
-                          net.loss(part_of_batch(rank), F::cross_entropy).backward();
-                        }),
+  EXPECT_THAT(errors_on_ranks(2,
+                              [](Rank& rank) {
+                                DataParallel net(torch::nn::Linear(6, 3), rank);
+                                const c10::InferenceMode inference;
+                                net.loss(part_of_batch(rank), F::cross_entropy).backward();
+                              }),
               Each(Refused()));
 }
 

@@ -22,11 +22,7 @@ namespace data_parallel_test {
 using lockstep::Batch;
 using lockstep::DataParallel;
 using lockstep::DataParallelOptions;
-using lockstep::Error;
-using lockstep::error_of;
-using lockstep::Fails;
 using lockstep::Rank;
-using lockstep::Refused;
 using torch::Tensor;
 namespace F = torch::nn::functional;
 
@@ -459,28 +455,6 @@ TEST(DataParallelTest, TakesModulesByValueByHolderAndByPointer) {
   });
 }
 
-TEST(DataParallelTest, TakesAnyCriterion) {
-  const Batch whole{torch::randn({5, 6}), torch::randn({5, 3}), 5};
-  torch::nn::Linear single(6, 3);
-  F::mse_loss(single(whole.x), whole.y).backward();
-  lockstep::run(lockstep::test_devices(2), [&](Rank& rank) {
-    DataParallel net(torch::nn::Linear(6, 3), rank);
-    {
-      const torch::NoGradGuard no_grad;
-      net->weight.copy_(single->weight), net->bias.copy_(single->bias);
-    }
-    const Batch part = part_of_batch(whole, rank);
-    const auto expect_gradient = [&](lockstep::Loss loss) {
-      net->zero_grad();
-      loss.backward();
-      EXPECT_TRUE(torch::allclose(net->weight.grad(), single->weight.grad(), 1e-5, 1e-6));
-    };
-    expect_gradient(net.loss(part, F::mse_loss));
-    expect_gradient(net.loss(part, [](const Tensor& y_hat, const Tensor& y) { return (y_hat - y).square().mean(); }));
-    expect_gradient(net.mean((net(part.x) - part.y).square().mean(), part.size(), part.global_size));
-  });
-}
-
 TEST(DataParallelTest, GradientsAreTheSameBitsOnAllRanksAndInEveryRun) {
   const Batch whole = whole_batch(11, {1, 28, 28}, 10, torch::kFloat);
   std::map<std::string, Tensor> first;
@@ -496,62 +470,6 @@ TEST(DataParallelTest, GradientsAreTheSameBitsOnAllRanksAndInEveryRun) {
       for (const auto& [name, gradient] : first) EXPECT_TRUE(torch::equal(mine.at(name), gradient)) << name;
     }
   }
-}
-
-TEST(DataParallelTest, ModulesThatDifferAreRefusedOnEveryRank) {
-  EXPECT_THAT(error_of([] {
-                lockstep::run(lockstep::test_devices(2),
-                              [](Rank& rank) { DataParallel net(torch::nn::Linear(2, 3 + rank.index()), rank); });
-              }),
-              Fails(Error::difference));
-  EXPECT_THAT(error_of([] {
-                lockstep::run(lockstep::test_devices(2), [](Rank& rank) {
-                  DataParallel net(torch::nn::Linear(torch::nn::LinearOptions(2, 3).bias(rank.index() == 0)), rank);
-                });
-              }),
-              Fails(Error::difference));
-}
-
-TEST(DataParallelTest, ReplicasThatShareTheirMemoryAreRefused) {
-  const SharedMlp prototype;  // copies of it share its tensors
-  EXPECT_THAT(error_of([&] {
-                lockstep::run(lockstep::test_devices(3),
-                              [&](Rank& rank) { DataParallel net(SharedMlp(prototype), rank); });
-              }),
-              Fails(Error::difference));
-}
-
-TEST(DataParallelTest, ReplicasThatShareOneBufferAreRefused) {
-  struct WithBuffer : torch::nn::Module {
-    explicit WithBuffer(const Tensor& buffer) { register_buffer("buffer", buffer); }
-    Tensor forward(const Tensor& x) { return linear(x); }
-    torch::nn::Linear linear = register_module("linear", torch::nn::Linear(2, 2));
-  };
-  const Tensor shared = torch::zeros({2});
-  EXPECT_THAT(error_of([&] {
-                lockstep::run(lockstep::test_devices(3), [&](Rank& rank) {
-                  DataParallel net(WithBuffer(rank.index() == 1 ? torch::zeros({2}) : shared), rank);
-                });
-              }),
-              Fails(Error::difference));
-}
-
-TEST(DataParallelTest, BadLossesAreRefused) {
-  lockstep::run(lockstep::test_devices(2), [](Rank& rank) {
-    DataParallel net(torch::nn::Linear(2, 3), rank);
-    const Tensor y = net(torch::ones({4, 2}));
-    EXPECT_THAT(error_of([&] { std::ignore = net.mean(y, 4, 8); }), Refused());
-    EXPECT_THAT(error_of([&] { std::ignore = net.mean(y.sum(), 9, 8); }), Refused());
-    EXPECT_THAT(error_of([&] { std::ignore = net.mean(y.sum(), 0, 0); }), Refused());
-    EXPECT_THAT(error_of([&] { std::ignore = net.mean({}, 1, 8); }), Refused());
-  });
-  EXPECT_THAT(error_of([] {
-                lockstep::run(lockstep::test_devices(2), [](Rank& rank) {
-                  DataParallel net(torch::nn::Embedding(torch::nn::EmbeddingOptions(5, 2).sparse(true)), rank);
-                  net.mean(net(torch::tensor({1, 2})).mean(), 2, 4).backward();
-                });
-              }),
-              Refused());
 }
 
 // A Rank is a value: a copy of it is enough for as long as run() lasts.

@@ -6,7 +6,7 @@
 #include <lockstep/data_parallel/optimizer.hpp>
 
 #include "data_parallel/loss_part.hpp"
-#include "data_parallel/parameter_units.hpp"
+#include "data_parallel/sharded_parameters.hpp"
 #include "devices/memory_meter.hpp"
 #include "ranks/trained_parameters.hpp"
 #include "support/group_tests.hpp"

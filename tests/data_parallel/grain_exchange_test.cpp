@@ -85,7 +85,7 @@ void average_in_every_way(Rank& rank, const Runs& runs, const Tensors& grains) {
   const auto add_up = [&] {
     sums.begin({runs[own], runs[own + 1]});
     for (int64_t grain = runs[own]; grain < runs[own + 1]; ++grain) {
-      sums.add(0, grain, grains[static_cast<size_t>(grain)].to(rank.device()));
+      sums.add(0, grain, {grains[static_cast<size_t>(grain)].to(rank.device())});
     }
     sums.finish();
     return sums.rows();

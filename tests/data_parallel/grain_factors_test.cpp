@@ -86,8 +86,9 @@ TEST(GrainSumsTest, HaveTheSameBitsWithFactorsAndWithGradients) {
             if (grain == left_out) continue;
             const GradientFactors factors = random_factors(samples, kUnits, kUnits);
             ASSERT_TRUE(GrainSums::takes(factors));
-            EXPECT_TRUE(grain == dense ? with.add(0, grain, product_of(factors)) : with.add(0, grain, factors));
-            EXPECT_TRUE(without.add(0, grain, product_of(factors)));
+            EXPECT_TRUE(grain == dense ? with.add(0, grain, {product_of(factors)})
+                                       : with.add(0, grain, {{}, {factors}}));
+            EXPECT_TRUE(without.add(0, grain, {product_of(factors)}));
           }
           with.finish();
           without.finish();
@@ -119,7 +120,7 @@ TEST(GrainSumsTest, KeepNoMoreFactorsThanTheMemoryOfAGradientHolds) {
     std::vector<GradientFactors> all;
     for (int64_t grain = 0; grain < 4; ++grain) {
       all.push_back(random_factors(samples, 48, 48));
-      EXPECT_TRUE(sums.add(0, grain, all.back()));
+      EXPECT_TRUE(sums.add(0, grain, {{}, {all.back()}}));
     }
     return std::count_if(all.begin(), all.end(), [](const auto& factors) { return factors.x.use_count() > 1; });
   };

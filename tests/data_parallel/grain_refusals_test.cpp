@@ -28,8 +28,6 @@ using lockstep::random_samples;
 using lockstep::Rank;
 using lockstep::Refused;
 using lockstep::Sharded;
-using testing::AllOf;
-using testing::HasSubstr;
 namespace F = torch::nn::functional;
 
 TEST(GrainRefusalsTest, OfBatches) {
@@ -173,10 +171,8 @@ TEST(GrainRefusalsTest, OfLossesThatAreNotComputedByGrains) {
     net.backward_through(
         [&] { (F::cross_entropy(net(batch.x), batch.y) * net.weight_of(batch.size(), batch.global_size)).backward(); });
   };
-  const auto says = AllOf(HasSubstr("rank "), HasSubstr("a backward without grains, while the batch of 10 samples"),
-                          HasSubstr("has grains of 4"), HasSubstr("net.loss(batch, function)"));
   const auto check = [&](auto backward, const char* name) {
-    EXPECT_THAT(by(4, backward), says) << name;
+    EXPECT_THAT(by(4, backward), Refused()) << name;
     EXPECT_EQ(by(0, backward), "(no error)") << name;
   };
   check(mean, "mean");

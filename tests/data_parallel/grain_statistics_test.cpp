@@ -89,8 +89,7 @@ std::vector<Tensor> trained_on(const std::vector<int64_t>& runs, torch::ScalarTy
     for (const auto& grains : batches) {
       const auto before = buffers_of(net);
       for (int64_t number = runs[rank.index()]; number < runs[rank.index() + 1]; ++number) {
-        const auto guard = statistics.begin(number);
-        net.forward(grains[number].clone());
+        statistics.forward(number, [&] { net.forward(grains[number].clone()); });
       }
       expect_equal(buffers_of(net), before, "before finish()");
       statistics.finish(runs);
@@ -156,8 +155,7 @@ TEST(GrainStatistics, OfALayerThatIsCalledSeveralTimesAreThoseOfAPlainLoop) {
       GrainStatistics statistics(net, rank);
       const auto runs = near_equal_runs(2);
       for (int64_t grain = runs[rank.index()]; grain < runs[rank.index() + 1]; ++grain) {
-        const auto guard = statistics.begin(grain);
-        net.forward(x[grain], grain % 4);
+        statistics.forward(grain, [&] { net.forward(x[grain], grain % 4); });
       }
       statistics.finish(runs);
       for (const auto& buffer : net.named_buffers()) {
@@ -186,8 +184,8 @@ TEST(GrainStatistics, InEvalModeStay) {
     const auto runs = near_equal_runs(3);
     for (int64_t grain = runs[rank.index()]; grain < runs[rank.index() + 1]; ++grain) {
       net.quick->train(grain != 4);
-      const auto guard = statistics.begin(grain);
-      const Tensor output = net.forward(grains[grain]);
+      Tensor output;
+      statistics.forward(grain, [&] { output = net.forward(grains[grain]); });
       if (grain != 4) EXPECT_TRUE(output.equal(outputs[grain])) << grain;  // there by statistics that have moved
     }
     statistics.finish(runs);
@@ -206,9 +204,10 @@ TEST(GrainStatistics, OfTheFirstForwardThatSucceedsCount) {
     Net once = net_of(torch::kDouble), net = net_of(torch::kDouble);
     GrainStatistics of_once(once, rank), statistics(net, rank);
     const auto forward = [&](Net& module, GrainStatistics& its, int64_t number, const Tensor& x, bool fails = false) {
-      const auto guard = its.begin(number);
-      module.forward(x);
-      if (fails) throw std::runtime_error("no");
+      its.forward(number, [&] {
+        module.forward(x);
+        if (fails) throw std::runtime_error("no");
+      });
     };
     const auto before = buffers_of(net);
     EXPECT_THROW(forward(net, statistics, 0, grains[3], /*fails=*/true), std::runtime_error);
@@ -232,10 +231,7 @@ TEST(GrainStatistics, OfAbandonedGrainsCountNothing) {
     Net net = rank.in_turn([] { return net_of(torch::kFloat); });
     GrainStatistics statistics(net, rank);
     const auto before = buffers_of(net);
-    {
-      const auto guard = statistics.begin(rank.index());
-      net.forward(grains[1]);
-    }
+    statistics.forward(rank.index(), [&] { net.forward(grains[1]); });
     statistics.abandon();
     statistics.finish({0, 1, 2});
     expect_equal(buffers_of(net), before, "after finish()");
@@ -257,8 +253,7 @@ TEST(GrainStatistics, LeaveGradientsAsTheyAre) {
     net.usual->train();
     std::vector<Tensor> losses;
     for (int64_t number = 0; number < kGrains; ++number) {
-      const auto guard = statistics.begin(number);
-      losses.push_back(net.forward(grains[number]));
+      statistics.forward(number, [&] { losses.push_back(net.forward(grains[number])); });
     }
     for (int64_t number = 0; number < 4; ++number) losses[number].backward();
     statistics.finish({0, kGrains});
@@ -282,8 +277,7 @@ TEST(GrainStatistics, StayWhileAStageComputesAForwardAgain) {
     const PipelineStage::Head sum = [](const Tensor& y) { return y.sum(); };
     const auto before = buffers_of(*layers);
     for (int grain = 0; grain < kGrains; ++grain) {
-      const auto guard = statistics.begin(grain);
-      stage.forward(grain, x[grain], sum, /*keep_graph=*/false);
+      statistics.forward(grain, [&] { stage.forward(grain, x[grain], sum, /*keep_graph=*/false); });
     }
     for (int grain = 0; grain < kGrains; ++grain) {
       stage.backward(grain, {}, 1);
@@ -305,10 +299,7 @@ TEST(GrainStatistics, OfNothingNeedNoExchange) {
     Rank counting = counted(rank, calls);
     nn::Sequential linear(nn::Linear(2, 2), nn::BatchNorm1d(nn::BatchNormOptions(2).track_running_stats(false)));
     GrainStatistics none(*linear, counting);
-    {
-      const auto guard = none.begin(rank.index());
-      linear->forward(torch::ones({2, 2}));
-    }
+    none.forward(rank.index(), [&] { linear->forward(torch::ones({2, 2})); });
     none.finish({0, 1, 2});
     EXPECT_TRUE(calls->empty());
     nn::BatchNorm1d norm(2);
@@ -337,8 +328,7 @@ TEST(GrainStatistics, RefuseGrainsOfOthers) {
       nn::BatchNorm1d norm(2);
       GrainStatistics statistics(*norm, rank);
       for (const int64_t number : {2 * rank.index(), 2 * rank.index() + 1}) {
-        const auto guard = statistics.begin(number);
-        norm(torch::ones({2, 2}));
+        statistics.forward(number, [&] { norm(torch::ones({2, 2})); });
       }
       statistics.finish(runs);
     });
@@ -351,8 +341,7 @@ TEST(GrainStatistics, RefuseGrainsOfOthers) {
                              [](Rank& rank) {
                                nn::BatchNorm1d norm(2);
                                GrainStatistics statistics(*norm, rank);
-                               const auto guard = statistics.begin(0);
-                               const auto within = statistics.begin(1);
+                               statistics.forward(0, [&] { statistics.forward(1, [] {}); });
                              }),
               Refused());
 }

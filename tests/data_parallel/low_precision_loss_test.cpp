@@ -5,9 +5,9 @@
 #include <lockstep/data_parallel/data_parallel.hpp>
 #include <lockstep/data_parallel/optimizer.hpp>
 #include <lockstep/lab/check_arithmetic.hpp>
-#include <lockstep/pipeline/pipeline.hpp>
 #include <lockstep/server/parameter_server.hpp>
 
+#include "support/lone_pipeline.hpp"
 #include "support/test_devices.hpp"
 
 #include <memory>
@@ -166,8 +166,7 @@ TEST(LowPrecisionLoss, IsRightInAllStagesOfAPipeline) {
     Tensor forward(const Tensor& x) { return x * w; }
   };
   lockstep::run(lockstep::test_devices(2), [](Rank& rank) {
-    torch::nn::Sequential first(LayerImpl{}), second(LayerImpl{});
-    lockstep::Pipeline pipeline({first, second}, rank, {.microbatches = 3});
+    lockstep::LonePipeline pipeline(torch::nn::Sequential(LayerImpl{}, LayerImpl{}), rank, {.microbatches = 3});
     const auto all = ones(3);
     pipeline.forward_backward({all.x.to(rank.device()), all.y.to(rank.device()), 3}, mean_in(torch::kBFloat16));
     for (const auto& parameter : pipeline.module()->parameters()) {

@@ -2,6 +2,7 @@
 // Lars and Lamb against the published algorithms written out, number by number; make_optimizer against LibTorch's.
 #include <gmock/gmock.h>
 #include <torch/torch.h>
+#include <lockstep/data_parallel/optimizer.hpp>
 #include <lockstep/lab/lamb.hpp>
 #include <lockstep/lab/lars.hpp>
 #include <lockstep/lab/optimizers.hpp>
@@ -142,7 +143,7 @@ TEST(MakeOptimizer, HasALearningRateForEachKind) {
   for (const auto& [name, lr] : {std::pair("sgd", 0.2), std::pair("adam", 0.001), std::pair("adamw", 0.001),
                                  std::pair("lamb", 0.001), std::pair("lars", 1.0)}) {
     const auto rate = [&, name = name](const OptimizerSettings& settings) {
-      return make_optimizer(optimizer_from(name), some_weights(), settings)->param_groups().at(0).options().get_lr();
+      return make_optimizer(optimizer_from(name), {some_weights()}, settings)->param_groups().at(0).options().get_lr();
     };
     EXPECT_EQ(rate({}), lr) << name;
     EXPECT_EQ(rate({.lr = 0.2}), 0.2) << name;
@@ -230,7 +231,7 @@ TEST(Optimizers, LeaveWhatHasNoGradientAndReturnTheClosuresLoss) {
     SCOPED_TRACE(name);
     const auto weights = some_weights();
     const auto before = weights[1].detach().clone(), moved = weights[2].detach().clone();
-    const auto optimizer = make_optimizer(optimizer_from(name), weights, {.lr = 0.1, .weight_decay = 0.1});
+    const auto optimizer = make_optimizer(optimizer_from(name), {weights}, {.lr = 0.1, .weight_decay = 0.1});
     const auto loss = optimizer->step([&] {
       auto loss = weights[2].square().sum();
       loss.backward();
@@ -275,7 +276,7 @@ TEST(Optimizers, AreThoseOfTheirNames) {
   for (const auto& [name, settings, expected] : cases) {
     SCOPED_TRACE(to_string(optimizer_from(name), settings));
     const auto mine = some_weights(), theirs = some_weights();
-    const auto optimizer = make_optimizer(optimizer_from(name), mine, settings), reference = expected(theirs);
+    const auto optimizer = make_optimizer(optimizer_from(name), {mine}, settings), reference = expected(theirs);
     for (int step = 0; step < 4; ++step) {
       if (step == 2) {
         lockstep::set_learning_rate(*optimizer, 0.01);
@@ -347,7 +348,7 @@ TEST(Optimizers, SayWhatTheyAre) {
 
 TEST(Optimizers, RefuseWhatMakesNoSense) {
   const auto refused = [](const std::string& name, const OptimizerSettings& settings) {
-    return error_of([&] { make_optimizer(optimizer_from(name), some_weights(), settings); });
+    return error_of([&] { make_optimizer(optimizer_from(name), {some_weights()}, settings); });
   };
   EXPECT_THAT(refused("rmsprop", {}), Refused());
   EXPECT_THAT(refused("sgd", {.lr = -1}), Refused());

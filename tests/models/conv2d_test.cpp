@@ -7,7 +7,7 @@
 #include <lockstep/models/residual_block.hpp>
 
 #include "models/conv2d.hpp"
-#include "models/kernels/winograd.hpp"
+#include "models/kernels/kernels.hpp"
 #include "support/intra_op_threads.hpp"
 
 #include <ATen/autocast_mode.h>
@@ -92,7 +92,7 @@ TEST(FastConv2d, RunsTheKernelsWhereTheyFit) {
   const auto expect = [&](Conv2d conv, const Tensor& x, bool fits) {
     const Tensor y = fast_conv2d(*conv, leaf(x));
     const bool ran = y.grad_fn()->name().find("WinogradConvolution") != std::string::npos;
-    EXPECT_EQ(ran, fits && kernels::winograd_kernels() != nullptr);
+    EXPECT_EQ(ran, fits && kernels::of_this_cpu().winograd != nullptr);
     if (!fits) EXPECT_TRUE(y.equal(conv->forward(x)));
   };
   const Tensor x = images({2, 32, 5, 6});
@@ -164,7 +164,7 @@ TEST(FastConv2d, CanBeDifferentiatedTwice) {
 }
 
 TEST(FastConv2d, GivesTheSameBitsOnAnyNumberOfThreads) {
-  if (kernels::winograd_kernels() == nullptr) GTEST_SKIP() << "LibTorch's convolutions do not promise it";
+  if (kernels::of_this_cpu().winograd == nullptr) GTEST_SKIP() << "LibTorch's convolutions do not promise it";
   torch::manual_seed(5);
   for (const int64_t channels : {32, 160}) {
     const Conv2d conv(three_by_three(channels, channels));

@@ -6,7 +6,7 @@
 #include <torch/torch.h>
 #include <lockstep/models/conv_relu_pool.hpp>
 
-#include "models/kernels/conv_relu_pool.hpp"
+#include "models/kernels/kernels.hpp"
 #include "support/error_of.hpp"
 #include "support/intra_op_threads.hpp"
 
@@ -168,7 +168,7 @@ TEST(ConvReluPool, LeavesFewSamplesToLibTorch) {
     const Inputs in = random_inputs({samples, 3, 8, 9, 6, 3, 2});
     return conv_relu_pool(in.x, in.weight, in.bias).grad_fn()->name();
   };
-  const int64_t lanes = kernels::conv_relu_pool_kernels().lanes;
+  const int64_t lanes = kernels::of_this_cpu().conv_relu_pool.lanes;
   EXPECT_THAT(node_of(lanes / 3), HasSubstr("AvgPool2D"));
   EXPECT_THAT(node_of(lanes / 3 + 1), HasSubstr("ConvReluPool"));
 }
@@ -252,7 +252,7 @@ TEST(ConvReluPool, ManyThreadsMayCallAtOnce) {
 TEST(ConvReluPool, RunsTheKernelsOfTheInstructionsThatAreToBeUsed) {
   const std::string instructions = at::get_cpu_capability();
   const int64_t lanes = instructions == "AVX512" ? 16 : instructions == "AVX2" ? 8 : 4;
-  EXPECT_EQ(kernels::conv_relu_pool_kernels().lanes, lanes) << instructions;
+  EXPECT_EQ(kernels::of_this_cpu().conv_relu_pool.lanes, lanes) << instructions;
 }
 
 TEST(ConvReluPool, ShowsTheShapesThatDoNotFit) {

@@ -2,14 +2,14 @@
 // The kernels that transpose and add matrices, beside plain loops. Nothing outside of the target changes.
 #include <gtest/gtest.h>
 
-#include "models/kernels/matrices.hpp"
+#include "models/kernels/kernels.hpp"
 
 #include <cstdint>
 #include <vector>
 
 namespace matrices_test {
 
-using lockstep::kernels::matrix_kernels;
+using lockstep::kernels::of_this_cpu;
 
 constexpr float kCanary = 12345;
 
@@ -42,7 +42,7 @@ TEST(Matrices, AreTransposed) {
         for (int64_t r = 0; r < rows; ++r) {
           for (int64_t c = 0; c < columns; ++c) expected.at(c, r) = from.at(r, c);
         }
-        matrix_kernels().transpose(from.values.data(), from.row, rows, columns, to.values.data(), to.row);
+        of_this_cpu().matrices.transpose(from.values.data(), from.row, rows, columns, to.values.data(), to.row);
         ASSERT_EQ(to.values, expected.values) << rows << " x " << columns << ", gap " << gap;
       }
     }
@@ -57,7 +57,7 @@ TEST(Matrices, AreAdded) {
         for (int64_t r = 0; r < rows; ++r) {
           for (int64_t c = 0; c < columns; ++c) expected.at(r, c) += values.at(r, c);
         }
-        matrix_kernels().add(values.values.data(), values.row, rows, columns, sum.values.data(), sum.row);
+        of_this_cpu().matrices.add(values.values.data(), values.row, rows, columns, sum.values.data(), sum.row);
         ASSERT_EQ(sum.values, expected.values) << rows << " x " << columns << ", gap " << gap;
       }
     }

@@ -24,7 +24,7 @@ using testing::Each;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-int64_t parameters_of(const torch::nn::Module& net) {
+int64_t number_of_parameters(const torch::nn::Module& net) {
   int64_t sum = 0;
   for (const auto& parameter : net.parameters()) sum += parameter.numel();
   return sum;
@@ -42,22 +42,22 @@ std::vector<ModelOptions> small_models() {
 
 TEST(Models, HaveAsManyParametersAsThePapersSay) {
   // 20·9 + 20,  50·20·25 + 50,  800·128 + 128,  128·10 + 10
-  EXPECT_EQ(parameters_of(*LeNet()), 200 + 25'050 + 102'528 + 1'290);
+  EXPECT_EQ(number_of_parameters(*LeNet()), 200 + 25'050 + 102'528 + 1'290);
   // 784·512 + 512,  five of 512·512 + 512,  512·10 + 10
-  EXPECT_EQ(parameters_of(*Mlp()), 401'920 + 5 * 262'656 + 5'130);
+  EXPECT_EQ(number_of_parameters(*Mlp()), 401'920 + 5 * 262'656 + 5'130);
   // 96·121 + 96,  256·96·25 + 256,  384·256·9 + 384,  384·384·9 + 384,  256·384·9 + 256, and of 256·5·5 values
   // 6400·4096 + 4096,  4096·4096 + 4096,  4096·10 + 10
   const int64_t alexnet = 11'712 + 614'656 + 885'120 + 1'327'488 + 884'992 + 26'218'496 + 16'781'312 + 40'970;
   EXPECT_EQ(alexnet, 46'764'746);
-  EXPECT_EQ(parameters_of(*AlexNet()), alexnet);
+  EXPECT_EQ(number_of_parameters(*AlexNet()), alexnet);
   // Half of the second, fourth and fifth kernels: 256·48·25, 384·192·9 and 256·192·9 less.
-  EXPECT_EQ(parameters_of(*AlexNet(AlexNetOptions{.groups = 2})), alexnet - 307'200 - 663'552 - 442'368);
+  EXPECT_EQ(number_of_parameters(*AlexNet(AlexNetOptions{.groups = 2})), alexnet - 307'200 - 663'552 - 442'368);
   // 9·64 and its norm; two blocks of 64; 128: one that halves (64·128·9 + 128·128·9 and two norms, 64·128 and a norm
   // beside) and one that does not; 256; 512; 512·10 + 10.
-  EXPECT_EQ(parameters_of(*ResNet18()),
+  EXPECT_EQ(number_of_parameters(*ResNet18()),
             704 + 2 * 73'984 + (230'144 + 295'424) + (919'040 + 1'180'672) + (3'673'088 + 4'720'640) + 5'130);
   // Three channels: 2·9·64 more; 1000 classes: 990·513 more.
-  EXPECT_EQ(parameters_of(*ResNet18(ResNet18Options{.in_channels = 3, .classes = 1000})),
+  EXPECT_EQ(number_of_parameters(*ResNet18(ResNet18Options{.in_channels = 3, .classes = 1000})),
             11'172'810 + 2 * 9 * 64 + 990 * 513);
 }
 

@@ -7,7 +7,6 @@
 #include <lockstep/nn/dropout.hpp>
 #include <lockstep/server/parameter_server.hpp>
 #include <lockstep/split/split_model.hpp>
-#include <lockstep/tensor_parallel/tensor_parallel.hpp>
 
 #include "nn/name_dropouts.hpp"
 #include "support/group_tests.hpp"

@@ -2,9 +2,10 @@
 // Pipeline and split_into_stages: what is refused, and what the text says.
 #include <gmock/gmock.h>
 #include <torch/torch.h>
-#include <lockstep/pipeline/pipeline.hpp>
+#include <lockstep/split/split_model.hpp>
 
 #include "support/error_of.hpp"
+#include "support/lone_pipeline.hpp"
 #include "support/small_nets.hpp"
 #include "support/test_devices.hpp"
 
@@ -21,9 +22,7 @@ using lockstep::Error;
 using lockstep::error_of;
 using lockstep::Fails;
 using lockstep::Lambda;
-using lockstep::Pipeline;
-using lockstep::PipelineOptions;
-using lockstep::PipelineSchedule;
+using lockstep::LonePipeline;
 using lockstep::Rank;
 using lockstep::Refused;
 using lockstep::split_into_stages;
@@ -46,48 +45,27 @@ TEST(SplitIntoStagesTest, StagesShareTheNetsLayersUnderTheirNames) {
   const Sequential net({{"first", nn::AnyModule(nn::Linear(2, 3))},
                         {"second", nn::AnyModule(nn::Tanh())},
                         {"third", nn::AnyModule(nn::Linear(3, 1))}});
-  const auto stages = split_into_stages(net, {2});
+  const auto stages = split_into_stages(net, {.mesh = {.pipeline = 2}, .cuts = {2}});
   ASSERT_EQ(stages.size(), 2u);
   EXPECT_EQ(stages[0]->size(), 2u);
   ASSERT_TRUE(stages[1]->named_parameters().contains("third.weight"));
   EXPECT_TRUE(stages[1]->named_parameters()["third.weight"].is_same(net->named_parameters()["third.weight"]));
-  EXPECT_EQ(split_into_stages(net, {1})[0]->size(), 1u);  // a cut, not a count
-  const auto equal = split_into_stages(linears(7), 3);
+  const auto equal = split_into_stages(linears(7), {.mesh = {.pipeline = 3}});
   EXPECT_EQ(equal[0]->size(), 3u);
   EXPECT_EQ(equal[1]->size(), 2u);
   EXPECT_TRUE(equal[2]->named_parameters().contains("6.bias"));
 }
 
-TEST(SplitIntoStagesTest, WhatCannotBeIsRefused) {
-  EXPECT_THAT(error_of([] { split_into_stages(linears(3), 4); }), Refused());
-  EXPECT_THAT(error_of([] { split_into_stages(linears(3), 0); }), Refused());
-  for (const std::vector<int64_t>& cuts : {std::vector<int64_t>{0}, {3}, {2, 2}, {2, 1}, {-1}}) {
-    EXPECT_THAT(error_of([&] { split_into_stages(linears(3), cuts); }), Refused());
-  }
+TEST(SplitIntoStagesTest, AParameterOfTwoStagesIsRefused) {
   const nn::Linear shared(4, 4);
   const Sequential net(shared, nn::Tanh(), shared);
-  EXPECT_THAT(error_of([&] { split_into_stages(net, 2); }), Refused());
-  EXPECT_EQ(split_into_stages(net, 1).size(), 1u);
+  EXPECT_THAT(error_of([&] { split_into_stages(net, {.mesh = {.pipeline = 2}}); }), Refused());
+  EXPECT_EQ(split_into_stages(net, {}).size(), 1u);
 }
 
-TEST(PipelineErrorsTest, OptionsThatDoNotFitAreRefused) {
-  const auto error_with = [](int ranks, int stages, const PipelineOptions& options) {
-    return error_in(ranks, [&](Rank& rank) { Pipeline(split_into_stages(linears(stages), stages), rank, options); });
-  };
-  EXPECT_THAT(error_with(2, 3, {}), Refused());
-  EXPECT_THAT(error_with(2, 3, {.schedule = PipelineSchedule::interleaved}), Refused());
-  EXPECT_THAT(error_with(2, 2, {.microbatches = 0}), Refused());
-  EXPECT_THAT(error_in(2, [](Rank& rank) { Pipeline({nullptr, nullptr}, rank); }), Refused());
-  EXPECT_THAT(error_in(2, [](Rank& rank) { Pipeline({Sequential(), Sequential()}, rank); }), Refused());
-  EXPECT_THAT(error_in(1,
-                       [](Rank& rank) {
-                         Pipeline({linears(1), linears(1)}, rank, {.schedule = PipelineSchedule::interleaved});
-                       }),
-              Refused());
-  EXPECT_THAT(
-      error_in(
-          2, [](Rank& rank) { Pipeline(split_into_stages(linears(2), 2), rank, {.microbatches = 2 + rank.index()}); }),
-      Fails(Error::difference));
+TEST(PipelineErrorsTest, SplitsThatDifferBetweenRanksAreRefused) {
+  EXPECT_THAT(error_in(2, [](Rank& rank) { LonePipeline(linears(2), rank, {.microbatches = 2 + rank.index()}); }),
+              Fails(Error::difference));
 }
 
 TEST(PipelineErrorsTest, RandomLayersAreRefusedWhereForwardIsComputedAgain) {
@@ -95,7 +73,7 @@ TEST(PipelineErrorsTest, RandomLayersAreRefusedWhereForwardIsComputedAgain) {
     return error_in(2, [&](Rank& rank) {
       Sequential net = linears(1);
       net->push_back("random", layer);
-      Pipeline(split_into_stages(net, 2), rank, {.recompute = recompute});
+      lockstep::SplitModel(net, rank, {.mesh = {.pipeline = 2}, .recompute = recompute});
     });
   };
   for (const auto& layer :
@@ -114,7 +92,7 @@ TEST(PipelineErrorsTest, ShapesThatDoNotChainAreRefusedBeforeTheFirstStep) {
     const auto error = error_in(2, [&](Rank& rank) {
       Sequential net({{"first", nn::AnyModule(nn::Linear(4, 5))}, {"second", second}, {"third", third}});
       const auto criterion = [&](const Tensor& y_hat, const Tensor&) { return ++steps, y_hat.sum(); };
-      Pipeline(split_into_stages(net, {2}), rank).forward_backward(batch, criterion);
+      LonePipeline(net, rank, {.microbatches = 4, .cuts = {2}}).forward_backward(batch, criterion);
     });
     EXPECT_EQ(steps, 0) << error;
     return error;
@@ -133,7 +111,7 @@ TEST(PipelineErrorsTest, AnOutputThatChangesItsShapeIsRefused) {
                        [](Rank& rank) {
                          const auto widen = [](const Tensor& x) { return x.sum().item<double>() == 0 ? x : x.t(); };
                          const Sequential net(Lambda{widen}, nn::Linear(4, 4));
-                         Pipeline pipeline(split_into_stages(net, 2), rank, {.microbatches = 1});
+                         LonePipeline pipeline(net, rank, {.microbatches = 1});
                          pipeline.forward_backward({torch::ones({6, 4}), torch::randint(4, {6}), 6}, F::cross_entropy);
                        }),
               Refused());
@@ -142,7 +120,7 @@ TEST(PipelineErrorsTest, AnOutputThatChangesItsShapeIsRefused) {
 TEST(PipelineErrorsTest, BatchesThatDifferAreRefused) {
   const auto error_with = [](const Tensor& x, const Tensor& y) {
     return error_in(2, [&](Rank& rank) {
-      Pipeline pipeline(split_into_stages(linears(2), 2), rank);
+      LonePipeline pipeline(linears(2), rank);
       const Batch usual{torch::randn({6, 4}), torch::randint(4, {6}), 6};
       pipeline.forward_backward(rank.index() == 0 ? usual : Batch{x, y, x.size(0)}, F::cross_entropy);
     });
@@ -152,31 +130,12 @@ TEST(PipelineErrorsTest, BatchesThatDifferAreRefused) {
   EXPECT_THAT(error_with(torch::randn({6, 4}), torch::randint(4, {5})), Refused());
 }
 
-// As batches(…, rank) gives them, where no DataParallel averages over several pipelines.
-TEST(PipelineErrorsTest, PartsOfABatchAreRefused) {
-  const lockstep::Dataset data{torch::randn({8, 4}), torch::randint(4, {8})};
-  std::vector<lockstep::Caught> errors(2);
-  std::atomic<int> steps = 0;
-  lockstep::run(lockstep::test_devices(2), [&](Rank& rank) {
-    Pipeline pipeline(split_into_stages(linears(2), 2), rank);
-    const auto criterion = [&](const Tensor& y_hat, const Tensor& y) { return ++steps, F::cross_entropy(y_hat, y); };
-    errors[static_cast<size_t>(rank.index())] = error_of([&] {
-      for (auto& batch : lockstep::batches(data, {.size = 8}, rank)) pipeline.forward_backward(batch, criterion);
-    });
-    EXPECT_EQ(steps, 0);
-    rank.barrier();
-    for (auto& batch : lockstep::batches(data, {.size = 8})) pipeline.forward_backward(batch, criterion);
-    pipeline.forward_backward({data.x, data.y}, criterion);  // a batch of one's own
-  });
-  EXPECT_THAT(errors, testing::Each(Refused()));
-}
-
 // The first stage would train on samples of one batch, and the last one on targets of another.
 TEST(PipelineErrorsTest, BatchesOfAnotherSeedAreRefused) {
   const lockstep::Dataset data{torch::randn({16, 4}), torch::randint(4, {16})};
   for (const int last : {1, 2}) {
     const auto error = error_in(last + 1, [&](Rank& rank) {
-      Pipeline pipeline(split_into_stages(linears(3), last + 1), rank);
+      LonePipeline pipeline(linears(3), rank);
       const uint64_t seed = rank.index() == 1 ? 8 : 7;
       for (auto& batch : lockstep::batches(data, {.size = 8, .seed = seed})) {
         pipeline.forward_backward(batch, F::cross_entropy);
@@ -191,7 +150,7 @@ TEST(PipelineErrorsTest, ALossWithoutAGraphIsRefused) {
     return error_in(ranks, [&](Rank& rank) {
       Sequential net = linears(2);
       for (auto& parameter : net->parameters()) parameter.requires_grad_(!frozen);
-      Pipeline pipeline(split_into_stages(net, ranks), rank, {.microbatches = 2, .recompute = recompute});
+      LonePipeline pipeline(net, rank, {.microbatches = 2, .recompute = recompute});
       const torch::AutoGradMode mode(detached);
       pipeline.forward_backward(
           {torch::randn({6, 4}), torch::randint(4, {6}), 6},
@@ -210,7 +169,7 @@ TEST(PipelineErrorsTest, ALossWithoutAGraphIsRefused) {
 TEST(PipelineErrorsTest, CriteriaThatAreNoMeanAreRefused) {
   EXPECT_THAT(error_in(2,
                        [](Rank& rank) {
-                         Pipeline pipeline(split_into_stages(linears(2), 2), rank);
+                         LonePipeline pipeline(linears(2), rank);
                          pipeline.forward_backward({torch::randn({6, 4}), torch::randn({6, 4}), 6},
                                                    [](const Tensor& a, const Tensor& b) { return a - b; });
                        }),
@@ -222,7 +181,7 @@ TEST(PipelineErrorsTest, ATensorThatIsTrainedAndNoParameterIsRefused) {
   const auto error = error_in(2, [](Rank& rank) {
     const Tensor scale = torch::ones({4}, torch::kFloat).requires_grad_();
     const Sequential net(Lambda([&](const Tensor& x) { return x * scale; }), nn::Linear(4, 4));
-    Pipeline pipeline(split_into_stages(net, 2), rank);
+    LonePipeline pipeline(net, rank);
     pipeline.forward_backward({torch::randn({8, 4}), torch::randint(4, {8}), 8}, F::cross_entropy);
   });
   EXPECT_THAT(error, Refused());
@@ -238,7 +197,7 @@ TEST(PipelineErrorsTest, AStageThatFailsEndsAllRanks) {
                              return ++calls > 5 ? throw std::runtime_error("out of paper") : x;
                            }))},
                           {"last", nn::AnyModule(nn::Linear(4, 4))}});
-    Pipeline pipeline(split_into_stages(net, 3), rank, {.microbatches = 4});
+    LonePipeline pipeline(net, rank);
     for (;; ++batches) pipeline.forward_backward(batch, F::cross_entropy);
   });
   EXPECT_THAT(error, Fails(Error::user_code));

@@ -3,11 +3,11 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 #include <lockstep/devices/autocast.hpp>
-#include <lockstep/pipeline/pipeline.hpp>
 #include <lockstep/ranks/evaluate.hpp>
 #include <lockstep/split/mesh.hpp>
 
 #include "data/parts.hpp"
+#include "support/lone_pipeline.hpp"
 #include "support/small_nets.hpp"
 #include "support/test_devices.hpp"
 
@@ -23,11 +23,10 @@ namespace pipeline_test {
 using lockstep::Batch;
 using lockstep::copy_of;
 using lockstep::DataParallel;
-using lockstep::Pipeline;
-using lockstep::PipelineOptions;
+using lockstep::LonePipeline;
+using lockstep::ModelSplit;
 using lockstep::PipelineSchedule;
 using lockstep::Rank;
-using lockstep::split_into_stages;
 using torch::Tensor;
 using torch::nn::Sequential;
 namespace F = torch::nn::functional;
@@ -151,6 +150,9 @@ class PipelineWorlds : public testing::TestWithParam<std::tuple<int, Plan>> {
   static int world() { return std::get<0>(GetParam()); }
   static const Plan& plan() { return std::get<1>(GetParam()); }
   static int stages() { return world() * plan().stages_per_rank; }
+  static ModelSplit split() {
+    return {.schedule = plan().schedule, .stages_per_rank = plan().stages_per_rank, .microbatches = 4};
+  }
 };
 INSTANTIATE_TEST_SUITE_P(Sizes, PipelineWorlds,
                          testing::Combine(testing::Values(1, 2, 3, 4),
@@ -168,11 +170,12 @@ TEST_P(PipelineWorlds, RandomNetsHaveTheGradientsOfOneDevice) {
     Random random(100 * world() + round);
     const Task task = random_task(random, stages());
     const auto cuts = random_cuts(random, static_cast<int64_t>(task.net->size()), stages());
-    const PipelineOptions options{.schedule = plan().schedule,
-                                  .microbatches = static_cast<int>(round % 7 + 1),
-                                  .recompute = random.pick(0, 1) == 1};
-    SCOPED_TRACE(testing::Message() << c10::str(*task.net) << "\ncuts " << cuts << ", " << options.microbatches
-                                    << " microbatches" << (options.recompute ? ", recompute" : ""));
+    const ModelSplit split{.schedule = plan().schedule,
+                           .stages_per_rank = plan().stages_per_rank,
+                           .microbatches = static_cast<int>(round % 7 + 1),
+                           .recompute = random.pick(0, 1) == 1,
+                           .cuts = cuts};
+    SCOPED_TRACE(testing::Message() << c10::str(*task.net) << "\n" << to_string(split));
     std::vector<Batch> batches;
     for (int i = 0; i < 3; ++i) batches.push_back(random_batch(random.pick(1, 13), task.sample, kClasses));
 
@@ -189,7 +192,7 @@ TEST_P(PipelineWorlds, RandomNetsHaveTheGradientsOfOneDevice) {
     }
 
     lockstep::run(lockstep::test_devices(world()), [&](Rank& rank) {
-      Pipeline pipeline(split_into_stages(copy_of(task.net), cuts), rank, options);
+      LonePipeline pipeline(copy_of(task.net), rank, split);
       torch::optim::SGD sgd(pipeline.module()->parameters(), 0.1);
       for (size_t i = 0; i < batches.size(); ++i) {
         if (i == 2) sgd.step(), sgd.zero_grad();
@@ -210,7 +213,7 @@ TEST_P(PipelineWorlds, ForwardGivesTheNetsOutputOnEveryRank) {
   const torch::NoGradGuard no_grad;
   const Tensor expected = copy_of(task.net)->forward(x.clone());
   lockstep::run(lockstep::test_devices(world()), [&](Rank& rank) {
-    Pipeline pipeline(split_into_stages(copy_of(task.net), stages()), rank, {.schedule = plan().schedule});
+    LonePipeline pipeline(copy_of(task.net), rank, split());
     for (const int64_t samples : {11, 3, 0}) {
       const Tensor y = pipeline.forward(x.slice(0, 0, samples).clone().to(rank.device())).cpu();
       EXPECT_TRUE(torch::allclose(y, expected.slice(0, 0, samples), 0, 1e-12)) << samples;
@@ -224,7 +227,7 @@ TEST_P(PipelineWorlds, AnEmptyBatchChangesNothing) {
   const Task task = random_task(random, stages());
   const Batch batch = random_batch(5, task.sample, kClasses);
   lockstep::run(lockstep::test_devices(world()), [&](Rank& rank) {
-    Pipeline pipeline(split_into_stages(copy_of(task.net), stages()), rank, {.schedule = plan().schedule});
+    LonePipeline pipeline(copy_of(task.net), rank, split());
     const Batch empty = on(rank, {batch.x.slice(0, 0, 0), batch.y.slice(0, 0, 0), 0});
     EXPECT_EQ(pipeline.forward_backward(empty, F::cross_entropy).item<double>(), 0);
     pipeline.forward_backward(on(rank, batch), F::cross_entropy);
@@ -244,7 +247,7 @@ TEST(PipelineTest, IndicesGoInAndAnyCriterionMayJudge) {
   Sequential single = copy_of(net);
   F::mse_loss(single->forward(batch.x), batch.y).backward();
   lockstep::run(lockstep::test_devices(2), [&](Rank& rank) {
-    Pipeline pipeline(split_into_stages(copy_of(net), {1}), rank);
+    LonePipeline pipeline(copy_of(net), rank, {.microbatches = 4, .cuts = {1}});
     pipeline.forward_backward(on(rank, batch), F::mse_loss);
     expect_gradients(pipeline.module(), gradients_of(single));
     pipeline.module()->zero_grad();
@@ -272,8 +275,8 @@ TEST(PipelineTest, BuffersMoveOncePerMicrobatch) {
   for (const bool recompute : {false, true}) {
     for (const auto schedule : {PipelineSchedule::gpipe, PipelineSchedule::one_f_one_b}) {
       lockstep::run(lockstep::test_devices(2), [&](Rank& rank) {
-        Pipeline pipeline(split_into_stages(copy_of(net), {2}), rank,
-                          {.schedule = schedule, .microbatches = 3, .recompute = recompute});
+        LonePipeline pipeline(copy_of(net), rank,
+                              {.schedule = schedule, .microbatches = 3, .recompute = recompute, .cuts = {2}});
         pipeline.module()[1]->eval();
         pipeline.module()[1]->train();
         pipeline.forward_backward(on(rank, batch), F::cross_entropy);
@@ -292,7 +295,7 @@ TEST(PipelineTest, ModesStayAsTheyWere) {
   lockstep::run(lockstep::test_devices(1), [](Rank& rank) {
     Sequential net(nn::Linear(3, 4), nn::BatchNorm1d(4), nn::Linear(4, 2));
     net[1]->eval();
-    Pipeline pipeline(split_into_stages(net, 1), rank);
+    LonePipeline pipeline(net, rank);
     pipeline.forward_backward({torch::randn({4, 3}), torch::randint(2, {4}), 4}, F::cross_entropy);
     EXPECT_TRUE(net[0]->is_training());
     EXPECT_FALSE(net[1]->is_training());
@@ -309,9 +312,7 @@ TEST(PipelineTest, StagesWithoutParametersPassGradientsOn) {
   Sequential single = copy_of(net);
   F::cross_entropy(single->forward(batch.x), batch.y).backward();
   lockstep::run(lockstep::test_devices(4), [&](Rank& rank) {
-    std::vector<Sequential> stages(4, nullptr);
-    stages[rank.index()] = split_into_stages(copy_of(net), 4)[rank.index()];  // the others' may be null
-    Pipeline pipeline(stages, rank);
+    LonePipeline pipeline(copy_of(net), rank);
     pipeline.forward_backward(on(rank, batch), F::cross_entropy);
     expect_gradients(pipeline.module(), gradients_of(single));
   });
@@ -335,7 +336,7 @@ TEST(PipelineTest, NothingIsComputedForLayersWithoutParameters) {
   const auto backwards = [&](const Sequential& net) {
     Counted::backwards = 0;
     lockstep::run(lockstep::test_devices(3), [&](Rank& rank) {
-      Pipeline(split_into_stages(copy_of(net), 3), rank).forward_backward(on(rank, batch), F::cross_entropy);
+      LonePipeline(copy_of(net), rank).forward_backward(on(rank, batch), F::cross_entropy);
     });
     return Counted::backwards.load();
   };
@@ -355,8 +356,9 @@ TEST(PipelineTest, MixedPrecisionHasTheGradientsOfOneDevice) {
   }
   for (const bool recompute : {false, true}) {
     lockstep::run(lockstep::test_devices(2), [&](Rank& rank) {
-      Pipeline pipeline(split_into_stages(copy_of(net), {2}), rank,
-                        {.schedule = PipelineSchedule::gpipe, .recompute = recompute});
+      LonePipeline pipeline(
+          copy_of(net), rank,
+          {.schedule = PipelineSchedule::gpipe, .microbatches = 4, .recompute = recompute, .cuts = {2}});
       const lockstep::Autocast bf16(rank.device());
       pipeline.forward_backward(on(rank, batch), F::cross_entropy);
       expect_gradients(pipeline.module(), gradients_of(single), 0.02);
@@ -377,7 +379,7 @@ TEST(PipelineTest, EvaluateCountsAsOnOneDevice) {
   });
   lockstep::run(lockstep::test_devices(2), [&](Rank& rank) {
     Rank alone = rank.group(rank.index());
-    Pipeline pipeline(split_into_stages(copy_of(net), 2), rank);
+    LonePipeline pipeline(copy_of(net), rank);
     const auto score = evaluate([&](const Tensor& x) { return pipeline.forward(x); }, alone);
     EXPECT_EQ(score.correct, expected.correct);
     EXPECT_NEAR(score.loss, expected.loss, 1e-5);
@@ -389,9 +391,13 @@ TEST(PipelineTest, EvaluateCountsAsOnOneDevice) {
 TEST(PipelineTest, ReplicasOverADataAxisHaveTheGradientsOfTheGlobalBatch) {
   torch::manual_seed(1);
   Random random(1);
-  for (const auto& [schedule, stages] :
-       {std::pair(PipelineSchedule::gpipe, 2), std::pair(PipelineSchedule::one_f_one_b, 2),
-        std::pair(PipelineSchedule::interleaved, 4), std::pair(PipelineSchedule::interleaved, 6)}) {
+  for (const auto& [schedule, stages_per_rank] :
+       {std::pair(PipelineSchedule::gpipe, 1), std::pair(PipelineSchedule::one_f_one_b, 1),
+        std::pair(PipelineSchedule::interleaved, 2), std::pair(PipelineSchedule::interleaved, 3)}) {
+    const ModelSplit split{.mesh = {.data = 2, .pipeline = 2},
+                           .schedule = schedule,
+                           .stages_per_rank = stages_per_rank,
+                           .microbatches = 3};
     for (const int64_t size : {9, 5, 1}) {  // of one sample, the second pipeline gets nothing
       const Task task = random_task(random, 6);
       const Batch whole = random_batch(size, task.sample, kClasses);
@@ -401,15 +407,15 @@ TEST(PipelineTest, ReplicasOverADataAxisHaveTheGradientsOfTheGlobalBatch) {
         F::cross_entropy(single->forward(whole.x), whole.y).backward();
         gradients.push_back(gradients_of(single));
       }
-      lockstep::run(lockstep::test_devices(4), [&, schedule = schedule, stages = stages](Rank& rank) {
-        lockstep::Mesh mesh(rank, {.data = 2, .pipeline = 2});
-        Pipeline pipeline(split_into_stages(copy_of(task.net), stages), mesh.pipeline(),
-                          {.schedule = schedule, .microbatches = 3});
-        DataParallel replicas(pipeline.module(), mesh.data(), {.bucket_bytes = 1, .first_bucket_bytes = 1});
+      lockstep::run(lockstep::test_devices(4), [&](Rank& rank) {
+        lockstep::Mesh mesh(rank, split.mesh);
+        lockstep::Pipeline pipeline(split_into_stages(copy_of(task.net), split), mesh.pipeline(), split);
+        DataParallel replicas(torch::nn::Sequential(pipeline.module()), mesh.data(),
+                              {.bucket_bytes = 1, .first_bucket_bytes = 1});
         const auto part = lockstep::part_of(size, mesh.data().index(), 2);
         const Batch mine{whole.x.slice(0, part.begin, part.end).clone(), whole.y.slice(0, part.begin, part.end), size};
         for (int i = 0; i < 2; ++i) {
-          pipeline.forward_backward(mine, F::cross_entropy, replicas);
+          pipeline.forward_backward(mine, F::cross_entropy, replicas.replica());
           expect_gradients(pipeline.module(), gradients[i]);
         }
       });

@@ -134,38 +134,13 @@ TEST(LayerProfile, TheNetStaysAsItIs) {
 }
 
 TEST(LayerProfile, SlicesHaveTheirBytesAndMessages) {
-  // Two linear layers, split as Megatron-LM does: the first by output, the second by input, with a sum behind it.
-  const auto slice = [](const Sequential& net, Rank& rank) {
-    struct Sum : torch::autograd::Function<Sum> {
-      static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x, Rank rank) {
-        at::Tensor sum = x.clone();
-        rank.allreduce(sum);
-        return sum;
-      }
-      static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
-                                                     const torch::autograd::variable_list& gradients) {
-        return {gradients[0], {}};
-      }
-    };
-    struct RowParallel : torch::nn::Module {
-      RowParallel(int64_t in, int64_t out, const Rank& rank)
-          : linear(register_module("linear", torch::nn::Linear(in, out))), rank(rank) {}
-      at::Tensor forward(at::Tensor x) { return Sum::apply(linear(x), rank); }
-      torch::nn::Linear linear;
-      Rank rank;
-    };
-    if (rank.world_size() == 3) throw Error("64 units do not split into 3");
-    Sequential part;
-    part->push_back("fc1", torch::nn::Linear(32, 64 / rank.world_size()));
-    part->push_back("fc2", RowParallel(64 / rank.world_size(), 10, rank));
-    return part;
-  };
+  // The first layer is split by output, the second by input, with a sum behind it.
   Sequential net;
   net->push_back("fc1", torch::nn::Linear(32, 64));
   net->push_back("fc2", torch::nn::Linear(64, 10));
   const ModelProfile profile = profile_alone(net, {torch::rand({16, 32}), torch::zeros({16}, torch::kLong), 16},
-                                             {.seconds = 0.1, .tensor_ranks = {4, 2, 3}, .slice = slice});
-  ASSERT_EQ(profile.sliced.size(), 2u);  // without 3
+                                             {.seconds = 0.1, .tensor_ranks = {4, 2, 65}});
+  ASSERT_EQ(profile.sliced.size(), 2u);  // 64 units do not go round 65 ranks
   EXPECT_EQ(profile.sliced[0].ranks, 2);
   EXPECT_EQ(profile.sliced[1].ranks, 4);
   const auto& halves = layers_of(profile, 2);

@@ -5,10 +5,10 @@
 #include <torch/torch.h>
 #include <lockstep/data_parallel/data_parallel.hpp>
 #include <lockstep/nn/dropout.hpp>
-#include <lockstep/pipeline/pipeline.hpp>
 #include <lockstep/server/parameter_server.hpp>
 
 #include "ranks/rank_generators.hpp"
+#include "support/lone_pipeline.hpp"
 #include "support/test_devices.hpp"
 
 #include <functional>
@@ -70,7 +70,7 @@ TEST(SharedGenerator, WarnsOfASeedInTheLoop) {
     net.loss(part, F::cross_entropy).backward();
   };
   const auto by_layers = [&](Rank& rank, const auto& before_step) {
-    Pipeline pipeline(split_into_stages(net_of(rank), 2), rank);
+    LonePipeline pipeline(net_of(rank), rank);
     before_step();
     pipeline.forward_backward(batch, F::cross_entropy);
   };
@@ -121,10 +121,9 @@ TEST(SharedGenerator, WarnsOfLayersThatDrawFromIt) {
     return [layer](Rank& rank) { DataParallel(Sequential({{"drop", layer}}), rank); };
   };
   const auto in_a_pipeline = [](Rank& rank) {
-    Pipeline(split_into_stages(Sequential({{"linear", AnyModule(torch::nn::Linear(2, 2))},
-                                           {"drop", AnyModule(torch::nn::Dropout(0.5))}}),
-                               2),
-             rank);
+    LonePipeline(
+        Sequential({{"linear", AnyModule(torch::nn::Linear(2, 2))}, {"drop", AnyModule(torch::nn::Dropout(0.5))}}),
+        rank);
   };
   EXPECT_THAT(warnings_in(2, in_a_pipeline),
               AllOf(HasSubstr("rank 1 (cpu): Pipeline: drop draws"), HasSubstr("lockstep::Dropout")));

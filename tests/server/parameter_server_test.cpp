@@ -8,8 +8,8 @@
 #include <lockstep/ranks/traffic.hpp>
 #include <lockstep/server/parameter_server.hpp>
 
-#include "server/key_shards.hpp"
 #include "support/error_of.hpp"
+#include "support/group_tests.hpp"
 #include "support/test_devices.hpp"
 
 #include <atomic>
@@ -22,6 +22,7 @@ namespace parameter_server_test {
 using lockstep::Consistency;
 using lockstep::Error;
 using lockstep::error_of;
+using lockstep::error_on_ranks;
 using lockstep::Fails;
 using lockstep::LostWorker;
 using lockstep::on_host;
@@ -373,9 +374,9 @@ TEST(ParameterServer, AFailureThatCannotBeBorneEndsTheRunAndNamesTheRank) {
   const auto failing = [](const std::vector<Tensor>& parameters) { return std::make_unique<Failing>(parameters, 1.0); };
   std::atomic<int> told = 0;
   const auto watches = [&](Vector& net, Worker& worker) {
-    const auto text = error_of([&] { forever(net, worker); });
-    told += text.find("rank 2 (cpu): the server is out of luck") != std::string::npos;
-    throw lockstep::Error(text);
+    const auto error = error_of([&] { forever(net, worker); });
+    told += testing::Matches(Fails(Error::user_code, {2}))(error);
+    throw Error(error);
   };
   for (const auto consistency : {Consistency::synchronous, Consistency::asynchronous, Consistency::bounded}) {
     told = 0;
@@ -399,31 +400,27 @@ TEST(ParameterServer, AFailureThatCannotBeBorneEndsTheRunAndNamesTheRank) {
 // The servers' parts would be left out.
 TEST(ParameterServer, ABatchThatWasCutForAllRanksIsRefused) {
   const lockstep::Dataset task = make_task();
-  const auto error = error_of([&] {
-    lockstep::run(lockstep::test_devices(3), [&](Rank& rank) {
-      auto net = make_net(rank);
-      ParameterServer server(net, rank, plain_sgd(0.1));
-      server.train([&](Worker& worker) {
-        for (auto& batch : lockstep::batches(task, batches_of(0), rank)) {
-          worker.backward(batch.size() > 0 ? F::cross_entropy(net->forward(batch.x), batch.y) : Tensor(), batch);
-          worker.step();
-        }
-      });
+  const auto error = error_on_ranks(3, [&](Rank& rank) {
+    auto net = make_net(rank);
+    ParameterServer server(net, rank, plain_sgd(0.1));
+    server.train([&](Worker& worker) {
+      for (auto& batch : lockstep::batches(task, batches_of(0), rank)) {
+        worker.backward(batch.size() > 0 ? F::cross_entropy(net->forward(batch.x), batch.y) : Tensor(), batch);
+        worker.step();
+      }
     });
   });
   EXPECT_THAT(error, Refused());
 }
 
 TEST(ParameterServer, ABatchWithAGrainIsRefused) {
-  const auto error = error_of([] {
-    lockstep::run(lockstep::test_devices(2), [](Rank& rank) {
-      const auto net = std::make_shared<Vector>();
-      ParameterServer server(net, rank, plain_sgd(1));
-      server.train([&](Worker& worker) {
-        const lockstep::Dataset data{torch::ones({4, 2}), torch::ones({4})};
-        const auto batch = *lockstep::batches(data, {.size = 4, .grain = 2}, worker).begin();
-        worker.backward(net->values.sum(), batch);
-      });
+  const auto error = error_on_ranks(2, [](Rank& rank) {
+    const auto net = std::make_shared<Vector>();
+    ParameterServer server(net, rank, plain_sgd(1));
+    server.train([&](Worker& worker) {
+      const lockstep::Dataset data{torch::ones({4, 2}), torch::ones({4})};
+      const auto batch = *lockstep::batches(data, {.size = 4, .grain = 2}, worker).begin();
+      worker.backward(net->values.sum(), batch);
     });
   });
   EXPECT_THAT(error, Refused());
@@ -456,29 +453,6 @@ TEST(ParameterServer, BadInputIsRefusedBeforeTheFirstStep) {
               Fails(Error::difference));
   const std::shared_ptr<Vector> shared = std::make_shared<Vector>();
   EXPECT_THAT(refusal(2, equal({}), [&](Rank&) { return shared; }), Fails(Error::difference));
-}
-
-TEST(ParameterServer, KeysAreSpreadBySizeAndEveryRowIsKeptOnce) {
-  const std::vector<Tensor> parameters{torch::zeros({100, 7}), torch::zeros({}), torch::zeros({0, 3}),
-                                       torch::zeros({3, 1000}, torch::kDouble), torch::zeros({50})};
-  constexpr int64_t kPieceBytes = 400;
-  const auto shards = lockstep::server::shard_keys(parameters, 3, kPieceBytes);
-  std::vector<Tensor> kept;
-  for (const auto& parameter : parameters) kept.push_back(torch::zeros_like(parameter));
-  int64_t most = 0, least = 1 << 30;
-  for (const auto& shard : shards) {
-    most = std::max(most, shard.bytes), least = std::min(least, shard.bytes);
-    int64_t end = 0;
-    for (const auto& piece : shard.pieces) {
-      EXPECT_TRUE(piece.bytes <= kPieceBytes || piece.end - piece.begin == 1);
-      EXPECT_GE(piece.offset, end);
-      end = piece.offset + piece.bytes;
-      lockstep::server::piece_of_parameter(kept[piece.parameter], piece).add_(1);
-    }
-    EXPECT_LE(end, shard.bytes);
-  }
-  for (const auto& count : kept) EXPECT_TRUE(count.equal(torch::ones_like(count)));
-  EXPECT_LE(most - least, 8000);  // the largest piece: a row of 1000 doubles
 }
 
 // DataParallel refuses this too. A sum over a number that the targets do not change is right, as is a whole batch.

@@ -101,9 +101,6 @@ void expect_trains_like_one_device(Rank& rank, const ModelSplit& split) {
     loss.backward();
     sgd.step();
     EXPECT_NEAR(loss.global_item(), losses[step], 1e-12);
-    const auto stats = net.pipeline_stats();
-    ASSERT_EQ(stats.has_value(), split.stages() > 1 || split.microbatches > 1);
-    if (stats && batch.size() > 0 && rank.device().is_cpu()) EXPECT_GT(stats->computing, 0);
   }
   auto whole = make_net();
   net.gather(whole);

@@ -1,5 +1,5 @@
 // What an action throws, for tests that compare an error's data: EXPECT_THAT(error_of(action), Fails(Error::file)).
-// Texts are compared in whole/error_texts_test.cpp alone.
+// Texts are compared in whole/error_texts_test.cpp, whose head names the few other files.
 #pragma once
 
 #include <gmock/gmock.h>
@@ -56,8 +56,8 @@ MATCHER_P(HasData, expected, (negation ? "is not: " : "is: ") + data_text(expect
          (expected.options.empty() || arg.data->options == expected.options);
 }
 
-inline auto Fails(Error::Cause cause, std::vector<int> ranks = {}) {
-  return HasData(Error::Data{cause, std::move(ranks)});
+inline auto Fails(Error::Cause cause, std::vector<int> ranks = {}, std::vector<std::string> options = {}) {
+  return HasData(Error::Data{cause, std::move(ranks), std::move(options)});
 }
 
 template <class... Keys>

@@ -54,6 +54,14 @@ inline Caught error_on_ranks(int count, const std::function<void(Rank&)>& body) 
   return error_of([&] { run(test_devices(count), body); });
 }
 
+// What the body throws on each of `count` ranks, which catch it.
+inline std::vector<Caught> errors_on_ranks(int count, const std::function<void(Rank&)>& body) {
+  std::vector<Caught> errors(static_cast<size_t>(count));
+  run(test_devices(count),
+      [&](Rank& rank) { errors[static_cast<size_t>(rank.index())] = error_of([&] { body(rank); }); });
+  return errors;
+}
+
 // Notes the name of each collective call, and hands it on. As NCCL it refuses memory in another order than a tensor's.
 class CountingBackend : public c10d::Backend {
  public:

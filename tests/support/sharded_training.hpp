@@ -3,14 +3,17 @@
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
-#include <lockstep/tensor_parallel/tensor_parallel.hpp>
+#include <lockstep/tensor_parallel/parallel_layers.hpp>
 
 #include "group_tests.hpp"
+#include "tensor_parallel/shard.hpp"
+#include "tensor_parallel/sliced_dimensions.hpp"
 #include "test_devices.hpp"
 
 #include <cstddef>
-#include <set>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace lockstep {
@@ -51,12 +54,7 @@ inline Trained train_whole(const torch::nn::Sequential& start, const std::vector
 }
 
 inline void expect_whole_parameters_equal_on_all_ranks(const torch::nn::Sequential& part, Rank& rank) {
-  std::set<std::string> split;
-  for (const auto& item : part->named_modules()) {
-    const auto* sliced = dynamic_cast<const Sliced*>(item.value().get());
-    if (sliced == nullptr) continue;
-    for (const auto& [name, dim] : sliced->sliced_dimensions()) split.insert(item.key() + "." + name);
-  }
+  const auto split = sliced_dimensions_of(part);
   for (const auto& item : part->named_parameters()) {
     if (split.contains(item.key())) continue;
     expect_equal_on_all_ranks(item.value(), rank, item.key());
@@ -64,10 +62,26 @@ inline void expect_whole_parameters_equal_on_all_ranks(const torch::nn::Sequenti
   }
 }
 
+// As unshard(), of the gradients; a parameter without one has none in `net` either.
+inline void unshard_gradients(const torch::nn::Sequential& part, Rank& rank, torch::nn::Sequential& net) {
+  const torch::NoGradGuard no_grad;
+  const auto split = sliced_dimensions_of(part);
+  const auto mine = part->named_parameters();
+  for (const auto& item : net->named_parameters()) {
+    at::Tensor whole = item.value();
+    const at::Tensor& gradient = mine[item.key()].grad();
+    whole.mutable_grad() = at::Tensor();
+    if (!gradient.defined()) continue;
+    const auto how = split.find(item.key());
+    whole.mutable_grad() =
+        how == split.end() ? gradient.clone() : joined_slices(gradient, how->second, rank, whole.size(how->second.dim));
+  }
+}
+
 // Trains this rank's part of `start` in the same way, and compares everything.
 inline void expect_trains_as_whole(const torch::nn::Sequential& start, const std::vector<TrainingBatch>& batches,
-                                   const Trained& expected, const ShardOptions& options, Rank& rank) {
-  torch::nn::Sequential part = shard(start, rank, options);
+                                   const Trained& expected, TensorRule rule, Rank& rank) {
+  torch::nn::Sequential part = shard(start, rank, rule);
   torch::optim::SGD sgd(part->parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
   torch::nn::Sequential joined = copy_of(start);
   joined->to(rank.device());
@@ -109,11 +123,30 @@ inline std::vector<TrainingBatch> batches_of(at::IntArrayRef sample, int64_t cla
 }
 
 inline void expect_sharded_trains_as_whole(torch::nn::Sequential net, at::IntArrayRef sample, int64_t classes,
-                                           int world, const ShardOptions& options = {}) {
+                                           int world, TensorRule rule = TensorRule::channels) {
   net->to(torch::kDouble);
   const auto batches = batches_of(sample, classes);
   const Trained expected = train_whole(net, batches);
-  run(test_devices(world), [&](Rank& rank) { expect_trains_as_whole(net, batches, expected, options, rank); });
+  run(test_devices(world), [&](Rank& rank) { expect_trains_as_whole(net, batches, expected, rule, rank); });
+}
+
+// A layer of which every rank keeps all: it takes whole inputs, and computes the same everywhere.
+template <class Layer>
+struct KeptImpl : torch::nn::Cloneable<KeptImpl<Layer>>, Shardable {
+  explicit KeptImpl(Layer layer) : layer(std::move(layer)) { KeptImpl::reset(); }
+  void reset() override {
+    using Impl = typename Layer::ContainedType;
+    layer = this->register_module("layer", Layer(std::dynamic_pointer_cast<Impl>(layer->clone())));
+  }
+  at::Tensor forward(const at::Tensor& x) { return layer->forward(x); }
+  torch::nn::AnyModule shard(Rank& rank) const override {
+    return torch::nn::AnyModule(std::static_pointer_cast<KeptImpl>(whole_copy(*this, rank)));
+  }
+  Layer layer;
+};
+template <class Layer>
+std::shared_ptr<KeptImpl<Layer>> kept(const Layer& layer) {
+  return std::make_shared<KeptImpl<Layer>>(layer);
 }
 
 // ---- Two nets ------------------------------------------------------------------------------------------------------

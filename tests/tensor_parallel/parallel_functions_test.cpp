@@ -15,7 +15,6 @@ namespace lockstep {
 namespace parallel_functions_test {
 
 using torch::Tensor;
-namespace F = torch::nn::functional;
 
 constexpr double kTolerance = 1e-12;
 
@@ -164,62 +163,11 @@ TEST_P(ParallelFunctionsWorlds, FunctionsCanBeDifferentiatedTwice) {
   });
 }
 
-// ---- Cross-entropy -------------------------------------------------------------------------------------------------
-
-TEST_P(ParallelFunctionsWorlds, CrossEntropyIsThatOfAllClasses) {
-  for (const int64_t classes : {4, 10, 13}) {
-    for (const double scale : {1.0, 1000.0}) {  // exponentials of 1000 overflow
-      const Tensor logits = doubles({9, classes}) * scale, targets = torch::randint(classes, {9});
-      const Tensor whole = leaf(logits);
-      const Tensor expected = F::cross_entropy(whole, targets);
-      (expected * 2).backward();
-      on_ranks([&](Rank& rank) {
-        for (const int64_t told : {classes, int64_t{0}}) {
-          const Tensor part = leaf(slice_of(logits, 1, rank));
-          const Tensor loss = parallel_cross_entropy(part, targets.to(rank.device()), rank, told);
-          expect_near(loss.detach(), expected.detach(), kTolerance, "loss");
-          expect_equal_on_all_ranks(loss, rank, "loss");
-          (loss * 2).backward();
-          expect_near(part.grad(), slice_of(whole.grad(), 1, rank), kTolerance, "gradient");
-        }
-      });
-    }
-  }
-}
-
-TEST_P(ParallelFunctionsWorlds, CrossEntropyOfBfloat16IsComputedInFloat32) {
-  const Tensor logits = (doubles({5, 12}) * 4).to(torch::kBFloat16), targets = torch::randint(12, {5});
-  const Tensor expected = F::cross_entropy(logits.to(torch::kFloat), targets);
-  on_ranks([&](Rank& rank) {
-    const Tensor part = leaf(slice_of(logits, 1, rank));
-    const Tensor loss = parallel_cross_entropy(part, targets.to(rank.device()), rank);
-    EXPECT_EQ(loss.scalar_type(), torch::kFloat);
-    expect_near(loss.detach(), expected, 1e-6, "loss");
-    loss.backward();
-    EXPECT_EQ(part.grad().scalar_type(), torch::kBFloat16);
-  });
-}
-
 // ---- Bad input -----------------------------------------------------------------------------------------------------
 
 TEST(ParallelFunctionsTest, TensorsThatDoNotFitAreErrors) {
   EXPECT_THAT(error_on_ranks(2, [](Rank& rank) { gather_from_group(torch::ones({2, 3}), 1, rank, 5); }), Refused());
   EXPECT_THAT(error_on_ranks(2, [](Rank& rank) { scatter_to_group(torch::ones({2, 3}), 2, rank); }), Refused());
-  run(test_devices(2), [](Rank& rank) {
-    const auto of = [&](const Tensor& logits, const Tensor& targets) {
-      return error_of([&] { parallel_cross_entropy(logits, targets, rank, 4); });
-    };
-    const Tensor targets = torch::zeros({3}, torch::kLong);
-    EXPECT_THAT(of(torch::ones({2, 2}), targets), Refused());
-    EXPECT_THAT(of(torch::ones({3, 2}), targets.to(torch::kFloat)), Refused());
-    EXPECT_THAT(of(torch::ones({3, 2}), targets + 4), Refused());
-    EXPECT_THAT(of(torch::ones({3, 2}), targets - 100), Refused());
-    const Tensor logits = torch::ones({3, 2}).requires_grad_();
-    const Tensor loss = parallel_cross_entropy(logits, targets, rank, 4);
-    EXPECT_THAT(
-        error_of([&] { torch::autograd::grad({loss}, {logits}, {}, /*retain_graph=*/true, /*create_graph=*/true); }),
-        Refused());
-  });
 }
 
 }  // namespace parallel_functions_test

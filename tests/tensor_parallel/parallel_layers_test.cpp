@@ -73,22 +73,14 @@ TEST_P(ParallelLayersWorlds, LinearLayersAreTheWholeOnes) {
       SCOPED_TRACE(testing::Message() << in << " to " << out << (bias ? " with bias" : ""));
       torch::nn::Linear linear(torch::nn::LinearOptions(in, out).bias(bias));
       linear->to(torch::kDouble);
-      const Tensor x = doubles({3, in}), longer = doubles({2, 3, in});
+      const Tensor longer = doubles({2, 3, in});
       on_ranks([&](Rank& rank) {
         torch::nn::Linear whole(own(linear));
-        for (const bool slices : {false, true}) {
-          const auto dim = slices ? std::optional<int64_t>(-1) : std::nullopt;
-          whole->zero_grad();
-          ColumnParallelLinear column(whole, rank, OutputParallel{.input_is_parallel = slices});
-          expect_same_as_whole(whole, column, rank, x, dim, -1);
-          whole->zero_grad();
-          ColumnParallelLinear gathered(whole, rank,
-                                        OutputParallel{.input_is_parallel = slices, .gather_output = true});
-          expect_same_as_whole(whole, gathered, rank, longer, dim, {});
-          whole->zero_grad();
-          RowParallelLinear row(whole, rank, InputParallel{.input_is_parallel = slices});
-          expect_same_as_whole(whole, row, rank, longer, dim, {});
-        }
+        ColumnParallelLinear column(whole, rank);
+        expect_same_as_whole(whole, column, rank, longer, {}, -1);
+        whole->zero_grad();
+        RowParallelLinear row(whole, rank);
+        expect_same_as_whole(whole, row, rank, longer, -1, {});
       });
     }
   }
@@ -112,15 +104,12 @@ TEST_P(ParallelLayersWorlds, ConvolutionsAreTheWholeOnes) {
       torch::nn::Conv2d whole(own(conv));
       for (const bool slices : {false, true}) {
         const auto dim = slices ? std::optional<int64_t>(1) : std::nullopt;
-        for (const bool gather : {false, true}) {
-          whole->zero_grad();
-          OutputChannelParallelConv2d by_output(whole, rank,
-                                                OutputParallel{.input_is_parallel = slices, .gather_output = gather});
-          expect_same_as_whole(whole, by_output, rank, x, dim, gather ? std::nullopt : std::optional<int64_t>(1));
-        }
-        if (options.groups() > 1) continue;
         whole->zero_grad();
-        InputChannelParallelConv2d by_input(whole, rank, InputParallel{.input_is_parallel = slices});
+        OutputChannelParallelConv2d by_output(whole, rank, slices);
+        expect_same_as_whole(whole, by_output, rank, x, dim, 1);
+        if (options.groups() > 1 || !slices) continue;
+        whole->zero_grad();
+        InputChannelParallelConv2d by_input(whole, rank);
         expect_same_as_whole(whole, by_input, rank, x, dim, {});
       }
     });
@@ -136,7 +125,7 @@ TEST_P(ParallelLayersWorlds, ConvReluPoolIsTheWholeOne) {
     for (const bool slices : {false, true}) {
       whole->zero_grad();
       const auto dim = slices ? std::optional<int64_t>(1) : std::nullopt;
-      OutputChannelParallelConvReluPool part(whole, rank, OutputParallel{.input_is_parallel = slices});
+      OutputChannelParallelConvReluPool part(whole, rank, slices);
       expect_same_as_whole(whole, part, rank, x, dim, 1);
     }
   });

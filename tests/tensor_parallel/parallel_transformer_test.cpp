@@ -4,7 +4,6 @@
 #include <torch/torch.h>
 #include <lockstep/nn/sample_scope.hpp>
 #include <lockstep/tensor_parallel/parallel_transformer.hpp>
-#include <lockstep/tensor_parallel/tensor_parallel.hpp>
 
 #include "nn/name_dropouts.hpp"
 #include "support/error_of.hpp"
@@ -117,31 +116,29 @@ TEST_P(TransformerWorlds, ATransformerTrainsAsOnOneDevice) {
     loss_of(results.back(), next).backward();
     sgd.step();
   }
-  for (const auto& rule : {ShardRule(), ShardRule().with("words", LayerSplit::input)}) {
-    on_ranks([&](Rank& rank) {
-      Sequential part = shard(net, rank, {.rule = rule}), joined = copy_of(net);
-      torch::optim::SGD own(part->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
-      for (const Tensor& expected : results) {
-        own.zero_grad();
-        const Tensor result = part->forward(words.to(rank.device()));
-        expect_near(result.detach(), expected.detach(), kTolerance, "result");
-        loss_of(result, next.to(rank.device())).backward();
-        own.step();
-      }
-      expect_whole_parameters_equal_on_all_ranks(part, rank);
-      joined->to(rank.device());
-      unshard(part, rank, joined);
-      const auto weights = whole->named_parameters();
-      for (const auto& item : joined->named_parameters()) {
-        expect_near(item.value().detach(), weights[item.key()].detach(), kTolerance, item.key());
-      }
-      const auto split = part->named_parameters();
-      for (const auto& item : split) EXPECT_EQ(item.value().requires_grad(), !frozen(item.key())) << item.key();
-      const int64_t ranks = rank.world_size();
-      EXPECT_EQ(split["block1.attention.in_proj_weight"].sizes(), at::IntArrayRef({3 * kWidth / ranks, kWidth}));
-      EXPECT_EQ(split["block1.attention.out_proj.weight"].sizes(), at::IntArrayRef({kWidth, kWidth / ranks}));
-    });
-  }
+  on_ranks([&](Rank& rank) {
+    Sequential part = shard(net, rank), joined = copy_of(net);
+    torch::optim::SGD own(part->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+    for (const Tensor& expected : results) {
+      own.zero_grad();
+      const Tensor result = part->forward(words.to(rank.device()));
+      expect_near(result.detach(), expected.detach(), kTolerance, "result");
+      loss_of(result, next.to(rank.device())).backward();
+      own.step();
+    }
+    expect_whole_parameters_equal_on_all_ranks(part, rank);
+    joined->to(rank.device());
+    unshard(part, rank, joined);
+    const auto weights = whole->named_parameters();
+    for (const auto& item : joined->named_parameters()) {
+      expect_near(item.value().detach(), weights[item.key()].detach(), kTolerance, item.key());
+    }
+    const auto split = part->named_parameters();
+    for (const auto& item : split) EXPECT_EQ(item.value().requires_grad(), !frozen(item.key())) << item.key();
+    const int64_t ranks = rank.world_size();
+    EXPECT_EQ(split["block1.attention.in_proj_weight"].sizes(), at::IntArrayRef({3 * kWidth / ranks, kWidth}));
+    EXPECT_EQ(split["block1.attention.out_proj.weight"].sizes(), at::IntArrayRef({kWidth, kWidth / ranks}));
+  });
 }
 
 // Between slices: a LayerNorm of features and a GroupNorm of channels, with and without weights; gathered where they
@@ -168,6 +165,21 @@ TEST_P(TransformerWorlds, NormsTakeSlices) {
     const auto norm = shard(features, rank)->named_parameters()["norm.weight"];
     EXPECT_EQ(norm.size(0), kWidth / rank.world_size());
     EXPECT_EQ(shard(channels, rank)->named_parameters()["norm.bias"].size(0), 12 / rank.world_size());
+  });
+}
+
+TEST_P(TransformerWorlds, AnEmbeddingSplitByItsVocabularyIsTheWholeOne) {
+  nn::Embedding whole(nn::EmbeddingOptions(kWords, kWidth).padding_idx(3));
+  whole->to(torch::kDouble);
+  const Tensor words = torch::randint(kWords, {4, 6}), expected = whole(words);
+  const Tensor gradient = torch::sin(expected.detach() * 3);
+  expected.backward(gradient);
+  on_ranks([&](Rank& rank) {
+    VocabularyParallelEmbedding part(whole, rank);
+    const Tensor found = part(words.to(rank.device()));
+    expect_near(found.detach(), expected.detach(), kTolerance, "result");
+    found.backward(gradient.to(rank.device()));
+    expect_near(part->weight.grad(), slice_of(whole->weight.grad(), 0, rank), kTolerance, "gradient");
   });
 }
 
@@ -247,8 +259,8 @@ TEST_P(TransformerWorlds, AttentionDropsTheSameOnAnyNumberOfRanks) {
 }
 
 TEST(ParallelTransformer, WhatCannotBeSplitIsAnError) {
-  const auto error_with = [](const Sequential& net, const ShardRule& rule = {}) {
-    return error_on_ranks(2, [&](Rank& rank) { shard(net, rank, {.rule = rule}); });
+  const auto error_with = [](const Sequential& net) {
+    return error_on_ranks(2, [&](Rank& rank) { shard(net, rank); });
   };
   const auto attention = [](const nn::MultiheadAttentionOptions& options) {
     return Sequential({{"attention", nn::AnyModule(nn::MultiheadAttention(options))}});
@@ -262,14 +274,16 @@ TEST(ParallelTransformer, WhatCannotBeSplitIsAnError) {
     return Sequential({{"words", nn::AnyModule(nn::Embedding(options))}});
   };
   EXPECT_THAT(error_with(words(nn::EmbeddingOptions(4, 4).max_norm(1.0))), Refused());
-  EXPECT_THAT(error_with(words(nn::EmbeddingOptions(4, 4).scale_grad_by_freq(true)),
-                         ShardRule().with("words", LayerSplit::input)),
+  EXPECT_THAT(error_on_ranks(2,
+                             [](Rank& rank) {
+                               VocabularyParallelEmbedding(
+                                   nn::Embedding(nn::EmbeddingOptions(4, 4).scale_grad_by_freq(true)), rank);
+                             }),
               Refused());
   EXPECT_THAT(error_on_ranks(2,
-                             [&](Rank& rank) {
-                               auto net = shard(words(nn::EmbeddingOptions(4, 4)), rank,
-                                                {.rule = ShardRule().with("words", LayerSplit::input)});
-                               net->forward(torch::tensor({0, 4}));
+                             [](Rank& rank) {
+                               VocabularyParallelEmbedding words(nn::Embedding(4, 4), rank);
+                               words(torch::tensor({0, 4}));
                              }),
               Refused());
 }

@@ -1,13 +1,12 @@
 // Labels: concurrency 3x3 2x4
 // shard() and unshard() over 1 to 4 CPU ranks, against the net that was sharded: random nets under random rules, the
-// program's models, dropout, the parallel loss, bad input. What is exchanged: shard_traffic_test.cpp.
+// program's models, dropout, bad input. What is exchanged: shard_traffic_test.cpp.
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 #include <lockstep/models/models.hpp>
 #include <lockstep/models/residual_block.hpp>
 #include <lockstep/nn/dropout.hpp>
 #include <lockstep/nn/sample_scope.hpp>
-#include <lockstep/tensor_parallel/tensor_parallel.hpp>
 
 #include "nn/name_dropouts.hpp"
 #include "support/error_of.hpp"
@@ -51,21 +50,21 @@ class RandomNet {
   Sequential net;
   std::vector<int64_t> sample;
   int64_t classes = 0;
-  ShardRule rule;
+  TensorRule rule = TensorRule::channels;
 
  private:
   int64_t pick(int64_t low, int64_t high) { return std::uniform_int_distribution<int64_t>(low, high)(random_); }
   bool chance(int percent) { return pick(1, 100) <= percent; }
 
   template <class Layer>
-  std::string add(const Layer& layer) {
-    const std::string name = "layer" + std::to_string(net->size());
-    net->push_back(std::string(name), layer);
-    return name;
+  void add(const Layer& layer) {
+    net->push_back("layer" + std::to_string(net->size()), layer);
   }
 
-  void split(const std::string& name, std::vector<LayerSplit> ways) {
-    if (chance(30)) rule = rule.with(name, ways[pick(0, static_cast<int64_t>(ways.size()) - 1)]);
+  // Adds the layer, of which sometimes every rank keeps all.
+  template <class Layer>
+  void add_or_keep(const Layer& layer) {
+    chance(20) ? add(kept(layer)) : add(layer);
   }
 
   void add_activation() {
@@ -77,7 +76,7 @@ class RandomNet {
         add(torch::nn::ReLU(torch::nn::ReLUOptions(chance(50))));
         break;
       case 2:
-        split(add(torch::nn::Sigmoid()), {LayerSplit::whole});
+        add_or_keep(torch::nn::Sigmoid());
         break;
       case 3:
         add(torch::nn::GELU());
@@ -90,24 +89,24 @@ class RandomNet {
   void add_images() {
     int64_t channels = pick(1, 3), size = pick(7, 9);
     sample = {channels, size, size};
-    rule.convolutions_alternate = chance(50);
+    if (chance(50)) rule = TensorRule::alternating;
     for (int64_t convolutions = pick(1, 4); convolutions > 0 && size > 3; --convolutions) {
       const int64_t out = 12 * pick(1, 2);
       if (size >= 4 && chance(20)) {
-        split(add(ConvReluPool(channels, out, 3)), {LayerSplit::output, LayerSplit::whole});
+        add_or_keep(ConvReluPool(channels, out, 3));
         size = (size - 2) / 2;
       } else {
         add_convolution(channels, out);
       }
       channels = out;
-      if (chance(40)) split(add(torch::nn::BatchNorm2d(channels)), {LayerSplit::whole});
+      if (chance(40)) add_or_keep(torch::nn::BatchNorm2d(channels));
       add_activation();
       if (size > 3 && chance(30)) {
         add(torch::nn::MaxPool2d(2));
         size /= 2;
       }
     }
-    split(add(torch::nn::Flatten()), {LayerSplit::whole});
+    add_or_keep(torch::nn::Flatten());
     width_ = channels * size * size;
   }
 
@@ -115,27 +114,15 @@ class RandomNet {
     const int64_t groups = channels % 12 == 0 && chance(40) ? std::vector<int64_t>{2, 3, 4, 12}[pick(0, 3)] : 1;
     const bool fits = groups % world_ == 0 || world_ % groups == 0;
     const auto options = torch::nn::Conv2dOptions(channels, out, 3).padding(1).bias(chance(70)).groups(groups);
-    const auto name = add(torch::nn::Conv2d(options));
-    if (!fits) {
-      rule = rule.with(name, LayerSplit::whole);
-    } else if (groups > 1 || channels % world_ != 0) {
-      split(name, {LayerSplit::output, LayerSplit::whole});
-    } else {
-      split(name, {LayerSplit::output, LayerSplit::input, LayerSplit::whole});
-    }
+    fits ? add_or_keep(torch::nn::Conv2d(options)) : add(kept(torch::nn::Conv2d(options)));
   }
 
   void add_linear(bool last) {
     const int64_t out = pick(4, 13);  // at least one unit for each of four ranks
-    const auto name = add(torch::nn::Linear(torch::nn::LinearOptions(width_, out).bias(chance(80))));
-    if (width_ < world_) {
-      rule = rule.with(name, LayerSplit::output);
-    } else {
-      split(name, {LayerSplit::output, LayerSplit::input, LayerSplit::whole});
-    }
+    add_or_keep(torch::nn::Linear(torch::nn::LinearOptions(width_, out).bias(chance(80))));
     width_ = classes = out;
     if (last) return;
-    if (chance(30)) split(add(torch::nn::BatchNorm1d(out)), {LayerSplit::whole});
+    if (chance(30)) add_or_keep(torch::nn::BatchNorm1d(out));
     add_activation();
   }
 
@@ -148,11 +135,12 @@ TEST_P(ShardWorlds, RandomNetsTrainAsOnOneDevice) {
   for (int round = 0; round < 25; ++round) {
     const RandomNet random(100 * GetParam() + round, GetParam());
     SCOPED_TRACE(testing::Message() << "round " << round << "\n" << random.net);
-    expect_sharded_trains_as_whole(random.net, random.sample, random.classes, GetParam(), {.rule = random.rule});
+    expect_sharded_trains_as_whole(random.net, random.sample, random.classes, GetParam(), random.rule);
   }
 }
 
-// ---- Models, frozen weights, dropout, a split loss -----------------------------------------------------------------
+// ---- Models, frozen weights, dropout
+// ---------------------------------------------------------------------------------
 
 // The models that the program has, in small.
 class ShardModels : public ShardWorlds {};
@@ -226,12 +214,11 @@ TEST_P(ShardWorlds, DropoutIsTheSameOverAnyNumberOfRanks) {
                   {"fc2", torch::nn::Linear(9, 13)},
                   {"drop_slices", torch::nn::Dropout(0.5)},
                   {"fc3", torch::nn::Linear(13, 5)},
-                  {"drop_kept_whole", torch::nn::Dropout(0.1)}});
+                  {"drop_whole_result", torch::nn::Dropout(0.1)}});
   net->to(torch::kDouble);
   const TrainingBatch batch = batches_of({1, 4, 4}, 5, 1)[0];
   const auto trained = [&](Rank& rank) {
-    Sequential part = shard(net, rank, {.rule = ShardRule().with("drop_kept_whole", LayerSplit::whole)});
-    Sequential joined = copy_of(net);
+    Sequential part = shard(net, rank), joined = copy_of(net);
     torch::optim::SGD sgd(part->parameters(), 0.1);
     for (int step = 0; step < 3; ++step) {
       const SampleScope scope({.seed = 5, .step = step, .first = 0, .size = batch.x.size(0)});
@@ -253,7 +240,6 @@ TEST_P(ShardWorlds, DropoutIsTheSameOverAnyNumberOfRanks) {
   });
 }
 
-// Where it is computed whole between slices, it has its name too.
 TEST_P(ShardWorlds, LibTorchsDropoutsDropWhatLockstepsDoInTheWholeNet) {
   const Tensor x = torch::ones({4, 12, 3, 2});
   Sequential whole(
@@ -267,36 +253,12 @@ TEST_P(ShardWorlds, LibTorchsDropoutsDropWhatLockstepsDoInTheWholeNet) {
     net->parameters()[0].copy_(torch::eye(12).view({12, 12, 1, 1}));
   }
   run(test_devices(GetParam()), [&](Rank& rank) {
-    for (const auto& rule : {ShardRule(), ShardRule().with("values", LayerSplit::whole)}) {
-      const auto dropped = [&](Sequential layers) {
-        const SampleScope scope({.seed = 5, .step = 2, .first = 0, .size = 4});
-        return layers->forward(x).detach();
-      };
-      expect_near(dropped(shard(net, rank, {.rule = rule})), dropped(copy_of(whole)), 1e-6, "what is left");
-    }
+    const auto dropped = [&](Sequential layers) {
+      const SampleScope scope({.seed = 5, .step = 2, .first = 0, .size = 4});
+      return layers->forward(x).detach();
+    };
+    expect_near(dropped(shard(net, rank)), dropped(copy_of(whole)), 1e-6, "what is left");
     EXPECT_THAT(error_of([&] { shard(net, rank)->forward(x); }), Refused());
-  });
-}
-
-TEST_P(ShardWorlds, ResultsInSlicesSuitTheParallelLoss) {
-  Sequential net({{"fc1", torch::nn::Linear(6, 9)},
-                  {"tanh", torch::nn::Tanh()},
-                  {"fc2", torch::nn::Linear(9, 8)},
-                  {"fc3", torch::nn::Linear(8, 11)}});
-  net->to(torch::kDouble);
-  const auto batches = batches_of({6}, 11, 1);
-  const Trained expected = train_whole(net, batches);
-  run(test_devices(GetParam()), [&](Rank& rank) {
-    Sequential part = shard(net, rank, {.gather_output = false});
-    const Tensor x = batches[0].x.clone().requires_grad_();
-    parallel_cross_entropy(part->forward(x), batches[0].y, rank, 11).backward();
-    expect_near(x.grad(), expected.input_gradients[0], kTolerance, "gradient of the input");
-    Sequential joined = copy_of(net);
-    unshard_gradients(part, rank, joined);
-    const auto gradients = expected.gradients[0]->named_parameters();
-    for (const auto& item : joined->named_parameters()) {
-      expect_near(item.value().grad(), gradients[item.key()].grad(), kTolerance, item.key());
-    }
   });
 }
 
@@ -307,7 +269,7 @@ TEST_P(ShardWorlds, PartsTakeOverNamesTypesFrozenWeightsAndMode) {
   }
   net->eval();
   run(test_devices(GetParam()), [&](Rank& rank) {
-    Sequential part = shard(net, rank, {.rule = ShardRule().with("fc2", LayerSplit::whole)});
+    Sequential part = shard(net, rank);
     const auto whole = net->named_parameters(), mine = part->named_parameters();
     EXPECT_EQ(whole.keys(), mine.keys());
     for (const auto& item : mine) {
@@ -323,8 +285,8 @@ TEST_P(ShardWorlds, PartsTakeOverNamesTypesFrozenWeightsAndMode) {
 
 // ---- Bad input -----------------------------------------------------------------------------------------------------
 
-Caught error_of_shard(const Sequential& net, int world, const ShardRule& rule = {}) {
-  return error_of([&] { run(test_devices(world), [&](Rank& rank) { shard(net, rank, {.rule = rule}); }); });
+Caught error_of_shard(const Sequential& net, int world) {
+  return error_of([&] { run(test_devices(world), [&](Rank& rank) { shard(net, rank); }); });
 }
 
 TEST(ShardTest, WhatCannotBeSplitIsAnErrorWithTheLayersName) {
@@ -332,23 +294,12 @@ TEST(ShardTest, WhatCannotBeSplitIsAnErrorWithTheLayersName) {
   EXPECT_THAT(error_of_shard(multilayer_perceptron(), 6), Refused());
   Sequential unknown({{"fc", torch::nn::Linear(4, 4)}, {"softmax", torch::nn::Softmax(1)}});
   EXPECT_THAT(error_of_shard(unknown, 2), Refused());
-  EXPECT_EQ(error_of_shard(unknown, 2, ShardRule().with("softmax", LayerSplit::whole)), "(no error)");
+  Sequential kept_whole({{"fc", torch::nn::AnyModule(torch::nn::Linear(4, 4))},
+                         {"softmax", torch::nn::AnyModule(kept(torch::nn::Softmax(1)))}});
+  EXPECT_EQ(error_of_shard(kept_whole, 2), "(no error)");
   EXPECT_THAT(error_of_shard(Sequential(), 1), Refused());
   const torch::nn::Linear twice(4, 4);
   EXPECT_THAT(error_of_shard(Sequential({{"fc1", twice}, {"fc2", twice}}), 2), Refused());
-}
-
-TEST(ShardTest, RulesThatTheNetCannotFollowAreErrors) {
-  const auto rule = [](const char* layer, LayerSplit split) { return ShardRule().with(layer, split); };
-  EXPECT_THAT(error_of_shard(multilayer_perceptron(), 2, rule("fc9", LayerSplit::input)), Refused());
-  EXPECT_THAT(error_of_shard(multilayer_perceptron(), 2, rule("tanh1", LayerSplit::input)), Refused());
-  EXPECT_THAT(error_of_shard(lenet_of_layers(), 2, rule("conv2", LayerSplit::input)), Refused());
-
-  struct Fixed : torch::nn::Module {
-    Tensor forward(const Tensor& x) { return x; }
-  };
-  Sequential net({{"fixed", torch::nn::AnyModule(std::make_shared<Fixed>())}});
-  EXPECT_THAT(error_of_shard(net, 1, rule("fixed", LayerSplit::whole)), Refused());
 }
 
 TEST(ShardTest, UnshardNeedsANetLikeTheOneThatWasSharded) {

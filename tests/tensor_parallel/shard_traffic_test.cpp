@@ -4,7 +4,6 @@
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 #include <lockstep/models/residual_block.hpp>
-#include <lockstep/tensor_parallel/tensor_parallel.hpp>
 
 #include "support/group_tests.hpp"
 #include "support/sharded_training.hpp"
@@ -37,10 +36,10 @@ struct Traffic {
   Calls backward;
 };
 
-Traffic traffic_of(const Sequential& net, const Tensor& x, Rank& rank, const ShardOptions& options = {}) {
+Traffic traffic_of(const Sequential& net, const Tensor& x, Rank& rank, TensorRule rule = TensorRule::channels) {
   const auto calls = std::make_shared<Calls>();
   Rank group = counted(rank, calls);
-  Sequential part = shard(net, group, options);
+  Sequential part = shard(net, group, rule);
   EXPECT_THAT(*calls, IsEmpty());  // shard() itself
   Traffic traffic;
   Tensor y = x;
@@ -67,8 +66,6 @@ TEST_P(ShardTrafficWorlds, LinearLayersAlternateWithOneSumPerTwo) {
     const Traffic traffic = traffic_of(net, torch::ones({2, 7}, torch::kDouble), rank);
     EXPECT_THAT(traffic.forward, ElementsAre(sends("fc2", {"allreduce"}), sends("fc3", {"allgather"})));
     EXPECT_THAT(traffic.backward, ElementsAre("allreduce"));  // before fc3
-    const Traffic in_slices = traffic_of(net, torch::ones({2, 7}, torch::kDouble), rank, {.gather_output = false});
-    EXPECT_THAT(in_slices.forward, ElementsAre(sends("fc2", {"allreduce"})));
   });
 }
 
@@ -95,12 +92,11 @@ TEST_P(ShardTrafficWorlds, AlternatingConvolutionsNeedOneSumPerTwo) {
                   {"pool", torch::nn::AdaptiveAvgPool2d(1)},
                   {"flatten", torch::nn::Flatten()},
                   {"fc", torch::nn::Linear(12, 5)}});
-  const ShardOptions options{.rule = ShardRule::alternating()};
-  expect_sharded_trains_as_whole(net, {2, 9, 9}, 5, GetParam(), options);
+  expect_sharded_trains_as_whole(net, {2, 9, 9}, 5, GetParam(), TensorRule::alternating);
   if (GetParam() == 1) return;
   run(test_devices(GetParam()), [&](Rank& rank) {
     const Tensor x = torch::randn({2, 2, 9, 9}, torch::kDouble);
-    const Traffic traffic = traffic_of(net, x, rank, options);
+    const Traffic traffic = traffic_of(net, x, rank, TensorRule::alternating);
     EXPECT_THAT(traffic.forward, ElementsAre(sends("conv2", {"allreduce"}), sends("fc", {"allreduce"})));
     EXPECT_THAT(traffic.backward, ElementsAre("allreduce"));  // before conv3
   });
@@ -204,7 +200,6 @@ TEST_P(ShardTrafficWorlds, ShardableModulesBetweenSlicesTrainAsOnOneDevice) {
                   {"block2", ResidualMlp(8, 5)},
                   {"fc2", torch::nn::Linear(8, 4)}});
   expect_sharded_trains_as_whole(net, {6}, 4, GetParam());
-  expect_sharded_trains_as_whole(net, {6}, 4, GetParam(), {.rule = ShardRule().with("block1", LayerSplit::whole)});
   if (GetParam() == 1) return;
   run(test_devices(GetParam()), [&](Rank& rank) {
     const Traffic traffic = traffic_of(net, torch::randn({3, 6}, torch::kDouble), rank);

@@ -19,7 +19,6 @@
 namespace lockstep {
 namespace balance_trainer_test {
 
-using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
@@ -231,10 +230,9 @@ TEST_F(BalancedTrainer, RefusesSharesThatAreNotOnePerPart) {
     settings.way = way;
     return error_of([&] { train(settings); });
   };
-  EXPECT_THAT(refused("1,2,3"), AllOf(HasSubstr("`balance`"), HasSubstr("3 shares for 2 parts")));
-  EXPECT_THAT(refused("1,-2"), HasSubstr("part 1 is -2"));
-  EXPECT_THAT(refused("2,1", SplitNetwork{{.mesh = {.pipeline = 2}, .microbatches = 2}}),
-              HasSubstr("2 shares for 1 parts"));
+  EXPECT_THAT(refused("1,2,3"), Refused("balance"));
+  EXPECT_THAT(refused("1,-2"), Refused("balance"));
+  EXPECT_THAT(refused("2,1", SplitNetwork{{.mesh = {.pipeline = 2}, .microbatches = 2}}), Refused("balance"));
 }
 
 TEST(BalanceOption, IsKeptInTheConfiguration) {

@@ -21,10 +21,9 @@ namespace communication_test {
 
 using lockstep::error_of;
 using lockstep::read_run_state;
+using lockstep::Refused;
 using lockstep::TrainOptions;
 using lockstep::TrainResult;
-using testing::AllOf;
-using testing::HasSubstr;
 
 class Communication : public lockstep::SmallTraining {
  protected:
@@ -123,8 +122,7 @@ TEST_F(Communication, AStoppedRunGoesOnWithTheSameBits) {
   const TrainResult on_two = train_in_two(with("powersgd", "on-two"), 2);
   EXPECT_NEAR(on_two.history[3].train_loss,
               lockstep::read_metrics(runs_ / "whole-powersgd/metrics.jsonl")[3].train_loss, 1e-3);
-  EXPECT_THAT(error_of([&] { train_in_two(with("diloco", "refused"), 2); }),
-              AllOf(HasSubstr("`sync_every`"), HasSubstr("the run had 3 ranks, this one has 2")));
+  EXPECT_THAT(error_of([&] { train_in_two(with("diloco", "refused"), 2); }), Refused("devices"));
 }
 
 // Within a round the ranks differ. Steps of a wide network take long enough to be reported within an epoch.

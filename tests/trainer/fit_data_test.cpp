@@ -27,8 +27,6 @@
 namespace fit_data_test {
 
 using namespace lockstep;
-using testing::AllOf;
-using testing::HasSubstr;
 using torch::Tensor;
 namespace F = torch::nn::functional;
 namespace nn = torch::nn;
@@ -257,7 +255,7 @@ TEST_P(FitDataWorlds, FilesGiveWhatLibTorchsLoopGivesAndGoOnFromWithinAnEpoch) {
   // Another buffer, and other files, are another order.
   again.keep.run_dir = folder / "other";
   task.train = samples_of(sample_files(folder.path()), {.shuffle_buffer = 16});
-  EXPECT_THAT(error_of([&] { fit(task, again); }), HasSubstr("training targets have the SHA-256"));
+  EXPECT_THAT(error_of([&] { fit(task, again); }), Fails(Error::file, {}, {"train_labels"}));
 }
 
 TEST_P(FitDataWorlds, ProcessesWithOtherFilesAreRefused) {
@@ -272,7 +270,7 @@ TEST_P(FitDataWorlds, ProcessesWithOtherFilesAreRefused) {
   if (this_process().count == 1) {
     EXPECT_EQ(error, "(no error)");
   } else {
-    EXPECT_THAT(error, AllOf(HasSubstr("configuration"), HasSubstr("training samples of SHA-256")));
+    EXPECT_THAT(error, Fails(Error::difference));
   }
 }
 
@@ -287,7 +285,7 @@ TEST(FitData, RanksWithOtherWeightsAreRefusedByBackward) {
     });
   };
   EXPECT_EQ(refused(false), "(no error)");
-  EXPECT_THAT(refused(true), AllOf(HasSubstr("rank "), HasSubstr("different batches")));
+  EXPECT_THAT(refused(true), Fails(Error::difference));
 }
 
 // ---- The update
@@ -458,15 +456,9 @@ TEST(FitData, SamplesOfAnotherTypeThanTheNetworkAreNamed) {
     return error_of([&] { fit(task, options); });
   };
   const Tensor bytes = torch::arange(24 * 16).view({24, 1, 4, 4}).to(torch::kByte);
-  EXPECT_THAT(error_with(bytes, torch::kDouble),
-              AllOf(HasSubstr("rank "),
-                    HasSubstr("\"classes\": the network has parameters of type Double, and x of a "
-                              "batch is of type Float (images of bytes become Float from 0 to 1)"),
-                    HasSubstr("x.to(torch::kDouble).div(255)"), HasSubstr("dtype")));
+  EXPECT_THAT(error_with(bytes, torch::kDouble), Refused("train", "module"));
   for (const int64_t grain : {0, 4}) {
-    EXPECT_THAT(error_with(bytes.to(torch::kDouble), torch::kFloat, grain),
-                AllOf(HasSubstr("parameters of type Float, and x of a batch is of type Double"),
-                      HasSubstr("x.to(torch::kFloat), or")));
+    EXPECT_THAT(error_with(bytes.to(torch::kDouble), torch::kFloat, grain), Refused("train", "module"));
   }
   EXPECT_EQ(error_with(bytes, torch::kFloat), "(no error)");
 }
@@ -479,9 +471,8 @@ TEST(FitData, RefusesUpdatesThatAreNone) {
     change(task, options);
     return error_of([&] { fit(task, options); });
   };
-  EXPECT_THAT(with([](Task& task, auto&) { task.ema_decay = 1; }), HasSubstr("to below 1"));
-  EXPECT_THAT(with([](Task& task, auto&) { task.optimizer = [](auto) { return nullptr; }; }),
-              AllOf(HasSubstr("rank "), HasSubstr("made no optimizer")));
+  EXPECT_THAT(with([](Task& task, auto&) { task.ema_decay = 1; }), Refused("ema_decay"));
+  EXPECT_THAT(with([](Task& task, auto&) { task.optimizer = [](auto) { return nullptr; }; }), Refused("optimizer"));
   EXPECT_THAT(with([](Task& task, auto&) {
                 task.optimizer = [](const Task::Groups& groups) {
                   auto parameters = groups.at(0).params();
@@ -489,8 +480,8 @@ TEST(FitData, RefusesUpdatesThatAreNone) {
                   return std::make_unique<torch::optim::Adam>(parameters);
                 };
               }),
-              HasSubstr("3 parameters that the factory was given"));
-  EXPECT_THAT(with([](Task& task, auto&) { task.groups = decay_groups; }), HasSubstr("give Task::optimizer too"));
+              Refused("optimizer"));
+  EXPECT_THAT(with([](Task& task, auto&) { task.groups = decay_groups; }), Refused("groups"));
   for (const int stage : {0, 1, 3}) {
     const auto with_groups = [&](const auto& groups) {
       return with([&](Task& task, TrainOptions& options) {
@@ -504,13 +495,13 @@ TEST(FitData, RefusesUpdatesThatAreNone) {
                   groups.pop_back();
                   return groups;
                 }),
-                AllOf(HasSubstr("rank "), HasSubstr("output.bias is in none of the groups")));
+                Refused("groups"));
     EXPECT_THAT(with_groups([](const nn::Module& net) {
                   auto groups = decay_groups(net);
                   groups.push_back(groups[0]);
                   return groups;
                 }),
-                AllOf(HasSubstr("rank "), HasSubstr("group 2 has a parameter of shape [20, 6] that is")));
+                Refused("groups"));
   }
   const ScratchFolder folder;
   Task task = masked();
@@ -521,7 +512,7 @@ TEST(FitData, RefusesUpdatesThatAreNone) {
   options.epochs = 4;
   options.keep.resume = options.keep.run_dir;
   task.ema_decay = 0.8;
-  EXPECT_THAT(error_of([&] { fit(task, options); }), AllOf(HasSubstr("ema_decay 0.9"), HasSubstr("has 0.8")));
+  EXPECT_THAT(error_of([&] { fit(task, options); }), Refused("ema_decay"));
 }
 
 // ---- fit() and train()

@@ -131,7 +131,7 @@ TEST_P(FitWorlds, ProcessesWithOtherMetricsAreRefused) {
   if (this_process().count == 1) {
     EXPECT_EQ(error, "(no error)");
   } else {
-    EXPECT_THAT(error, AllOf(HasSubstr("configuration"), HasSubstr("metric bias")));
+    EXPECT_THAT(error, Fails(Error::difference));
   }
 }
 
@@ -311,8 +311,7 @@ TEST_F(FitRuns, SayBeforeThatTheLastBatchHasOneSampleAndCanLeaveItOut) {
                                      [&](const std::string& text) {
                                        if (text.find("last batch") != text.npos) warnings.push_back(text);
                                      }};
-  EXPECT_THAT(error_of([&] { fit(task, options, callbacks); }),
-              AllOf(HasSubstr("a BatchNorm cannot train on one sample"), HasSubstr("in a run `drop_last`")));
+  EXPECT_THAT(error_of([&] { fit(task, options, callbacks); }), Fails(Error::refused, {0}));
   EXPECT_THAT(warnings, ElementsAre(AllOf(HasSubstr("the last batch of an epoch has 1 of 33 samples"),
                                           HasSubstr("`drop_last` leaves the batch out"))));
 
@@ -329,7 +328,7 @@ TEST_F(FitRuns, SayBeforeThatTheLastBatchHasOneSampleAndCanLeaveItOut) {
   EXPECT_EQ(fit(task, options).history.back().weights, whole.history.back().weights);
   options.keep.run_dir = runs_ / "third";
   options.batch.drop_last = false;  // which a run that goes on may change
-  EXPECT_THAT(error_of([&] { fit(task, options); }), HasSubstr("a BatchNorm cannot train on one sample"));
+  EXPECT_THAT(error_of([&] { fit(task, options); }), Fails(Error::refused, {0}));
 }
 
 TEST_F(FitRuns, SayOnceThatAMeasureHasNoValue) {
@@ -377,8 +376,7 @@ TEST_F(FitRuns, TellTheirCallbacksAndStopWhenAsked) {
   }
   const std::string config = runs_.read("run/config.json");
   EXPECT_THAT(config, AllOf(HasSubstr("\"model\": \"regressor\""), Not(HasSubstr("fashion")), Not(HasSubstr("width"))));
-  EXPECT_THAT(error_of([&] { evaluate_run(runs_ / "run", {.devices = test_devices(1)}); }),
-              AllOf(HasSubstr("regressor"), HasSubstr("the program that trained it")));
+  EXPECT_THAT(error_of([&] { evaluate_run(runs_ / "run", {.devices = test_devices(1)}); }), Refused("model"));
 }
 
 TEST_F(FitRuns, AreRefusedOtherDataAndAnotherNetworksRun) {
@@ -388,14 +386,13 @@ TEST_F(FitRuns, AreRefusedOtherDataAndAnotherNetworksRun) {
   options.keep.resume = options.keep.run_dir;
   Task task = regression();
   task.train = curve(100, 7);
-  EXPECT_THAT(error_of([&] { fit(task, options); }),
-              AllOf(HasSubstr("training samples have the SHA-256"), HasSubstr("the data of regressor")));
+  EXPECT_THAT(error_of([&] { fit(task, options); }), Fails(Error::file, {}, {"train_images"}));
   task = regression();
   task.name = "another";
-  EXPECT_THAT(error_of([&] { fit(task, options); }), AllOf(HasSubstr("regressor"), HasSubstr("another")));
+  EXPECT_THAT(error_of([&] { fit(task, options); }), Refused("model"));
   TrainOptions of_lockstep = options;
   of_lockstep.data.source = DataSource::synthetic;
-  EXPECT_THAT(error_of([&] { train(of_lockstep); }), AllOf(HasSubstr("regressor"), HasSubstr("lenet")));
+  EXPECT_THAT(error_of([&] { train(of_lockstep); }), Refused("model"));
   EXPECT_EQ(fit(regression(), options).history.size(), 4u);
 }
 
@@ -437,7 +434,7 @@ lockstep::Caught refused(const Task& task, const TrainOptions& options = setting
 
 // What is wrong with the regression once `change` is done with it.
 template <class Change>
-std::string refused_with(const Change& change) {
+lockstep::Caught refused_with(const Change& change) {
   Task task = regression();
   TrainOptions options = settings(2);
   change(task, options);
@@ -446,32 +443,30 @@ std::string refused_with(const Change& change) {
 
 TEST(FitRefuses, WhatItCannotBegin) {
   const auto with = [](const auto& change) { return refused_with(change); };
-  EXPECT_THAT(with([](Task& task, auto&) { task.name = "lenet"; }), HasSubstr("lockstep's models"));
-  EXPECT_THAT(with([](Task& task, auto&) { task.train = {}; }), HasSubstr("give Task::train"));
-  EXPECT_THAT(with([](Task& task, auto&) { task.patience = -1; }), HasSubstr("the patience is -1"));
-  EXPECT_THAT(with([](Task& task, auto&) { task.test = {}; }), HasSubstr("give Task::test"));
-  EXPECT_THAT(with([](Task& task, auto&) { task.best_by = "mse"; }), HasSubstr("\"mse\""));
-  EXPECT_THAT(with([](Task& task, auto&) { task.best_by = "accuracy"; }), HasSubstr("set Task::accuracy"));
-  EXPECT_THAT(with([](Task& task, auto&) { task.metrics[1].name = "mae"; }), HasSubstr("\"mae\""));
-  EXPECT_THAT(with([](Task& task, auto&) { task.metrics[0].name = "loss"; }), HasSubstr("call it otherwise"));
-  EXPECT_THAT(with([](Task& task, auto&) { task.metrics[0].of = nullptr; }), HasSubstr("no function"));
-  EXPECT_THAT(with([](auto&, TrainOptions& options) { options.model.name = "mlp"; }), HasSubstr("leave them out"));
-  EXPECT_THAT(with([](auto&, TrainOptions& options) { options.batch.size = 101; }),
-              HasSubstr("at most 100, the number of training samples in the data of regressor"));
+  EXPECT_THAT(with([](Task& task, auto&) { task.name = "lenet"; }), Refused("name"));
+  EXPECT_THAT(with([](Task& task, auto&) { task.train = {}; }), Refused("train"));
+  EXPECT_THAT(with([](Task& task, auto&) { task.patience = -1; }), Refused("patience"));
+  EXPECT_THAT(with([](Task& task, auto&) { task.test = {}; }), Refused("test"));
+  EXPECT_THAT(with([](Task& task, auto&) { task.best_by = "mse"; }), Refused("best_by"));
+  EXPECT_THAT(with([](Task& task, auto&) { task.best_by = "accuracy"; }), Refused("best_by", "accuracy"));
+  EXPECT_THAT(with([](Task& task, auto&) { task.metrics[1].name = "mae"; }), Refused("metrics"));
+  EXPECT_THAT(with([](Task& task, auto&) { task.metrics[0].name = "loss"; }), Refused("metrics"));
+  EXPECT_THAT(with([](Task& task, auto&) { task.metrics[0].of = nullptr; }), Refused("metrics"));
+  EXPECT_THAT(with([](auto&, TrainOptions& options) { options.model.name = "mlp"; }), Refused("model", "data"));
+  EXPECT_THAT(with([](auto&, TrainOptions& options) { options.batch.size = 101; }), Refused("batch_size"));
   EXPECT_THAT(with([](auto&, TrainOptions& options) { options.memory_format = MemoryFormat::channels_last; }),
-              HasSubstr("channels-last"));
+              Refused("memory_format"));
 }
 
 TEST(FitRefuses, NetworksThatAreNone) {
   const auto with = [](const auto& change) { return refused_with(change); };
   EXPECT_THAT(with([](Task& task, auto&) { task.module = [] { return std::shared_ptr<Regressor>(); }; }),
-              HasSubstr("null module"));
-  EXPECT_THAT(with([](Task& task, auto&) { task.module = [] { return nn::Sequential(); }; }),
-              HasSubstr("without layers"));
+              Refused("module"));
+  EXPECT_THAT(with([](Task& task, auto&) { task.module = [] { return nn::Sequential(); }; }), Refused("module"));
   EXPECT_THAT(
       with([](auto&, TrainOptions& options) { options.way = lockstep::SplitNetwork{{.mesh = {.pipeline = 2}}}; }),
-      AllOf(HasSubstr("needs a torch::nn::Sequential"), HasSubstr("regressor")));
-  EXPECT_THAT(with([](auto&, TrainOptions& options) { options.sync_batchnorm = true; }), HasSubstr("no BatchNorm"));
+      Refused("split"));
+  EXPECT_THAT(with([](auto&, TrainOptions& options) { options.sync_batchnorm = true; }), Refused("sync_batchnorm"));
 }
 
 // Its spectrum is complex, as in networks of Fourier layers.
@@ -494,8 +489,7 @@ TEST_F(FitRuns, KeepComplexNumbersAndRefuseWhatNoFileHoldsBeforeTheFirstStep) {
   };
   TrainOptions options = in("refused");
   options.optimizer.clip = 0.5;
-  EXPECT_THAT(error_of([&] { train(torch::kComplexDouble, options); }),
-              AllOf(HasSubstr("'freqs_cis' is of type ComplexDouble"), HasSubstr("train without a folder")));
+  EXPECT_THAT(error_of([&] { train(torch::kComplexDouble, options); }), Refused("module", "run_dir"));
   EXPECT_EQ(steps, 0);
   EXPECT_FALSE(std::filesystem::exists(runs_ / "refused"));
   options.keep.run_dir.clear();
@@ -510,23 +504,21 @@ TEST_F(FitRuns, KeepComplexNumbersAndRefuseWhatNoFileHoldsBeforeTheFirstStep) {
 
 TEST(FitRefuses, WhatFunctionsMustNotGive) {
   const auto with = [](const auto& change) { return refused_with(change); };
-  const auto names_the_rank = HasSubstr("rank ");
   EXPECT_THAT(with([](Task& task, auto&) {
                 task.criterion = [](const Tensor& y_hat, const Tensor& y) { return (y_hat - y).square(); };
               }),
-              AllOf(names_the_rank, HasSubstr("the criterion of \"regressor\" gave a tensor of sizes [8, 1]")));
+              Refused("criterion"));
   EXPECT_THAT(with([](Task& task, auto&) {
                 task.metrics[0].of = [](const Tensor& y_hat, const Tensor& y) { return y_hat - y; };
               }),
-              AllOf(names_the_rank, HasSubstr("the metric \"mae\" gave a tensor of sizes [1"),
-                    HasSubstr("a value for each of them")));
-  EXPECT_THAT(with([](Task& task, auto&) { task.accuracy = true; }), HasSubstr("leave Task::accuracy out"));
+              Refused("metrics"));
+  EXPECT_THAT(with([](Task& task, auto&) { task.accuracy = true; }), Refused("accuracy"));
   EXPECT_THAT(with([](Task& task, auto&) {
                 task.train = Samples(100, [](const std::vector<int64_t>&) {
                   return Dataset{torch::zeros({3, 4}, torch::kDouble), torch::zeros({3, 1}, torch::kDouble)};
                 });
               }),
-              AllOf(HasSubstr("asked for 8 samples"), HasSubstr("x of sizes [3, 4]")));
+              Refused());
 }
 
 }  // namespace fit_test

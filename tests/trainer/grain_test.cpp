@@ -115,19 +115,16 @@ TEST_F(GrainTraining, ARunGoesOnWithItsGrain) {
   settings.epochs = 2;
   TrainOptions other = settings;
   other.batch.grain = 8;
-  EXPECT_THAT(error_of([&] { go_on(other, settings.keep.run_dir); }),
-              HasSubstr("its run has grain 16, and this one 8"));
+  EXPECT_THAT(error_of([&] { go_on(other, settings.keep.run_dir); }), Refused("grain"));
   other.batch.grain = 0;
-  EXPECT_THAT(error_of([&] { go_on(other, settings.keep.run_dir); }),
-              HasSubstr("its run has grain 16, and this one 0"));
+  EXPECT_THAT(error_of([&] { go_on(other, settings.keep.run_dir); }), Refused("grain"));
   EXPECT_EQ(go_on(settings, settings.keep.run_dir).history.size(), 2u);
 
   TrainOptions without = options(1, "without");
   without.epochs = 1;
   train(without);
   without.batch.grain = 16;
-  EXPECT_THAT(error_of([&] { go_on(without, without.keep.run_dir); }),
-              HasSubstr("its run has grain 0, and this one 16"));
+  EXPECT_THAT(error_of([&] { go_on(without, without.keep.run_dir); }), Refused("grain"));
 }
 
 TEST_F(GrainTraining, EvaluatesAKeptRunToTheSameBits) {
@@ -146,7 +143,7 @@ TEST_F(GrainTraining, EvaluatesAKeptRunToTheSameBits) {
     }
   }
   EXPECT_THAT(error_of([&] { evaluate_run(settings.keep.run_dir, {.devices = {torch::kCPU}, .threads_per_rank = 2}); }),
-              HasSubstr("`grain` and `threads_per_rank` above 1"));
+              Refused("grain", "threads_per_rank"));
 }
 
 }  // namespace grain_test

@@ -325,8 +325,7 @@ TEST(HasFiniteGradients, SeesTheSlicesOfAShardedNet) {
       run(test_devices(3), [&](Rank& rank) {
         DataParallel net(torch::nn::Linear(40, 2), rank, {.sharded = static_cast<Sharded>(stage)});
         Optimizer sgd(net, torch::optim::SGDOptions(0.1));
-        EXPECT_THAT(any_error_of([&] { sgd.step({.skip_not_finite = true}); }),
-                    HasSubstr("there are no averaged gradients"));
+        EXPECT_THAT(error_of([&] { sgd.step({.skip_not_finite = true}); }), Refused());
         Tensor x = torch::ones({2, 40});
         if (rank.index() == 1) x[0][0] += wrong;
         net.mean(net(x).sum(), 2, 6).backward();

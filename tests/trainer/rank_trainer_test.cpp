@@ -29,8 +29,6 @@ using lockstep::Fails;
 using lockstep::Rank;
 using lockstep::Refused;
 using lockstep::TrainOptions;
-using testing::AllOf;
-using testing::HasSubstr;
 
 struct Outcome {
   std::vector<EpochMetrics> history;
@@ -247,20 +245,16 @@ TEST(RankTrainer, AFlippedBitOfWhatOneRankAloneHasIsFoundAndTheRankIsNamed) {
     SCOPED_TRACE(layout.name);
     TrainOptions options = layout.options;
     options.model = {.name = "mlp", .width = 0.125};
-    const auto expect_all = [&](const Flip& flip, int odd, int64_t every, const testing::Matcher<std::string>& error) {
+    const auto expect_all = [&](const Flip& flip, int odd, int64_t every, const auto& error) {
       options.check_replicas = every;
       EXPECT_THAT(errors_after_flip(layout.ranks, odd, options, flip), testing::Each(error)) << "every " << every;
-    };
-    const auto named = [&](int odd, const std::string& what) {
-      return AllOf(HasSubstr("when nothing writes there, the memory of rank " + std::to_string(odd) + " ("),
-                   HasSubstr(" in " + what), HasSubstr(" has changed. "));
     };
     const int last = layout.ranks - 1;
     expect_all(of_state, -1, 1, "(no error)");
     expect_all(of_state, last, 0, "(no error)");
-    expect_all(of_state, last, 1, named(last, "the optimizer's exp_avg."));
-    expect_all(of_state, 0, layout.every, named(0, "the optimizer's exp_avg."));
-    if (layout.weights_too) expect_all(of_weights, last, 1, named(last, ""));
+    expect_all(of_state, last, 1, Fails(Error::difference, {last}));
+    expect_all(of_state, 0, layout.every, Fails(Error::difference, {0}));
+    if (layout.weights_too) expect_all(of_weights, last, 1, Fails(Error::difference, {last}));
   }
 }
 

@@ -25,9 +25,8 @@
 namespace train_options_test {
 
 using lockstep::error_of;
+using lockstep::Refused;
 using lockstep::TrainOptions;
-using testing::AllOf;
-using testing::HasSubstr;
 
 lockstep::Devices cpus(int count) {
   return lockstep::Devices(count, torch::kCPU);
@@ -105,11 +104,10 @@ TEST(TrainOptionsJson, HasOneWayWithItsOwnKeys) {
     if (text != "{}") EXPECT_EQ(back.way.index(), way.index());
   }
   const auto error = [](const std::string& json) { return error_of([&] { lockstep::train_options_from_json(json); }); };
-  EXPECT_THAT(error(R"({"way": {"zero_stage": 2, "compress": "bf16"}})"),
-              HasSubstr("`zero_stage` and `compress` do not go together"));
-  EXPECT_THAT(error(R"({"way": {"zero": 2}})"), HasSubstr("unknown key \"way.zero\""));
-  EXPECT_THAT(error(R"({"way": {"zero_stage": 2}, "sync_every": 2})"), HasSubstr("unknown key \"sync_every\""));
-  EXPECT_THAT(error(R"({"way": 3})"), HasSubstr("expected a JSON object, got 3"));
+  EXPECT_THAT(error(R"({"way": {"zero_stage": 2, "compress": "bf16"}})"), Refused("zero_stage", "compress"));
+  EXPECT_THAT(error(R"({"way": {"zero": 2}})"), Refused("way.zero"));
+  EXPECT_THAT(error(R"({"way": {"zero_stage": 2}, "sync_every": 2})"), Refused("sync_every"));
+  EXPECT_THAT(error(R"({"way": 3})"), Refused("way"));
 }
 
 // What lockstep 0.1 wrote, with the keys of all ways beside the others.
@@ -146,8 +144,7 @@ TEST(TrainOptionsJson, Of0_1IsReadAndRefusedWhereItHasTwoWays) {
             of(lockstep::SplitNetwork()));
   auto both = nlohmann::json::parse(config_of_0_1("zero_stage", 2));
   both["compress"] = "bf16";
-  EXPECT_THAT(error_of([&] { lockstep::train_options_from_json(both.dump()); }),
-              HasSubstr("`zero_stage` and `compress` do not go together"));
+  EXPECT_THAT(error_of([&] { lockstep::train_options_from_json(both.dump()); }), Refused("zero_stage", "compress"));
 }
 
 TEST(TrainOptionsDefaults, TakeTheMemoryFormatThatIsFastForTheModelUnlessOneIsGiven) {
@@ -291,40 +288,26 @@ TEST(TrainOptionsJson, NamesWhatIsWrongWithASplit) {
     change(changed["way"]["split"]);
     return error_of([&] { lockstep::train_options_from_json(changed.dump(), cpus(2)); });
   };
-  EXPECT_THAT(text([](auto& split) { split = 3; }), HasSubstr("\"way.split\""));
-  EXPECT_THAT(text([](auto& split) { split.erase("cuts"); }), HasSubstr("the key \"way.split.cuts\" is missing"));
-  EXPECT_THAT(text([](auto& split) { split["colour"] = 1; }), HasSubstr("unknown key \"way.split.colour\""));
-  EXPECT_THAT(text([](auto& split) { split["mesh"]["data"] = 0; }),
-              AllOf(HasSubstr("\"way.split.mesh.data\""), HasSubstr("at least 1")));
-  EXPECT_THAT(text([](auto& split) { split["microbatches"] = 1.5; }), HasSubstr("\"way.split.microbatches\""));
-  EXPECT_THAT(text([](auto& split) { split["schedule"] = "fastest"; }),
-              AllOf(HasSubstr("\"way.split.schedule\""), HasSubstr("1f1b")));
-  EXPECT_THAT(
-      text([](auto& split) { split["tensor_rule"] = "rows"; }),
-      AllOf(HasSubstr("\"way.split.tensor_rule\""), HasSubstr("\"rows\""), HasSubstr("channels or alternating")));
+  EXPECT_THAT(text([](auto& split) { split = 3; }), Refused("way.split"));
+  EXPECT_THAT(text([](auto& split) { split.erase("cuts"); }), Refused("way.split.cuts"));
+  EXPECT_THAT(text([](auto& split) { split["colour"] = 1; }), Refused("way.split.colour"));
+  EXPECT_THAT(text([](auto& split) { split["mesh"]["data"] = 0; }), Refused("way.split.mesh.data"));
+  EXPECT_THAT(text([](auto& split) { split["microbatches"] = 1.5; }), Refused("way.split.microbatches"));
+  EXPECT_THAT(text([](auto& split) { split["schedule"] = "fastest"; }), Refused("way.split.schedule"));
+  EXPECT_THAT(text([](auto& split) { split["tensor_rule"] = "rows"; }), Refused("way.split.tensor_rule"));
 }
 
 TEST(TrainOptionsJson, NamesWhatIsWrong) {
   const auto text = [](const std::string& json) { return error_of([&] { lockstep::train_options_from_json(json); }); };
-  EXPECT_THAT(text("{"), HasSubstr("not JSON"));
-  EXPECT_THAT(text("[1]"), HasSubstr("expected a JSON object"));
-  EXPECT_THAT(text(R"({"lr": "fast"})"), AllOf(HasSubstr("\"lr\""), HasSubstr("\"fast\"")));
-  EXPECT_THAT(text(R"({"learning_rate": 1})"), HasSubstr("unknown key \"learning_rate\""));
-  EXPECT_THAT(text(R"({"devices": "tpu"})"), HasSubstr("tpu"));
-  for (const auto& [key, names] :
-       std::map<std::string, std::string>{{"data", "fashion-mnist or synthetic"},
-                                          {"optimizer", "sgd, adam, adamw, lars or lamb"},
-                                          {"precision", "float32, tf32 or bf16"},
-                                          {"memory_format", "auto, contiguous or channels-last"},
-                                          {"compress", "none, bf16, fp16 or powersgd"},
-                                          {"on_nan", "stop, skip or go-on"},
-                                          {"balance", "equal, auto, or a share for each device, as in 2,1"}}) {
-    EXPECT_THAT(text("{\"" + key + "\": \"some\"}"),
-                AllOf(HasSubstr("\"" + key + "\""), HasSubstr("\"some\"; it must be " + names)));
-  }
+  EXPECT_THAT(text("{"), Refused());
+  EXPECT_THAT(text("[1]"), Refused());
+  EXPECT_THAT(text(R"({"lr": "fast"})"), Refused("lr"));
+  EXPECT_THAT(text(R"({"learning_rate": 1})"), Refused("learning_rate"));
+  EXPECT_THAT(text(R"({"devices": "tpu"})"), Refused("devices"));
+  for (const char* key : {"data", "optimizer", "precision", "memory_format", "compress", "on_nan", "balance"})
+    EXPECT_THAT(text(nlohmann::json{{key, "some"}}.dump()), Refused(key));
   for (const char* balance : {"", "1,", "1;2", ",1"}) {
-    EXPECT_THAT(text(nlohmann::json{{"balance", balance}}.dump()),
-                HasSubstr("the balance is \"" + std::string(balance) + "\""));
+    EXPECT_THAT(text(nlohmann::json{{"balance", balance}}.dump()), Refused("balance"));
   }
   EXPECT_EQ(lockstep::train_options_from_json("{}").batch.size, 256);
 }
@@ -347,9 +330,7 @@ TEST(TrainOptionsJson, RefusesValuesThatWouldBeChanged) {
                                                         {R"({"cuda_graph": "yes"})", "cuda_graph"},
                                                         {R"({"precision": 16})", "precision"},
                                                         {R"({"data_dir": 5})", "data_dir"}}) {
-    EXPECT_THAT(error_of([&, &text = json] { lockstep::train_options_from_json(text); }),
-                AllOf(HasSubstr("\"" + key + "\""), HasSubstr("it must be")))
-        << json;
+    EXPECT_THAT(error_of([&, &text = json] { lockstep::train_options_from_json(text); }), Refused(key)) << json;
   }
   EXPECT_EQ(lockstep::train_options_from_json(R"({"lr": 1})").rate.lr, 1);
   EXPECT_EQ(lockstep::train_options_from_json(R"({"seed": 18446744073709551615})").seed, 18446744073709551615u);
@@ -359,7 +340,7 @@ TEST(TrainOptionsJson, DoesNotAskForDevicesThatAreReplaced) {
   for (const char* json : {R"({"devices": "cuda:77"})", R"({"devices": "cuda"})"}) {
     EXPECT_EQ(lockstep::train_options_from_json(json, cpus(2)).devices, cpus(2));
   }
-  EXPECT_THAT(error_of([] { lockstep::train_options_from_json(R"({"devices": "cuda:77"})"); }), HasSubstr("cuda:77"));
+  EXPECT_THAT(error_of([] { lockstep::train_options_from_json(R"({"devices": "cuda:77"})"); }), Refused("devices"));
 }
 
 }  // namespace train_options_test

@@ -24,7 +24,9 @@ namespace trainer_test {
 
 namespace fs = std::filesystem;
 using lockstep::EpochMetrics;
+using lockstep::Error;
 using lockstep::error_of;
+using lockstep::Refused;
 using lockstep::ScratchFolder;
 using lockstep::TrainOptions;
 using testing::AllOf;
@@ -309,15 +311,14 @@ TEST_F(Trainer, BadInputIsRefusedWithNothingWritten) {
     EXPECT_THAT(runs_.names(), testing::IsEmpty()) << text;
     return text;
   };
-  EXPECT_THAT(refused([](auto& o) { o.rate.lr = std::nan(""); }), HasSubstr("learning rate is nan"));
-  EXPECT_THAT(refused([](auto& o) { o.model.name = "vgg"; }), AllOf(HasSubstr("vgg"), HasSubstr("lenet")));
-  EXPECT_THAT(refused([](auto& o) { o.batch.size = 151; }),
-              AllOf(HasSubstr("batch size is 151"), HasSubstr("150"), HasSubstr(images_.path().string())));
-  EXPECT_THAT(refused([](auto& o) { o.devices = {torch::Device("cuda:77")}; }), HasSubstr("cuda:77"));
-  EXPECT_THAT(refused([&](auto& o) { o.data.folder = runs_.path(); }), HasSubstr(runs_.path().string()));
-  EXPECT_THAT(refused([](auto& o) { o.keep.run_dir = "/proc/self/run"; }), HasSubstr("/proc/self/run"));
+  EXPECT_THAT(refused([](auto& o) { o.rate.lr = std::nan(""); }), Refused("lr"));
+  EXPECT_THAT(refused([](auto& o) { o.model.name = "vgg"; }), Refused("model"));
+  EXPECT_THAT(refused([](auto& o) { o.batch.size = 151; }), Refused("batch_size"));
+  EXPECT_THAT(refused([](auto& o) { o.devices = {torch::Device("cuda:77")}; }), Refused("devices"));
+  EXPECT_THAT(refused([&](auto& o) { o.data.folder = runs_.path(); }), Fails(Error::file));
+  EXPECT_THAT(refused([](auto& o) { o.keep.run_dir = "/proc/self/run"; }), Fails(Error::file));
   images_.write("t10k-labels-idx1-ubyte", lockstep::idx_bytes({40}, std::string(40, '\x0a')));
-  EXPECT_THAT(refused([](auto&) {}), HasSubstr("label 10"));
+  EXPECT_THAT(refused([](auto&) {}), Fails(Error::file));
 }
 
 TEST_F(Trainer, WarningsGoToStderrIfNobodyWantsToBeTold) {
@@ -361,13 +362,12 @@ TEST_F(Trainer, WhatWasRemovedMeanwhileIsNotSaidToBeKept) {
 
   settings.keep.run_dir = runs_ / "moved";
   remove = [&] { fs::rename(runs_ / "moved", runs_ / "away"); };
-  EXPECT_THAT(error_of([&] { lockstep::train(settings, callbacks); }),
-              AllOf(HasSubstr(settings.keep.run_dir.string() + " is gone"), HasSubstr("not kept there")));
+  EXPECT_THAT(error_of([&] { lockstep::train(settings, callbacks); }), Fails(Error::file));
   EXPECT_EQ(lockstep::evaluate_run(runs_ / "away").total, 40);
 
   settings.keep.run_dir = runs_ / "emptied";
   remove = [&] { fs::remove(settings.keep.run_dir / "model.safetensors"); };
-  EXPECT_THAT(error_of([&] { lockstep::train(settings, callbacks); }), HasSubstr("model.safetensors is gone"));
+  EXPECT_THAT(error_of([&] { lockstep::train(settings, callbacks); }), Fails(Error::file));
 }
 
 TEST_F(Trainer, NeverWritesIntoAnEarlierRun) {
@@ -376,7 +376,7 @@ TEST_F(Trainer, NeverWritesIntoAnEarlierRun) {
   settings.epochs = 1;
   lockstep::train(settings);
   const auto before = runs_.read("run/metrics.jsonl");
-  EXPECT_THAT(error_of([&] { lockstep::train(settings); }), HasSubstr("already holds a run"));
+  EXPECT_THAT(error_of([&] { lockstep::train(settings); }), Fails(Error::file, {}, {"run_dir"}));
   EXPECT_EQ(runs_.read("run/metrics.jsonl"), before);
 }
 
@@ -393,9 +393,8 @@ TEST_F(Trainer, AFullDiskEndsTheRunAndLeavesEarlierFilesReadable) {
       const rlimit limit{300'000, 300'000};
       setrlimit(RLIMIT_FSIZE, &limit);
     };
-    const auto text = error_of([&] { lockstep::train(settings, callbacks); });
-    _exit(text.find("model.safetensors") != std::string::npos && text.find("File too large") != std::string::npos ? 0
-                                                                                                                  : 1);
+    const auto error = error_of([&] { lockstep::train(settings, callbacks); });
+    _exit(error.data && error.data->cause == Error::file ? 0 : 1);
   }
   int status = 0;
   ASSERT_EQ(waitpid(child, &status, 0), child);
@@ -448,15 +447,15 @@ TEST_F(Trainer, ARunThatFailsInItsFirstEpochLeavesNothing) {
   settings.keep.run_dir = runs_ / "new" / "run";
   const auto fail = [&] {
     lockstep::TrainCallbacks callbacks;
-    callbacks.on_step = [](const lockstep::StepProgress&) { throw lockstep::Error("enough"); };
+    callbacks.on_step = [](const lockstep::StepProgress&) { throw Error("enough", {Error::user_code}); };
     return error_of([&] { lockstep::train(settings, callbacks); });
   };
-  EXPECT_THAT(fail(), HasSubstr("enough"));
+  EXPECT_THAT(fail(), Fails(Error::user_code));
   EXPECT_THAT(runs_.names(), testing::IsEmpty());
   // A folder that was there before stays, and what else is in it.
   fs::create_directory(runs_ / "new");
   runs_.write("new/notes.txt", "");
-  EXPECT_THAT(fail(), HasSubstr("enough"));
+  EXPECT_THAT(fail(), Fails(Error::user_code));
   EXPECT_THAT(runs_.names(), ElementsAre("new"));
   EXPECT_FALSE(fs::exists(settings.keep.run_dir));
   EXPECT_TRUE(fs::exists(runs_ / "new/notes.txt"));
@@ -464,10 +463,9 @@ TEST_F(Trainer, ARunThatFailsInItsFirstEpochLeavesNothing) {
 
 TEST(EvaluateRun, SaysWhatIsMissing) {
   const ScratchFolder folder;
-  EXPECT_THAT(error_of([&] { lockstep::evaluate_run(folder / "none"); }),
-              AllOf(HasSubstr("not the folder of a run"), HasSubstr("config.json")));
+  EXPECT_THAT(error_of([&] { lockstep::evaluate_run(folder / "none"); }), Fails(Error::file));
   folder.write("config.json", R"({"data": "synthetic", "devices": "cpu"})");
-  EXPECT_THAT(error_of([&] { lockstep::evaluate_run(folder.path()); }), HasSubstr("model.safetensors"));
+  EXPECT_THAT(error_of([&] { lockstep::evaluate_run(folder.path()); }), Fails(Error::file));
 }
 
 }  // namespace trainer_test

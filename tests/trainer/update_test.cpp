@@ -24,10 +24,9 @@ using lockstep::error_of;
 using lockstep::LearningRate;
 using lockstep::optimizer_from;
 using lockstep::OptimizerKind;
+using lockstep::Refused;
 using lockstep::ScratchFolder;
 using lockstep::TrainOptions;
-using testing::AllOf;
-using testing::HasSubstr;
 
 constexpr int64_t samples = 150;
 
@@ -59,7 +58,7 @@ class Update : public testing::Test {
     const auto data = lockstep::load_fashion_mnist(images_.path());
     auto net = lockstep::make_model(options.model, options.seed);
     const auto optimizer = lockstep::make_optimizer(
-        options.optimizer.kind, net->parameters(),
+        options.optimizer.kind, {net->parameters()},
         {.lr = 77, .momentum = options.optimizer.momentum, .weight_decay = options.optimizer.weight_decay});
     int64_t steps = 0;
     for (int epoch = 1; epoch <= options.epochs; ++epoch) {
@@ -319,11 +318,11 @@ TEST(UpdateJson, ComesBackAsItWas) {
 
 TEST(UpdateJson, NamesWhatIsWrong) {
   const auto text = [](const std::string& json) { return error_of([&] { lockstep::train_options_from_json(json); }); };
-  EXPECT_THAT(text(R"({"scale_lr": "square"})"), AllOf(HasSubstr("\"scale_lr\""), HasSubstr("none, sqrt or linear")));
-  EXPECT_THAT(text(R"({"scale_lr": 2})"), AllOf(HasSubstr("\"scale_lr\""), HasSubstr("must be a text")));
-  EXPECT_THAT(text(R"({"schedule": "warm"})"), AllOf(HasSubstr("\"schedule\""), HasSubstr("constant, step or cosine")));
-  EXPECT_THAT(text(R"({"step_epochs": [1, 2.5]})"), HasSubstr("\"step_epochs[1]\""));
-  EXPECT_THAT(text(R"({"accumulate": 1.5})"), HasSubstr("\"accumulate\""));
+  EXPECT_THAT(text(R"({"scale_lr": "square"})"), Refused("scale_lr"));
+  EXPECT_THAT(text(R"({"scale_lr": 2})"), Refused("scale_lr"));
+  EXPECT_THAT(text(R"({"schedule": "warm"})"), Refused("schedule"));
+  EXPECT_THAT(text(R"({"step_epochs": [1, 2.5]})"), Refused("step_epochs[1]"));
+  EXPECT_THAT(text(R"({"accumulate": 1.5})"), Refused("accumulate"));
 }
 
 }  // namespace update_test

@@ -1,7 +1,10 @@
 // Labels: concurrency
-// What errors say, of each kind one or two: which rank, on which device, in which operation, and what to do. All other
-// tests compare causes, ranks and options (support/error_of.hpp), so that better words break no test but these.
-// Texts of lost processes are in comm/processes/process_failures_test.cpp, since a process must die for them.
+// What errors say, of each kind one or two: which rank, on which device, in which operation, and what to do. Other
+// tests compare causes, ranks and options (support/error_of.hpp), so that better words break no test but these. Four
+// compare words too, since no data holds what they look for: data_parallel/check_replicas_test.cpp (the tensor that
+// differs), trainer/checkpoint_folder_test.cpp (the checkpoint to take instead), trainer/fit_test.cpp (the function
+// that stands still) and trainer/refusals_test.cpp (which of two pairs that have the same keys). Texts of lost
+// processes are in comm/processes/process_failures_test.cpp, since a process must die for them.
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 #include <lockstep/data/data.hpp>
@@ -10,7 +13,7 @@
 #include <lockstep/layout/model_split.hpp>
 #include <lockstep/models/models.hpp>
 #include <lockstep/ranks/rank.hpp>
-#include <lockstep/tensor_parallel/tensor_parallel.hpp>
+#include <lockstep/trainer/fit.hpp>
 
 #include "comm/meeting/launch_environment.hpp"
 #include "devices/check_devices.hpp"
@@ -20,8 +23,10 @@
 #include "support/group_tests.hpp"
 #include "support/scratch_folder.hpp"
 #include "support/test_devices.hpp"
+#include "tensor_parallel/shard.hpp"
 
 #include <chrono>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -73,6 +78,13 @@ TEST(ErrorTexts, OfARankThatReturnsEarlyNameTheCallThatItLacks) {
               AllOf(HasSubstr("rank 1 (cpu) returned without"), HasSubstr("rank 0 (cpu)"), HasSubstr("barrier")));
 }
 
+TEST(ErrorTexts, OfARankThatIsKeptSayThatItsRunIsOver) {
+  std::optional<Rank> kept;
+  run(test_devices(1), [&](Rank& rank) { kept = rank; });
+  EXPECT_THAT(error_of([&] { kept->barrier(); }),
+              AllOf(HasSubstr("rank 0 (cpu): "), HasSubstr("run() that this rank belongs to is over")));
+}
+
 // ---- Networks and batches.
 
 TEST(ErrorTexts, OfModulesThatDifferNameTheParameterAndBothShapes) {
@@ -102,9 +114,24 @@ TEST(ErrorTexts, OfALossWithoutGradientsNameWhatHidesThem) {
                     HasSubstr("NoGradGuard"), HasSubstr("with gradients on")));
 }
 
-TEST(ErrorTexts, OfANetWithoutAModuleSayToBuildIt) {
-  EXPECT_THAT(error_on_ranks(1, [](Rank& rank) { DataParallel(torch::nn::Linear(nullptr), rank); }),
-              HasSubstr("the module is null; build it first"));
+TEST(ErrorTexts, OfALossThatLeavesOutTargetsSayWhatToDivideBy) {
+  EXPECT_THAT(error_on_ranks(2,
+                             [](Rank& rank) {
+                               DataParallel net(torch::nn::Linear(2, 3), rank);
+                               const Dataset data{torch::ones({4, 2}), torch::tensor({0, -100, 1, 2})};
+                               for (auto& batch : batches(data, {.size = 4, .shuffle = false}, rank))
+                                 net.loss(batch, torch::nn::functional::cross_entropy).backward();
+                             }),
+              AllOf(HasSubstr("leaves out those of ignore_index"), HasSubstr("reduction torch::kSum")));
+}
+
+TEST(ErrorTexts, OfABatchNormWithOneSampleNameTheOptionThatLeavesItOut) {
+  EXPECT_THAT(error_on_ranks(1,
+                             [](Rank& rank) {
+                               DataParallel net(torch::nn::BatchNorm1d(2), rank);
+                               net(torch::ones({1, 2}));
+                             }),
+              AllOf(HasSubstr("a BatchNorm cannot train on one sample"), HasSubstr("in a run `drop_last`")));
 }
 
 TEST(ErrorTexts, OfALayerThatDoesNotDivideNameItAndWhatWouldFit) {
@@ -124,6 +151,50 @@ TEST(ErrorTexts, OfAMeshThatDoesNotFitNameThoseThatDo) {
                     HasSubstr("2 x 1 x 1, 1 x 2 x 1, 1 x 1 x 2")));
 }
 
+// ---- What a task brings.
+
+Task small_task() {
+  return {.name = "squares",
+          .module = [] { return torch::nn::Linear(2, 1); },
+          .criterion = [](const auto& y_hat, const auto& y) { return (y_hat - y).square().mean(); },
+          .train = Dataset{torch::ones({8, 2}), torch::ones({8, 1})}};
+}
+
+Caught error_of_fit(const Task& task) {
+  TrainOptions options;
+  options.devices = test_devices(1);
+  options.batch.size = 8;
+  options.epochs = 1;
+  return error_of([&] { fit(task, options); });
+}
+
+TEST(ErrorTexts, OfACriterionThatGivesNoMeanSayWhatItGave) {
+  Task task = small_task();
+  task.criterion = [](const auto& y_hat, const auto& y) { return (y_hat - y).square(); };
+  EXPECT_THAT(error_of_fit(task),
+              AllOf(HasSubstr("rank 0 (cpu): the criterion of \"squares\" gave a tensor of sizes [8, 1]"),
+                    HasSubstr("take its mean")));
+}
+
+TEST(ErrorTexts, OfAFunctionThatGivesOtherSamplesSayHowManyWereAskedFor) {
+  Task task = small_task();
+  task.train = Samples(8, [](const auto&) { return Dataset{torch::ones({3, 2}), torch::ones({3, 1})}; });
+  EXPECT_THAT(error_of_fit(task), AllOf(HasSubstr("asked for 8 samples"), HasSubstr("x of sizes [3, 2]")));
+}
+
+TEST(ErrorTexts, OfSamplesOfAnotherTypeThanTheNetworkNameBothAndWhatToCall) {
+  Task task = small_task();
+  task.train = Dataset{torch::ones({8, 2, 1, 1}, torch::kByte), torch::ones({8, 1})};
+  task.module = [] {
+    torch::nn::Sequential net(torch::nn::Flatten(), torch::nn::Linear(2, 1));
+    net->to(torch::kDouble);
+    return net;
+  };
+  EXPECT_THAT(error_of_fit(task), AllOf(HasSubstr("the network has parameters of type Double, and x of a batch is of "
+                                                  "type Float (images of bytes become Float from 0 to 1)"),
+                                        HasSubstr("x.to(torch::kDouble).div(255)"), HasSubstr("dtype")));
+}
+
 // ---- Devices, options, the launch.
 
 TEST(ErrorTexts, OfADeviceThatIsNotThereNameThoseThatAre) {
@@ -134,6 +205,13 @@ TEST(ErrorTexts, OfADeviceThatIsNotThereNameThoseThatAre) {
 TEST(ErrorTexts, OfAnOptionNameItsValueAndWhatItMustBe) {
   EXPECT_THAT(error_of([] { run(test_devices(2), [](Rank&) {}, {.threads_per_rank = 0}); }),
               HasSubstr("threads_per_rank is 0; a rank needs at least 1 thread"));
+}
+
+TEST(ErrorTexts, OfOptionsThatDoNotGoTogetherSayWhyAndWhatToTakeInstead) {
+  EXPECT_THAT(
+      error_of([] { train_options_from_json(R"({"way": {"zero_stage": 2, "compress": "bf16"}})"); }),
+      AllOf(HasSubstr("`zero_stage` and `compress` do not go together: ZeRO exchanges gradients in its own way"),
+            HasSubstr("; leave one of the two out")));
 }
 
 TEST(ErrorTexts, OfAnUnknownModelNameThoseThatAre) {

@@ -7,7 +7,7 @@
 #include <lockstep/nn/tensor_files.hpp>
 #include <lockstep/nn/weights.hpp>
 
-#include "base/bytes_text.hpp"
+#include "base/number_text.hpp"
 #include "base/seconds.hpp"
 #include "data/data_digests.hpp"
 #include "support/error_of.hpp"

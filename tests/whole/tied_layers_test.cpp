@@ -2,12 +2,13 @@
 // TiedLinear: layers that compute with one parameter train as on one device, wherever the net is cut.
 #include <gmock/gmock.h>
 #include <torch/torch.h>
+#include <lockstep/data_parallel/optimizer.hpp>
 #include <lockstep/models/tied_linear.hpp>
 #include <lockstep/split/split_model.hpp>
-#include <lockstep/tensor_parallel/tensor_parallel.hpp>
 
 #include "support/error_of.hpp"
 #include "support/group_tests.hpp"
+#include "support/sharded_training.hpp"
 #include "support/small_nets.hpp"
 #include "support/test_devices.hpp"
 
@@ -128,16 +129,14 @@ TEST_P(TiedLayersWorlds, WithAGrainAPipelineGivesTheBitsOfOneDevice) {
   });
 }
 
-// shard() alone: by the vocabulary, and kept whole.
-TEST_P(TiedLayersWorlds, TheTiedLayersAreSplitAsTheirParameterIs) {
-  const Tensor x = words().x;
-  auto whole = make_net();
-  const Tensor expected = whole->forward(x).detach();
+// A head that is tied to a parameter of which every rank keeps all.
+TEST_P(TiedLayersWorlds, ATiedLayerIsKeptWholeWithItsParameter) {
+  nn::Sequential net({{"words", nn::AnyModule(kept(nn::Embedding(kWords, kWidth)))},
+                      {"head", nn::AnyModule(TiedLinear("words.layer.weight"))}});
+  tie_layers(*net);
+  const Tensor x = words().x, expected = net->forward(x).detach();
   on_ranks([&](Rank& rank) {
-    for (const auto split : {LayerSplit::output, LayerSplit::input, LayerSplit::whole}) {
-      auto part = shard(make_net(), rank, {.rule = ShardRule().with("words", split)});
-      expect_near(part->forward(x.to(rank.device())).detach(), expected, 1e-12, "result");
-    }
+    expect_near(shard(net, rank)->forward(x.to(rank.device())).detach(), expected, 1e-6, "result");
   });
 }
 
@@ -187,15 +186,10 @@ TEST(TiedLayersTest, TiesThatCannotBeFollowedAreRefused) {
   };
   EXPECT_THAT(error_of_mesh({.pipeline = 2}), Refused());
   EXPECT_THAT(error_of_mesh({.tensor = 2}), Refused());
-  EXPECT_THAT(
-      error_on_ranks(
-          2, [](Rank& rank) { shard(make_net(), rank, {.rule = ShardRule().with("head", LayerSplit::whole)}); }),
-      Refused());
   EXPECT_THAT(error_on_ranks(2,
                              [](Rank& rank) {
-                               nn::Sequential stage(TiedLinear("nobodys.weight"));
-                               const std::vector<nn::Sequential> stages = {nn::Sequential(nn::Linear(8, 8)), stage};
-                               Pipeline pipeline(stages, rank);
+                               const nn::Sequential net(nn::Linear(8, 8), TiedLinear("nobodys.weight"));
+                               SplitModel split(net, rank, {.mesh = {.pipeline = 2}});
                              }),
               Refused());
 }

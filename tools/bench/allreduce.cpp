@@ -22,9 +22,9 @@
 #include <string>
 #include <vector>
 
+#include "cli/add_option.hpp"
 #include "cli/common_flags.hpp"
 #include "cli/flag_checks.hpp"
-#include "cli/report.hpp"
 #include "cli/text.hpp"
 #include "cli/usage.hpp"
 #include "comm/group_member.hpp"
@@ -32,6 +32,7 @@
 #include "devices/check_devices.hpp"
 #include "io/atomic_file.hpp"
 #include "io/run_program.hpp"
+#include "report.hpp"
 
 namespace lockstep::cli {
 
@@ -82,7 +83,7 @@ torch::Tensor zeros(int64_t bytes, const c10::Device& device) {
   return torch::zeros({bytes / 4}, torch::TensorOptions().device(device));
 }
 
-// Seconds per call of `call`. The first calls are not counted.
+// Gives the seconds per call of `call`. The first calls are not counted.
 double time_of(int64_t bytes, const Devices& devices, const std::function<void()>& call) {
   const int calls = calls_for(bytes);
   for (int i = 0; i < std::max(calls / 10, 2); ++i) call();
@@ -106,7 +107,7 @@ void time_ranks(const Devices& devices, Sizes& sizes) {
 
 void time_grains(const Devices& devices, Sizes& sizes) {
   const auto ranks = static_cast<int64_t>(devices.size());
-  std::vector<int64_t> runs(devices.size() + 1);  // runs of grains
+  std::vector<int64_t> runs(devices.size() + 1);  // where the ranks' ranges of grains begin
   std::iota(runs.begin(), runs.end(), 0);
   run(devices, [&](Rank& rank) {
     for (auto& size : sizes) {
@@ -223,8 +224,7 @@ std::string table_of(const Sizes& sizes, size_t ranks) {
 }
 
 nlohmann::ordered_json json_of(const Sizes& sizes, const Devices& devices, const BenchAllreduceFlags& flags) {
-  auto json = circumstances("allreduce", devices);
-  json["rounds"] = flags.rounds;
+  nlohmann::ordered_json json = {{"rounds", flags.rounds}};
   for (const auto& size : sizes) {
     for (const auto& name : contenders) {
       if (!size.best.has(name)) continue;
@@ -290,11 +290,9 @@ int allreduce_command(const BenchAllreduceFlags& flags, Output& output) {
   output.print(format("allreduce on %s, best of %d rounds\n\n", to_string(devices).c_str(), flags.rounds) +
                table_of(sizes, devices.size()));
   for (const auto& [name, reason] : not_measured) output.print(name + ": not measured: " + reason + "\n");
-  if (!flags.json.empty()) {
-    auto json = json_of(sizes, devices, flags);
-    if (!not_measured.empty()) json["not_measured"] = not_measured;
-    write_json(flags.json, json);
-  }
+  auto json = json_of(sizes, devices, flags);
+  if (!not_measured.empty()) json["not_measured"] = not_measured;
+  write_json(flags.json, "allreduce", devices, json);
   if (!flags.plot.empty()) draw(flags.plot, sizes, devices);
   return 0;
 }
@@ -310,16 +308,10 @@ Command add_bench_allreduce(CLI::App& bench) {
       ->type_name("N,…")
       ->delimiter(',')
       ->default_str("40,4000,65536,516272,4000000,24000000");
-  app->add_option("--rounds", flags->rounds, "how often to measure each, in turns; the best counts")
-      ->type_name("N")
-      ->default_str("10")
-      ->take_last()
-      ->check(number_between<int, 1>);
+  add_rounds_flag(*app, flags->rounds);
   app->add_flag("--peers", flags->peers, "measure Gloo and Open MPI as well");
-  app->add_option("--json", flags->json, "write the figures to this file")->type_name("FILE")->take_last();
-  app->add_option("--plot", flags->plot, "draw the figures as SVG into this file, with gnuplot")
-      ->type_name("FILE")
-      ->take_last();
+  add_json_flag(*app, flags->json);
+  OptionAdder{*app}("--plot", flags->plot, "FILE", "draw the figures as SVG into this file, with gnuplot");
   return {app, [flags](Output& output) { return allreduce_command(*flags, output); }};
 }
 

@@ -19,6 +19,8 @@ const char* const footer =
     "      Sums between two ranks, beside memcpy, Gloo and Open MPI.\n"
     "  lockstep-bench bits --data synthetic\n"
     "      One run on every layout of ranks: the same bits?\n"
+    "  lockstep-bench compare --model lenet --devices 2\n"
+    "      What each way to split a network costs.\n"
     "  lockstep-bench grain --devices 2xcpu\n"
     "      What these same bits cost.\n"
     "  lockstep-bench step --devices 2\n"
@@ -29,8 +31,9 @@ const char* const footer =
     "      A parameter server's modes beside allreduce.\n";
 
 std::vector<Command> add_benches(CLI::App& program) {
-  std::vector<Command> benches = {add_bench_allreduce(program), add_bench_bits(program),   add_bench_grain(program),
-                                  add_bench_overlap(program),   add_bench_server(program), add_bench_step(program)};
+  std::vector<Command> benches = {add_bench_allreduce(program), add_bench_bits(program),    add_bench_compare(program),
+                                  add_bench_grain(program),     add_bench_overlap(program), add_bench_server(program),
+                                  add_bench_step(program)};
   for (Command& bench : benches) {
     bench.work = [work = std::move(bench.work)](Output& output) {
       if (this_process().count > 1)

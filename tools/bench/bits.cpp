@@ -23,12 +23,12 @@
 #include "cli/add_option.hpp"
 #include "cli/common_flags.hpp"
 #include "cli/flag_checks.hpp"
-#include "cli/report.hpp"
 #include "cli/text.hpp"
 #include "cli/usage.hpp"
 #include "io/links.hpp"
 #include "io/reason.hpp"
 #include "io/run_program.hpp"
+#include "report.hpp"
 #include "trainer/train_options.hpp"
 
 namespace lockstep::cli {
@@ -257,7 +257,7 @@ std::string row_of(const BitsResult& result, bool same) {
 }
 
 void write_bits(const BenchBitsFlags& flags, const std::vector<BitsResult>& results, bool all_same) {
-  auto json = circumstances("bits", {torch::Device(flags.device)});
+  nlohmann::ordered_json json;
   json["model"] = to_string(flags.model);
   json["data"] = flags.text.empty() ? flags.data : flags.text;
   json["epochs"] = flags.epochs;
@@ -272,13 +272,11 @@ void write_bits(const BenchBitsFlags& flags, const std::vector<BitsResult>& resu
                                {"seconds", result.seconds},
                                {"command", command_of(result.run)}});
   }
-  write_json(flags.json, json);
+  write_json(flags.json, "bits", {torch::Device(flags.device)}, json);
 }
 
 int bits_command(const BenchBitsFlags& flags, Output& output) {
-  if (learns_text(flags.model) == flags.text.empty()) {
-    throw UsageError(flags.text.empty() ? "gpt learns from a text; give one with --text" : "--text is for --model gpt");
-  }
+  check_text_flag(flags.model, flags.text);
   BitsFolder folder(flags.runs_dir);
   const auto runs = Layouts(flags, folder.path()).all();
   output.print(format("%s on %s, %s, batches of %lld in grains of %lld: weights, train loss, seconds, command\n\n",
@@ -299,7 +297,7 @@ int bits_command(const BenchBitsFlags& flags, Output& output) {
     all_same = all_same && same;
     output.print(row_of(results.back(), same));
   }
-  if (!flags.json.empty()) write_bits(flags, results, all_same);
+  write_bits(flags, results, all_same);
   if (all_same) {
     output.print("\nthe same bits on all of them\n");
     return 0;
@@ -333,7 +331,7 @@ Command add_bench_bits(CLI::App& bench) {
       "keep the runs here, so that each command can be repeated (default: a folder that is removed at the end, unless "
       "the bits differ or a run fails)")
       ->check(not_empty);
-  add("--json", flags->json, "FILE", "also write the figures as JSON", "");
+  add_json_flag(*app, flags->json);
   return {app, [flags](Output& output) { return bits_command(*flags, output); }};
 }
 

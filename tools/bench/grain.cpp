@@ -20,9 +20,9 @@
 #include "cli/common_flags.hpp"
 #include "cli/flag_checks.hpp"
 #include "cli/measured_model.hpp"
-#include "cli/report.hpp"
 #include "cli/text.hpp"
 #include "cli/usage.hpp"
+#include "report.hpp"
 
 namespace lockstep::cli {
 
@@ -118,17 +118,14 @@ int grain_command(const BenchGrainFlags& flags, Output& output) {
                table({{"without a grain", format("%8.2f ms", without * 1e3)},
                       {"with it", format("%8.2f ms", with * 1e3)},
                       {"ratio", format("%8.3f", with / without)}}));
-  if (!flags.json.empty()) {
-    auto json = circumstances("grain", devices);
-    json["model"] = to_string(flags.model);
-    json["batch_size"] = flags.batch_size;
-    json["grain"] = flags.grain;
-    json["rounds"] = flags.rounds;
-    json["steps"] = flags.steps;
-    json["seconds_without"] = without;
-    json["seconds_with"] = with;
-    write_json(flags.json, json);
-  }
+  write_json(flags.json, "grain", devices,
+             {{"model", to_string(flags.model)},
+              {"batch_size", flags.batch_size},
+              {"grain", flags.grain},
+              {"rounds", flags.rounds},
+              {"steps", flags.steps},
+              {"seconds_without", without},
+              {"seconds_with", with}});
   return 0;
 }
 
@@ -145,12 +142,10 @@ Command add_bench_grain(CLI::App& bench) {
       ->check(number_between<int64_t, 1>);
   add("--grain", flags->grain, "N", "as for lockstep train", std::to_string(flags->grain))
       ->check(number_between<int64_t, 1>);
-  add("--rounds", flags->rounds, "N", "how often to measure each, in turns; the best counts",
-      std::to_string(flags->rounds))
-      ->check(number_between<int, 1>);
+  add_rounds_flag(*app, flags->rounds);
   add("--steps", flags->steps, "N", "how many steps one measurement takes", std::to_string(flags->steps))
       ->check(number_between<int, 1>);
-  add("--json", flags->json, "FILE", "also write the figures as JSON", "");
+  add_json_flag(*app, flags->json);
   return {app, [flags](Output& output) { return grain_command(*flags, output); }};
 }
 

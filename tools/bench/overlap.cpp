@@ -24,11 +24,11 @@
 #include "cli/add_option.hpp"
 #include "cli/common_flags.hpp"
 #include "cli/flag_checks.hpp"
-#include "cli/report.hpp"
 #include "cli/text.hpp"
 #include "cli/usage.hpp"
 #include "data/parts.hpp"
 #include "ranks/observed_backend.hpp"
+#include "report.hpp"
 
 namespace lockstep::cli {
 
@@ -286,9 +286,8 @@ std::string report(const Result& result) {
                        1e2 * hidden(result), 1e2 * saved(result));
 }
 
-nlohmann::ordered_json to_json(const BenchOverlapFlags& flags, const Devices& devices,
-                               const std::vector<Result>& results) {
-  nlohmann::ordered_json json = circumstances("overlap", devices);
+nlohmann::ordered_json to_json(const BenchOverlapFlags& flags, const std::vector<Result>& results) {
+  nlohmann::ordered_json json;
   json["threads_per_rank"] = flags.threads_per_rank;
   json["steps"] = flags.steps;
   json["bucket_bytes"] = flags.buckets.bucket_bytes;
@@ -331,7 +330,7 @@ int overlap_command(const BenchOverlapFlags& flags, Output& output) {
   };
   if (flags.model != "resnet18") add(measure(mlp(), devices, flags, batch_size(64)));
   if (flags.model != "mlp") add(measure(resnet18(), devices, flags, batch_size(8)));
-  if (!flags.json.empty()) write_json(flags.json, to_json(flags, devices, results));
+  write_json(flags.json, "overlap", devices, to_json(flags, results));
   return 0;
 }
 
@@ -355,7 +354,7 @@ Command add_bench_overlap(CLI::App& bench) {
       std::to_string(flags->buckets.bucket_bytes));
   add("--first-bucket-bytes", flags->buckets.first_bucket_bytes, "N", "size of the first bucket",
       std::to_string(flags->buckets.first_bucket_bytes));
-  add("--json", flags->json, "FILE", "also write the figures as JSON", "");
+  add_json_flag(*app, flags->json);
   return {app, [flags](Output& output) { return overlap_command(*flags, output); }};
 }
 

@@ -23,9 +23,9 @@
 #include "cli/add_option.hpp"
 #include "cli/common_flags.hpp"
 #include "cli/flag_checks.hpp"
-#include "cli/report.hpp"
 #include "cli/text.hpp"
 #include "cli/usage.hpp"
+#include "report.hpp"
 
 namespace lockstep::cli {
 
@@ -70,9 +70,8 @@ struct Curve {
 };
 
 ImageData data_of(const BenchServerFlags& flags) {
-  if (flags.data == "synthetic")
-    return flags.samples > 0 ? synthetic_images(flags.samples, flags.samples) : synthetic_images();
-  ImageData data = load_fashion_mnist(flags.data_dir);
+  if (flags.data == "synthetic" && flags.samples > 0) return synthetic_images(flags.samples, flags.samples);
+  ImageData data = images_named(flags.data, flags.data_dir);
   if (flags.samples > 0 && flags.samples < data.train.size()) {
     data.train = {data.train.x.narrow(0, 0, flags.samples), data.train.y.narrow(0, 0, flags.samples)};
   }
@@ -136,7 +135,7 @@ Curve with_servers(const std::string& name, Consistency consistency, const Devic
   run(devices,
       [&](Rank& rank) {
         auto net = make_net(flags);
-        const auto optimizer = [&](const std::vector<torch::Tensor>& pieces) { return make_sgd(pieces, flags.lr); };
+        const auto optimizer = [&](const std::vector<torch::Tensor>& slices) { return make_sgd(slices, flags.lr); };
         ParameterServer server(net, rank, optimizer,
                                {.servers = flags.servers, .consistency = consistency, .staleness = flags.staleness});
         const Dataset train = data.train.to(rank.device());
@@ -173,9 +172,8 @@ std::string report(const Curve& curve, const ImageData& data) {
   return text + "\n";
 }
 
-nlohmann::ordered_json to_json(const BenchServerFlags& flags, const Devices& devices, const std::vector<Curve>& curves,
-                               const ImageData& data) {
-  nlohmann::ordered_json json = circumstances("server", devices);
+nlohmann::ordered_json to_json(const BenchServerFlags& flags, const std::vector<Curve>& curves, const ImageData& data) {
+  nlohmann::ordered_json json;
   json["data"] = data.source;
   json["servers"] = flags.servers;
   json["staleness"] = flags.staleness;
@@ -196,9 +194,6 @@ nlohmann::ordered_json to_json(const BenchServerFlags& flags, const Devices& dev
 }
 
 int server_command(const BenchServerFlags& flags, Output& output) {
-  if (flags.data != "fashion-mnist" && flags.data != "synthetic") {
-    throw UsageError("--data \"" + flags.data + "\": it must be fashion-mnist or synthetic");
-  }
   const Devices devices = devices_from(flags.devices);
   if (static_cast<int>(devices.size()) <= flags.servers) {
     throw UsageError("--servers " + std::to_string(flags.servers) + " of " + std::to_string(devices.size()) +
@@ -217,7 +212,7 @@ int server_command(const BenchServerFlags& flags, Output& output) {
   add(with_servers("synchronous", Consistency::synchronous, devices, flags, data));
   add(with_servers("asynchronous", Consistency::asynchronous, devices, flags, data));
   add(with_servers("bounded by " + std::to_string(flags.staleness), Consistency::bounded, devices, flags, data));
-  if (!flags.json.empty()) write_json(flags.json, to_json(flags, devices, curves, data));
+  write_json(flags.json, "server", devices, to_json(flags, curves, data));
   return 0;
 }
 
@@ -248,7 +243,7 @@ Command add_bench_server(CLI::App& bench) {
   add("--data-dir", flags->data_dir, "DIR", "as for lockstep train", "");
   add("--samples", flags->samples, "N", "train with the first N samples alone (default: all)", "")
       ->check(number_between<int64_t, 1>);
-  add("--json", flags->json, "FILE", "also write the figures as JSON", "");
+  add_json_flag(*app, flags->json);
   return {app, [flags](Output& output) { return server_command(*flags, output); }};
 }
 

@@ -13,11 +13,12 @@
 #include <string>
 
 #include "base/seconds_since.hpp"
+#include "cli/add_option.hpp"
 #include "cli/common_flags.hpp"
 #include "cli/flag_checks.hpp"
-#include "cli/report.hpp"
 #include "cli/text.hpp"
 #include "cli/usage.hpp"
+#include "report.hpp"
 
 namespace lockstep::cli {
 
@@ -97,14 +98,11 @@ int step_command(const BenchStepFlags& flags, Output& output) {
                table({{"alone", format("%8.1f us", alone * 1e6)},
                       {"data parallel", format("%8.1f us", parallel * 1e6)},
                       {"added", format("%8.1f us", (parallel - alone) * 1e6)}}));
-  if (!flags.json.empty()) {
-    auto json = circumstances("step", devices);
-    json["rounds"] = flags.rounds;
-    json["steps"] = flags.steps;
-    json["alone_seconds"] = alone;
-    json["data_parallel_seconds"] = parallel;
-    write_json(flags.json, json);
-  }
+  write_json(flags.json, "step", devices,
+             {{"rounds", flags.rounds},
+              {"steps", flags.steps},
+              {"alone_seconds", alone},
+              {"data_parallel_seconds", parallel}});
   return 0;
 }
 
@@ -115,17 +113,10 @@ Command add_bench_step(CLI::App& bench) {
   app->footer(bench_step_explanation);
   const auto flags = std::make_shared<BenchStepFlags>();
   add_devices_flag(*app, flags->devices);
-  app->add_option("--rounds", flags->rounds, "how often to measure each, in turns; the best counts")
-      ->type_name("N")
-      ->default_str("20")
-      ->take_last()
+  add_rounds_flag(*app, flags->rounds);
+  OptionAdder{*app}("--steps", flags->steps, "N", "how many steps one measurement takes", std::to_string(flags->steps))
       ->check(number_between<int, 1>);
-  app->add_option("--steps", flags->steps, "how many steps one measurement takes")
-      ->type_name("N")
-      ->default_str("500")
-      ->take_last()
-      ->check(number_between<int, 1>);
-  app->add_option("--json", flags->json, "write the figures to this file")->type_name("FILE")->take_last();
+  add_json_flag(*app, flags->json);
   return {app, [flags](Output& output) { return step_command(*flags, output); }};
 }
 

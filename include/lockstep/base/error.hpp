@@ -32,7 +32,7 @@ class Error : public std::runtime_error {
   struct Data {
     Cause cause = Cause::refused;
     std::vector<int> ranks = {};            // the ranks at fault, ascending; empty: not known, or all
-    std::vector<std::string> options = {};  // keys of the options that do not fit, as in config.json
+    std::vector<std::string> options = {};  // keys of the options that do not fit, as in config.json or a Task
   };
 
   explicit Error(const std::string& text) : Error(text, Data()) {}

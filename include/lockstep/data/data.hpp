@@ -1,4 +1,4 @@
-// Data: loads image sets as tensors, and cuts them into the batches that one shard of a run gets.
+// Data: loads image sets as tensors, and cuts them into the batches that one partner of a run gets.
 //
 // The images stay uint8, as in the files. Fashion-MNIST's training set takes 47 MB, once per process: copies of a
 // Dataset share its tensors. A batch becomes float when it is gathered. Thread-safe for reading. This header knows
@@ -42,33 +42,34 @@ struct Batch {
     int64_t size() const { return end - begin; }
   };
 
-  at::Tensor x;             // this shard's samples on its device; uint8 pixels in memory come as float32 in [0, 1]
-  at::Tensor y;             // this shard's targets on its device
-  int64_t global_size = 0;  // the number of samples of the whole batch, over all shards
+  at::Tensor x;             // this partner's samples on its device; uint8 pixels in memory come as float32 in [0, 1]
+  at::Tensor y;             // this partner's targets on its device
+  int64_t global_size = 0;  // the number of samples of the whole batch, over all partners
   int64_t first = -1;       // where these samples begin in the whole batch; -1: as near-equal parts lie
   int32_t mark = 0;         // batches() gives all parts of one whole batch one mark, and others another; 0: not known
   int64_t grain = 0;        // the batch's BatchOptions::grain; if it is not 0, these samples are whole grains
-  std::vector<int64_t> runs = {};  // with a grain: shard s has grains runs[s] up to runs[s + 1]; empty: near-equal runs
-  Dataset::Tensors more = {};      // this shard's rows of Dataset::more, on its device
-  // With a grain: the most grains that any shard has in this part of in_parts(). 0: a whole batch, see `runs`.
+  std::vector<int64_t> runs =
+      {};                      // with a grain: partner s has grains runs[s] up to runs[s + 1]; empty: near-equal runs
+  Dataset::Tensors more = {};  // this partner's rows of Dataset::more, on its device
+  // The most grains that any partner has in this part of in_parts(), with a grain. 0: a whole batch, see `runs`.
   int64_t turns = 0;
-  // With a grain, where this shard got none: one sample of the data, as an example. A loop that changes x, y or `more`,
-  // as by flatten(1) or to(), must change these of `like` alike: a net with Sharded::parameters computes it.
+  // One sample of the data as an example, with a grain where this partner got none. If you change x, y or `more`, as by
+  // flatten(1) or to(), change these of `like` alike: a net with Sharded::parameters computes it.
   Dataset like = {};
 
-  int64_t size() const { return x.size(0); }  // this shard's samples; 0 if it got none
+  int64_t size() const { return x.size(0); }  // this partner's samples; 0 if it got none
 
   // The tensor of this name in `more`. Throws Error, which lists the names there are.
   const at::Tensor& operator[](const std::string& name) const;
 
   // Cuts the batch into `count` near-equal parts, to be computed one after the other. Fewer samples make fewer parts,
-  // but at least one. With a grain, parts are whole grains, and all shards get as many parts as the shard with the most
-  // grains. The other shards' last parts are smaller, or empty. Throws Error if count < 1.
+  // but at least one. With a grain, parts are whole grains, and all partners get as many parts as the partner with the
+  // most grains. The other partners' last parts are smaller, or empty. Throws Error if count < 1.
   std::vector<Batch> in_parts(int64_t count) const;
 
-  // These need a grain. grains(): the number of grains in the whole batch. most_grains(): the number that the shard
-  // with the most has. own_grains(): the numbers of this shard's grains. of_grain(): one of them as a Batch, in memory
-  // of its own, since where samples lie must not change how they are computed.
+  // These need a grain. grains(): the number of grains in the whole batch. most_grains(): the number that the partner
+  // with the most has. own_grains(): the numbers of this partner's grains. of_grain(): one of them as a Batch, in
+  // memory of its own, since where samples lie must not change how they are computed.
   int64_t grains() const { return (global_size + grain - 1) / grain; }
   int64_t most_grains() const;
   Range own_grains() const {
@@ -96,12 +97,12 @@ struct BatchOptions {
   int64_t start = 0;
 };
 
-// One shard's part of every global batch of one epoch, in order: for (auto& batch : batches(...)). All shards see the
-// same sequence of global batches, whatever the number of shards. Making a Batches draws one permutation, which takes
-// about 1 ms for 60000 samples. Without shuffling a batch may share the dataset's memory. Iterators must not outlive
-// their Batches; but iterators of a temporary keep it alive.
+// One partner's part of every global batch of one epoch, in order: for (auto& batch : batches(...)). All partners see
+// the same sequence of global batches, whatever the number of partners. Making a Batches draws one permutation, which
+// takes about 1 ms for 60000 samples. Without shuffling a batch may share the dataset's memory. Iterators must not
+// outlive their Batches; but iterators of a temporary keep it alive.
 //
-// If the data are on the CPU and the shard is on a CUDA GPU, nobody waits for the copies: they arrive on a stream of
+// If the data are on the CPU and the partner is on a CUDA GPU, nobody waits for the copies: they arrive on a stream of
 // their own. When an iterator moves to a batch, the copy of the next one begins. So the GPU holds two batches, and a
 // batch has its rows as they were when its copy began. A batch is for the stream that is current when the iterator
 // moves to it.
@@ -114,7 +115,7 @@ class Batches {
     c10::Device device = c10::Device(c10::kCPU);
   };
 
-  Batches(Samples samples, const BatchOptions& options, const Partner& shard);
+  Batches(Samples samples, const BatchOptions& options, const Partner& partner);
 
   class Iterator {
    public:
@@ -148,11 +149,11 @@ class Batches {
   int64_t count() const;  // the number of global batches of the epoch, with those before BatchOptions::start
 
   // Changes the shares, from the next batch to which an iterator moves. Set the same shares at the same batch on all
-  // shards. Throws Error as batches() does.
+  // partners. Throws Error as batches() does.
   void set_shares(std::vector<double> shares);
 
  private:
-  struct Place {  // where a batch lies among the samples, and this shard's part in the batch
+  struct Place {  // where a batch lies among the samples, and this partner's part in the batch
     int64_t begin, global_size;
     std::vector<int64_t> runs;
     Batch::Range part;
@@ -171,23 +172,25 @@ class Batches {
 
   Samples samples_;
   BatchOptions options_;
-  Partner shard_;
-  at::Tensor order_;                     // int64 [n]: the numbers of the samples in order; undefined without shuffle
-  uint64_t source_ = 0;                  // tells an own order, or a version, from others; 0: there is neither
-  std::shared_ptr<BatchUpload> upload_;  // null: the data are not on the CPU, are where the shard computes, or are read
-  std::shared_ptr<ReadAhead> ahead_;     // null: nothing is read, or nothing ahead
+  Partner partner_;
+  at::Tensor order_;     // int64 [n]: the numbers of the samples in order; undefined without shuffle
+  uint64_t source_ = 0;  // tells an own order, or a version, from others; 0: there is neither
+  std::shared_ptr<BatchUpload>
+      upload_;                        // null: the data are not on the CPU, are where the partner computes, or are read
+  std::shared_ptr<ReadAhead> ahead_;  // null: nothing is read, or nothing ahead
 };
 
 using Partner [[deprecated("lockstep::Batches::Partner")]] = Batches::Partner;
 
 // Throws Error: size < 1; the grain is below 0 or above size; start is below 0 or above the number of batches; the
-// tensors differ in length or device; x is uint8 and has less than 3 dimensions; the shard's index is outside its
-// count; the shares are not one per shard, or one is below 0 or not finite, or all are 0. Throws also as
+// tensors differ in length or device; x is uint8 and has less than 3 dimensions; the partner's index is outside its
+// count; the shares are not one per partner, or one is below 0 or not finite, or all are 0. Throws also as
 // Samples::order() does.
-Batches batches(const Dataset& dataset, const BatchOptions& options, const Batches::Partner& shard = {});
+Batches batches(const Dataset& dataset, const BatchOptions& options, const Batches::Partner& partner = {});
 
-// Makes batches of samples that a function may read. The function is called for this shard's samples alone, and for one
-// sample where the shard gets none of a batch. Throws Error as above; when an iterator moves, as Samples::read() does.
-Batches batches(const Samples& samples, const BatchOptions& options, const Batches::Partner& shard = {});
+// Makes batches of samples that a function may read. The function is called for this partner's samples alone, and for
+// one sample where the partner gets none of a batch. Throws Error as above; when an iterator moves, as Samples::read()
+// does.
+Batches batches(const Samples& samples, const BatchOptions& options, const Batches::Partner& partner = {});
 
 }  // namespace lockstep

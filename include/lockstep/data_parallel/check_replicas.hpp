@@ -19,7 +19,7 @@ namespace lockstep {
 // differ. BatchNorm's running statistics count if the net's last backward was by grains (BatchOptions::grain): these
 // keep them equal. Otherwise they do not: each rank's follow its own samples until average_running_statistics().
 // Different kinds of CPU or GPU may round a step differently; then this throws although nothing is wrong. Between two
-// synchronisations of a LocalSgd ranks differ by design. All ranks must call it, each from its own thread. Cost: two
+// synchronisations of a LocalSgd ranks differ by design. Call it on all ranks, each from its own thread. Cost: two
 // small allgathers, and one pass over the network at some gigabytes per second, with Sharded::parameters also an
 // allgather of these. An optimizer's state is copied first. On a GPU the host waits.
 void check_replicas(const Optimizer& optimizer);

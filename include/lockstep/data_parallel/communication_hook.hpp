@@ -50,7 +50,7 @@ class CommunicationHook {
   // lives until its last round is finished. The result must be the mean: the values may include gradients of an earlier
   // backward, and zeros of an empty part.
   //
-  // All ranks must make the same calls for a bucket, in the same number of rounds. Then all calls have one order on all
+  // Make the same calls for a bucket on all ranks, in the same number of rounds. Then all calls have one order on all
   // ranks, whenever they complete: after a bucket's first round comes the next round of each earlier bucket that has
   // one. On a GPU everything runs on a stream of the hook's own, behind the gradients and before what follows backward.
   // After the first backward parameters move to other buckets, once. So remember things by the parameters' names.

@@ -116,14 +116,14 @@ class Replicas {
 
   // Averages a backward that is not that of one Loss. compute() calls LibTorch's backward itself, any number of times.
   // When this returns, all gradients are averages over the ranks, as after Loss::backward(). A parameter's gradient may
-  // be averaged as soon as something was added to it. So compute every contribution but the last under no_sync(). All
-  // ranks must call it. Throws as Loss::backward() does. The backward counts as that of the batch that this thread took
+  // be averaged as soon as something was added to it. So compute every contribution but the last under no_sync(). Call
+  // it on all ranks. Throws as Loss::backward() does. The backward counts as that of the batch that this thread took
   // last from batches().
   void backward_through(const std::function<void()>& compute);
 
-  // The factor for a part's mean loss with which the average over the ranks is the gradient of the global batch's mean
-  // loss: local_size * ranks / global_size. Multiply a loss of float32 or wider: 16 bits would round the factor. Throws
-  // Error for impossible sizes.
+  // Gives the factor for a part's mean loss with which the average over the ranks is the gradient of the global batch's
+  // mean loss: local_size * ranks / global_size. Multiply a loss of float32 or wider: 16 bits would round the factor.
+  // Throws Error for impossible sizes.
   double weight_of(int64_t local_size, int64_t global_size) const;
 
   // While the result lives, backward() only adds up gradients. Use it for a global batch that is computed in parts, as
@@ -196,7 +196,7 @@ class DataParallel : public Replicas {
     });
   }
 
-  // The same as loss(batch, Criterion(function, options)):
+  // Does the same as loss(batch, Criterion(function, options)):
   //   net.loss(batch, F::cross_entropy, F::CrossEntropyFuncOptions().label_smoothing(0.1))
   template <class Options>
   Loss loss(const Batch& batch, at::Tensor (*function)(const at::Tensor&, const at::Tensor&, const Options&),

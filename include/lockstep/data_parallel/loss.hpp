@@ -27,7 +27,7 @@ class [[nodiscard]] Loss {
 
   // Computes the gradients of this part, then averages them over all ranks (but see DataParallel::no_sync). Gradients
   // add up over several calls, as in LibTorch. A parameter that no rank has a gradient of stays without one, so that an
-  // optimizer leaves it alone, as on one device. All ranks must call it, also those with an empty part. Throws Error: a
+  // optimizer leaves it alone, as on one device. Call it on all ranks, also those with an empty part. Throws Error: a
   // loss without a graph; cross_entropy's mean over some of a part's targets alone (ignore_index); a sparse gradient; a
   // parameter that was frozen when the DataParallel was made and is so no longer, or that was registered since; parts
   // that do not make up the global batch, or are of different batches (on all ranks); parameters that gradients which
@@ -37,7 +37,7 @@ class [[nodiscard]] Loss {
 
   at::Tensor value() const;  // scalar: this part's mean loss, zero for an empty part
   double item() const { return value().item<double>(); }
-  // The mean loss of the whole batch; of a part by in_parts(), of all ranks' parts. All ranks must call it. With a
+  // The mean loss of the whole batch; of a part by in_parts(), of all ranks' parts. Call it on all ranks. With a
   // grain it has the same bits on any number of ranks, so a learning rate may follow it. Throws as Rank::mean does.
   double global_item() const;
 
@@ -61,7 +61,7 @@ class NoSync {
 
 // While one lives, every rank has all parameters of its net whole, and the module may be reached by `net->` and `*net`:
 // to evaluate, to save or to load weights. What is changed in the parameters is kept, if it is the same on all ranks.
-// All ranks must make it. Cost: an allgather of the parameters with Sharded::parameters, and nothing otherwise.
+// Make it on all ranks. Cost: an allgather of the parameters with Sharded::parameters, and nothing otherwise.
 class [[nodiscard]] Whole {
  public:
   explicit Whole(std::shared_ptr<Replica> replica);

@@ -23,19 +23,24 @@
 #include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
 
+#include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <string>
+#include <utility>
 #include <vector>
 
 namespace lockstep {
 
-class NetOptimizer;
+class ShardedNet;
 class TrainedNet;
 
 struct StepOptions {
   // Scales gradients down so that their norm over all parameters of the network is at most this (Pascanu et al. 2013).
-  // Infinity: the norm is only computed. 0: neither.
+  // Infinity: the norm is only computed. 0: neither. Where ranks have parts of a network, only this clips:
+  // torch::nn::utils::clip_grad_norm_ over layers that you gave to a SplitModel finds no gradients, changes nothing and
+  // returns 0, and nobody can tell it.
   double clip = 0;
   // Skips a step, on all ranks, whose averaged gradients have a NaN or an infinity, and drops the gradients. On a GPU
   // the host waits for them.
@@ -60,7 +65,7 @@ class Optimizer {
   using Grouping = std::function<Groups(const torch::nn::Module& module)>;
 
   // `net` is a DataParallel or a SplitModel, all of whose parameters it steps: in one group, or those of `grouping`.
-  // All ranks must make it alike. Throws Error if `make` gives nothing or an optimizer of other tensors, and if a
+  // Make it alike on all ranks. Throws Error if `make` gives nothing or an optimizer of other tensors, and if a
   // parameter that needs a gradient is in no group or in two.
   template <class Net>
   Optimizer(Net& net, const Make& make, const Grouping& grouping = {}) : Optimizer(net.trained(), make, grouping) {}
@@ -86,19 +91,21 @@ class Optimizer {
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
 
-  // Gradients of several backward() calls add up until this or, in a sharded net, until step().
-  void zero_grad();
+  // Gradients of several backward() calls add up until this or, in a sharded net, until step(). In a net that is split
+  // by layers or channels only this clears them: the layers' own zero_grad() does not, and a backward() after step()
+  // without this throws Error.
+  void zero_grad() { zero_grad(/*in_place=*/false); }
 
-  // Updates the parameters. All ranks must call it. Throws Error: a clip below 0; a sharded net without averaged
+  // Updates the parameters. Call it on all ranks. Throws Error: a clip below 0; a sharded net without averaged
   // gradients, as after backward() under no_sync() alone; a parameter that was frozen when the net was made and is so
   // no longer; ranks whose optimizers have different options (compared in steps 1, 2, 4, 8, …); and as Rank's
   // collectives do.
   Step step(const StepOptions& options = {});
 
   // LibTorch's optimizer of the parameters, or of this rank's slices, to look at its state. Only this class steps it.
-  const torch::optim::Optimizer& inner() const;
+  const torch::optim::Optimizer& inner() const { return *inner_; }
 
-  // The groups, for their options. All ranks must set the same.
+  // Gives the groups, for their options. Set the same on all ranks.
   std::vector<torch::optim::OptimizerParamGroup>& param_groups();
   void set_lr(double lr);  // sets all groups' learning rate, from the next step on
 
@@ -107,9 +114,10 @@ class Optimizer {
   // number below 0, and for an optimizer that is none of LibTorch's or lockstep's, or has no weight decay.
   static void set_weight_decay(torch::optim::OptimizerParamGroup& group, double weight_decay);
 
-  // The averaged gradients that step() will use, to look at them or to change them: of the parameters, or of this
-  // rank's slices. A parameter that no rank used has none there. Throws Error as step() does.
-  std::vector<at::Tensor> gradients();
+  // Gives the averaged gradients that step() will use, to look at them or to change them: of the parameters, or of this
+  // rank's slices. Scale by the same factor on all ranks. A parameter that no rank used has none there. Throws Error as
+  // step() does.
+  std::vector<at::Tensor> gradients() const;
 
   // Writes the whole optimizer as a safetensors file: state by name, as "exp_avg.fc1.weight", and the options of the
   // groups, in their order. So any other layout and number of ranks, or one device, goes on from it with the same bits.
@@ -121,16 +129,36 @@ class Optimizer {
   void save(const std::filesystem::path& file);
   void load(const std::filesystem::path& file);
 
+ protected:
+  // The rest is for lockstep's own trainer, which takes a step apart. Errors name `owner`.
+  Optimizer(std::shared_ptr<TrainedNet> net, const Make& make, const Grouping& grouping,
+            const std::string& owner = "Optimizer");
+  void zero_grad(bool in_place);  // with `in_place`, unless the net is sharded, sets gradients to zero where they are
+  at::Tensor clip(double max_norm);  // gives the norm before; nothing waits for a GPU
+  void update();                     // steps with the gradients as they are
+
+  // Throws Error if ranks have groups or steps with different options, on all ranks that see it. Call it on all ranks.
+  void compare_options(const StepOptions& of_step = {}) const;
+
+  // state() gives the state of the whole network, by name, equal on all ranks; load_state() sets it. Call them on all
+  // ranks.
+  std::vector<std::pair<std::string, at::Tensor>> state() const;
+  void load_state(const std::vector<std::pair<std::string, at::Tensor>>& state);
+
+  const std::shared_ptr<TrainedNet> net_;
+  const std::shared_ptr<ShardedNet> sharded_;  // null: every rank has whole parameters
+  const std::string name_;
+  const std::unique_ptr<torch::optim::Optimizer> inner_;
+
  private:
   friend void check_replicas(const Optimizer& optimizer);
-  Optimizer(const std::shared_ptr<TrainedNet>& net, const Make& make, const Grouping& grouping);
 
   template <class Kind, class Options>
   static Make maker(const Options& options) {
     return [options](Groups groups) { return std::make_unique<Kind>(std::move(groups), options); };
   }
 
-  const std::unique_ptr<NetOptimizer> optimizer_;
+  uint64_t steps_ = 0;
 };
 
 [[deprecated("lockstep::Optimizer::set_weight_decay")]] inline void set_weight_decay(

@@ -19,11 +19,11 @@ class TrainedNet;
 // Changes all buffers of `module` that are named running_mean or running_var, as in LibTorch's BatchNorm and
 // InstanceNorm. num_batches_tracked becomes the largest of all ranks'. Other buffers stay as they are. `samples` is the
 // number of samples on which this rank has trained since the ranks' statistics were last equal. If no rank has any,
-// nothing changes. All ranks must call it, with equal modules, for example before evaluate(). Throws Error if `samples`
+// nothing changes. Call it on all ranks, with equal modules, for example before evaluate(). Throws Error if `samples`
 // is negative, and as Rank::allreduce does.
 void average_running_statistics(torch::nn::Module& module, Rank& rank, int64_t samples);
 
-// Does the same for a DataParallel or a SplitModel. All ranks along the data axis must call it, with equal modules.
+// Does the same for a DataParallel or a SplitModel. Call it on all ranks along the data axis, with equal modules.
 void average_running_statistics(TrainedNet& net, int64_t samples);
 template <class Net>
 requires requires(const Net& net) {

@@ -1,6 +1,6 @@
 // SyncBatchNorm: BatchNorm over the samples of all ranks, equal to one device's BatchNorm on the whole batch.
 //
-// In training mode all ranks must run the same layers in the same order, in forward and in backward. This includes
+// In training mode run the same layers in the same order on all ranks, in forward and in backward. This includes
 // ranks with an empty part: DataParallel::loss() passes their empty batch through the network. In eval mode nothing is
 // exchanged: the running statistics are used, which are equal on all ranks. Used by its rank's thread only, until run()
 // ends. Cost per layer: an allgather of two numbers per channel in forward, and an allreduce of as many in backward.

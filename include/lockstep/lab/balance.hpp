@@ -40,7 +40,7 @@ struct BalanceOptions {
 class Balance {
  public:
   // Measures net's backwards from here on, until it is destroyed. Until the first look, parts are near-equal, or as the
-  // batches that it is given have them. All ranks must make one, with equal options. Throws Error if every < 1, if the
+  // batches that it is given have them. Make one on all ranks, with equal options. Throws Error if every < 1, if the
   // net has average = false, or if it has a Balance already.
   Balance(const Replicas& net, Rank& rank, const BalanceOptions& options = {});
   ~Balance();

@@ -9,7 +9,6 @@
 #pragma once
 
 #include <torch/optim/optimizer.h>
-#include <torch/optim/serialize.h>
 #include <lockstep/optim/layer_wise.hpp>
 
 #include <tuple>
@@ -23,7 +22,7 @@ namespace lockstep {
 //   u = m^ / (sqrt(v^) + eps) + weight_decay * x
 //   x = x - lr * |x| / |u| * u                the ratio is 1 if |x| or |u| is 0, as the authors' code has it
 struct LambOptions : public torch::optim::OptimizerCloneableOptions<LambOptions>, public LayerWise {
-  LambOptions(double lr = 1e-3);
+  LambOptions(double lr = 1e-3) : lr_(lr) {}
   using betas_t = std::tuple<double, double>;
   TORCH_ARG(double, lr);
   TORCH_ARG(betas_t, betas) = std::make_tuple(0.9, 0.999);
@@ -35,8 +34,8 @@ struct LambOptions : public torch::optim::OptimizerCloneableOptions<LambOptions>
   void serialize(torch::serialize::InputArchive& archive) override;
   void serialize(torch::serialize::OutputArchive& archive) const override;
   friend bool operator==(const LambOptions& a, const LambOptions& b);
-  double get_lr() const override;
-  void set_lr(double lr) override;
+  double get_lr() const override { return lr(); }
+  void set_lr(double lr) override { this->lr(lr); }
   void set_weight_decay(double weight_decay) override { this->weight_decay(weight_decay); }
 };
 
@@ -63,12 +62,6 @@ class Lamb : public torch::optim::Optimizer {
 
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
-
- private:
-  template <class Self, class Archive>
-  static void serialize(Self& self, Archive& archive) {
-    _TORCH_OPTIM_SERIALIZE_WITH_TEMPLATE_ARG(Lamb);
-  }
 };
 
 }  // namespace lockstep

@@ -9,7 +9,6 @@
 #pragma once
 
 #include <torch/optim/optimizer.h>
-#include <torch/optim/serialize.h>
 #include <lockstep/optim/layer_wise.hpp>
 
 #include <vector>
@@ -21,7 +20,7 @@ namespace lockstep {
 //   v    = momentum * v + lr * rate * (g + weight_decay * w)      v = 0 before the first step
 //   w    = w - v
 struct LarsOptions : public torch::optim::OptimizerCloneableOptions<LarsOptions>, public LayerWise {
-  LarsOptions(double lr);
+  LarsOptions(double lr) : lr_(lr) {}
   TORCH_ARG(double, lr);  // mostly 1 to 30, since rate multiplies it by `trust`
   TORCH_ARG(double, momentum) = 0.9;
   TORCH_ARG(double, weight_decay) = 0;
@@ -33,8 +32,8 @@ struct LarsOptions : public torch::optim::OptimizerCloneableOptions<LarsOptions>
   void serialize(torch::serialize::InputArchive& archive) override;
   void serialize(torch::serialize::OutputArchive& archive) const override;
   friend bool operator==(const LarsOptions& a, const LarsOptions& b);
-  double get_lr() const override;
-  void set_lr(double lr) override;
+  double get_lr() const override { return lr(); }
+  void set_lr(double lr) override { this->lr(lr); }
   void set_weight_decay(double weight_decay) override { this->weight_decay(weight_decay); }
 };
 
@@ -59,12 +58,6 @@ class Lars : public torch::optim::Optimizer {
 
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
-
- private:
-  template <class Self, class Archive>
-  static void serialize(Self& self, Archive& archive) {
-    _TORCH_OPTIM_SERIALIZE_WITH_TEMPLATE_ARG(Lars);
-  }
 };
 
 }  // namespace lockstep

@@ -52,10 +52,12 @@ struct LocalSgdOptions {
 class LocalSgd {
  public:
   // The parameters must be equal on all ranks, in the same order, and on the rank's device. Those that need no gradient
-  // are left alone. All ranks must make it: with an outer optimizer they compare their parameters. Throws Error if
+  // are left alone. Make it on all ranks: with an outer optimizer they compare their parameters. Throws Error if
   // these differ, if no parameter needs a gradient, if sync_every < 1, if outer_lr is not above 0, or if outer_momentum
   // is not in [0, 1).
   LocalSgd(const std::vector<at::Tensor>& parameters, Rank& rank, const LocalSgdOptions& options = {});
+  LocalSgd(const LocalSgd&) = delete;
+  LocalSgd& operator=(const LocalSgd&) = delete;
 
   // Call it after each step of the rank's optimizer, on all ranks alike. Every sync_every-th call makes the parameters
   // equal on all ranks again, and returns true. Throws Error: a parameter that needed no gradient at first and needs
@@ -63,8 +65,8 @@ class LocalSgd {
   // does.
   bool step();
 
-  // Ends the round early. If no step was taken since the last round, does nothing and returns false. All ranks must
-  // call it. Like step(), it throws Error after this LocalSgd was moved to another one.
+  // Ends the round early. If no step was taken since the last round, does nothing and returns false. Call it on all
+  // ranks.
   bool synchronize();
 
   // The outer optimizer's momentum, for checkpoints: one tensor for each parameter that needs a gradient, in order,
@@ -80,7 +82,6 @@ class LocalSgd {
     at::Tensor momentum;  // undefined before the first round
   };
 
-  void check_that_it_holds_parameters() const;
   bool outer() const { return options_.outer_lr != 1 || options_.outer_momentum != 0; }
   at::Tensor moved(size_t group, const at::Tensor& mean);  // values that the ranks go on from, given their mean
 

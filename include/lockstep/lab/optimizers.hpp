@@ -40,8 +40,6 @@ void check_optimizer(OptimizerKind kind, const OptimizerSettings& settings);
 // check_optimizer does. For sgd, adam and adamw it is torch::optim's SGD, Adam or AdamW, with groups, states, save()
 // and load(). But a step is one call of LibTorch's fused kernel for all parameters of a group, where torch::optim calls
 // up to 14 operators for each. The results are the same but for rounding.
-std::unique_ptr<torch::optim::Optimizer> make_optimizer(OptimizerKind kind, std::vector<torch::Tensor> parameters,
-                                                        const OptimizerSettings& settings);
 std::unique_ptr<torch::optim::Optimizer> make_optimizer(OptimizerKind kind,
                                                         const std::vector<torch::optim::OptimizerParamGroup>& groups,
                                                         const OptimizerSettings& settings);

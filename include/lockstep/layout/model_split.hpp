@@ -33,7 +33,7 @@ std::vector<MeshShape> mesh_shapes(int ranks);
 // Throws Error unless the shape's product is `ranks`; the text says which shapes would fit.
 void check_mesh(const MeshShape& shape, int ranks);
 
-// How tensor parallel ranks cut layers: by output channels, or by output and input in turns (see ShardRule).
+// How tensor parallel ranks cut layers: by output channels, or convolutions by output and input in turns.
 enum class TensorRule { channels, alternating };
 
 // Names: "channels", "alternating". tensor_rule_from converts back, and throws Error, which lists the names, for any
@@ -46,9 +46,13 @@ struct ModelSplit {
 
   // The pipeline axis:
   PipelineSchedule schedule = PipelineSchedule::one_f_one_b;
-  int stages_per_rank = 1;         // more than one only with PipelineSchedule::interleaved
-  int microbatches = 1;            // the number of microbatches into which one pipeline's part of a batch is cut
-  bool recompute = false;          // activations are computed again in backward instead of kept
+  int stages_per_rank = 1;  // more than one only with PipelineSchedule::interleaved
+  // The number of microbatches, nearly equal in size, into which one pipeline's part of a batch is cut. A smaller part
+  // is cut into single samples. With Batch::grain the grains are the microbatches, and this is ignored.
+  int microbatches = 1;
+  // true: keeps only a stage's input until its backward, which computes the stage's forward again. This takes less
+  // memory and more time. Layers must not draw random numbers, but for lockstep::Dropout, which drops the same again.
+  bool recompute = false;
   std::vector<int64_t> cuts = {};  // the first layers of stages 1, 2, …; empty: each stage gets nearly as many layers
 
   TensorRule tensor_rule = TensorRule::channels;  // the tensor axis

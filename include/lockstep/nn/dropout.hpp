@@ -28,8 +28,8 @@ class DropoutImpl : public torch::nn::Cloneable<DropoutImpl> {
     double p = 0.5;               // the probability that a value becomes zero; the others grow by 1 / (1 - p)
     bool whole_channels = false;  // drops whole channels of x [n, channels, height, width], as torch::nn::Dropout2d
 
-    // For a layer whose x is a rank's slice of a whole activation, as shard() makes it: along `dim`, slice `index` of
-    // `count` near-equal ones. With total 0 all slices are equal.
+    // Says that the layer's x is a rank's slice of a whole activation, as shard() makes it: along `dim`, slice `index`
+    // of `count` near-equal ones. With total 0 all slices are equal.
     struct Slice {
       int64_t dim = -1;
       int64_t total = 0;

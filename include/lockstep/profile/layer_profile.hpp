@@ -12,7 +12,6 @@
 #include <lockstep/plan/model_profile.hpp>
 #include <lockstep/ranks/rank.hpp>
 
-#include <functional>
 #include <vector>
 
 namespace lockstep {
@@ -21,9 +20,6 @@ struct ProfileOptions {
   double seconds = 10;  // seconds for the net's layers, and again for each slice's; large batches are left out first
   // The numbers of slices into which to split the net by channels. Numbers that do not fit the net are left out.
   std::vector<int> tensor_ranks = {2, 4, 8};
-  // Makes the rank's slice of the net. Empty: shard() with its default rule. The rank belongs to a group that does not
-  // exist: its collectives return this rank's own values.
-  std::function<torch::nn::Sequential(const torch::nn::Sequential& net, Rank& rank)> slice = {};
 };
 
 // Measures times for 1, 2, 4, … samples up to all of `sample`, and keeps the best of several. Give a `sample` with as

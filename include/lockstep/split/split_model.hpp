@@ -8,32 +8,35 @@
 //     sgd.step();
 //   }
 //
-// It is shard(), Pipeline and DataParallel, one inside the other over the axes of a Mesh; axes of length 1 cost
-// nothing. The contract: whatever the split, gradients are those of the mean loss over the whole global batch. But
-// BatchNorm normalises over what a rank computes at once. Used by its rank's thread only.
+// It splits layers by channels, cuts them into the stages of a pipeline, and averages gradients as DataParallel does:
+// one inside the other over the axes of a Mesh; axes of length 1 cost nothing. The contract: whatever the split,
+// gradients are those of the mean loss over the whole global batch. But BatchNorm normalises over what a rank computes
+// at once. Used by its rank's thread only.
 #pragma once
 
 #include <torch/nn/modules/container/sequential.h>
 #include <lockstep/data_parallel/data_parallel.hpp>
 #include <lockstep/layout/model_split.hpp>
-#include <lockstep/pipeline/pipeline.hpp>
 #include <lockstep/split/mesh.hpp>
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <type_traits>
-#include <vector>
 
 namespace lockstep {
+
+class Pipeline;
 
 class SplitModel {
  public:
   // Call it on all ranks, with equal nets. It copies some of the net's layers, and takes over the others themselves.
   // With a split by layers or channels their parameters' `.grad` is undefined outside of backwards: only an Optimizer
   // of the SplitModel finds the gradients, since a rank's part of them is not the network's. With `takes_batch` the net
-  // is one layer whose forward takes a Batch, and gets it in the place of x. Throws Error as check_mesh, check_split,
-  // shard, Pipeline and DataParallel do, for a null net, and for a takes_batch beside a split by layers or channels.
+  // is one layer whose forward takes a Batch, and gets it in the place of x. Throws Error as check_mesh, check_split
+  // and DataParallel do. So it does for a null net, ranks whose splits differ, a layer that cannot be split by channels
+  // (the text names it, and what would fit), a parameter that two stages would share, a SyncBatchNorm in a pipeline,
+  // layers of LibTorch that draw random numbers beside `recompute`, and a takes_batch beside a split by layers or
+  // channels.
   SplitModel(const torch::nn::Sequential& net, Rank& rank, const ModelSplit& split,
              const DataParallelOptions& options = {}, bool takes_batch = false);
   SplitModel(const SplitModel&) = default;  // a handle: copies are the same model, and a move is a copy too
@@ -43,11 +46,13 @@ class SplitModel {
   // The mean loss of this rank's part: see DataParallel::loss(). `batch` is the part of mesh().data()'s index, the same
   // for all ranks of that index; the loss too is equal on these ranks, and its global_item() is of the whole batch.
   // Call it on all ranks. In a pipeline, and with a grain, forward and backward interleave: Loss::backward() computes
-  // both, with the Autocast that is on now, and value(), item() and global_item() throw Error before it. A loss that is
-  // dropped without backward() costs nothing then. A pipeline calls the criterion where the last layer is, with a
-  // microbatch without x. Throws Error: ranks of one data index whose batches differ, by
-  // their size or by Batch::mark (on GPUs in the first batches only); a grain beside a split by channels. backward()
-  // throws Error: a net that is split by layers or channels without an Optimizer; as Loss::backward() and Pipeline do.
+  // both, with the Autocast that is on now, and value(), item() and global_item() throw Error before it. Call
+  // backward() before the next loss() then: BatchNorm's running statistics follow the last one. A loss that is dropped
+  // without backward() costs nothing. A pipeline calls the criterion where the last layer is, with a microbatch without
+  // x. Throws Error: ranks of one data index whose batches differ, by their size or by Batch::mark (on GPUs in the
+  // first batches only); a grain beside a split by channels. backward() throws Error: a net that is split by layers or
+  // channels without an Optimizer, or after a step whose gradients Optimizer::zero_grad() has not cleared; a layer that
+  // cannot take its input; as Loss::backward() does.
   Loss loss(const Batch& batch, const Criterion& criterion);
   // The same as loss(batch, Criterion(function, options)).
   template <class Options>
@@ -71,9 +76,6 @@ class SplitModel {
   // pipeline and tensor axes.
   void gather(torch::nn::Sequential& net);
 
-  // See PipelineStats; empty if no pipeline is used.
-  std::optional<PipelineStats> pipeline_stats() const;
-
   void train(bool on = true) { module_->train(on); }  // calls torch::nn::Module's on every layer
   void eval() { module_->eval(); }
 
@@ -82,14 +84,12 @@ class SplitModel {
 
  private:
   class Trained;
-  std::vector<torch::nn::Sequential> stages_of(const torch::nn::Sequential& net) const;
 
   const ModelSplit split_;
   const bool takes_batch_;
   Mesh mesh_;
-  torch::nn::Sequential sharded_;  // layers split by channels, as far as this rank keeps them
-  std::optional<Pipeline> pipeline_;
-  torch::nn::Sequential module_;
+  torch::nn::Sequential module_;        // this rank's layers, or its slices of them
+  std::shared_ptr<Pipeline> pipeline_;  // null: one stage, and one microbatch
   DataParallel<torch::nn::SequentialImpl> replicas_;
   int checked_ = 0;  // batches that the tensor axis compared
 };

@@ -15,10 +15,11 @@
 
 namespace lockstep {
 
-// For RunOptions::succession. Without `lockstep launch --elastic` it gives null, and the run is as any other. There can
-// be one such run per process. A process that comes when the job is done calls no body. run() then throws Error too if
-// fewer processes are left than --min-processes, and for ranks on GPUs, where an update may be under way when a process
-// is lost: take fit() for them. A process that has not begun within the rendezvous timeout counts as dead.
+// Give it as RunOptions::succession. Without `lockstep launch --elastic` it gives null, and the run is as any other.
+// There can be one such run per process. A process that comes when the job is done calls no body. run() then throws
+// Error too if fewer processes are left than --min-processes, and for ranks on GPUs, where an update may be under way
+// when a process is lost: take fit() for them. A process that has not begun within the rendezvous timeout counts as
+// dead.
 std::shared_ptr<Succession> elastic(const Devices& devices, const RunOptions& options);
 
 // Whether another process waits to join. Call this between two steps, on all ranks, on the run's own Rank. Call it

@@ -48,16 +48,4 @@ at::Tensor gather_in_group(const at::Tensor& x, int64_t dim, Rank& rank, int64_t
 // The reverse: scatter_to_group(reduce_from_group(x)) in one exchange. Conjugate: gather_in_group.
 at::Tensor reduce_scatter_in_group(const at::Tensor& x, int64_t dim, Rank& rank);
 
-// Computes torch::nn::functional::cross_entropy, the mean over the samples, of logits that are split over the ranks by
-// class. No rank ever holds all logits. Forward makes two small exchanges: each sample's maximum; then its sum of
-// exponentials and its target's logit. Backward makes none.
-//   local_logits  [n, this rank's classes]; bfloat16 and float16 are computed in float32
-//   targets       [n], int64, of all classes 0 … total - 1, equal on all ranks. Another value is an Error on the CPU.
-//                 On GPUs it makes the loss NaN, because a look at the values would stop the queue
-//   total         number of classes, of which rank i has part_of(total, i, world_size); 0: the ranks ask, as above
-//   returns       a scalar with equal bits on all ranks, which can be differentiated once
-// Throws Error, which shows the shapes, for tensors that do not fit.
-at::Tensor parallel_cross_entropy(const at::Tensor& local_logits, const at::Tensor& targets, Rank& rank,
-                                  int64_t total = 0);
-
 }  // namespace lockstep

@@ -1,4 +1,5 @@
-// The layers of tensor parallelism: each is made from a whole layer, of which every rank of a group keeps a slice.
+// The layers of tensor parallelism: each is made from a whole layer, of which every rank of a group keeps a slice. With
+// them a module of your own says what a rank holds of it when a SplitModel splits by channels: see Shardable.
 //
 // Constructors copy this rank's slice to its device. The whole layer, equal on all ranks, stays as it is. They take
 // over types, frozen parameters and the training flag. They draw no random numbers and send nothing. Rank i keeps
@@ -13,6 +14,7 @@
 
 #include <torch/nn/module.h>
 #include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/container/any.h>
 #include <torch/nn/modules/conv.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/normalization.h>
@@ -28,18 +30,16 @@
 
 namespace lockstep {
 
-// Options of a layer that is split by outputs.
-struct OutputParallel {
-  bool input_is_parallel = false;  // true: x is this rank's slice, and all slices are gathered first; false: x is whole
-  bool gather_output = false;      // true: the result is whole; false: it is this rank's slice
-  // A Linear's number of blocks, as in SlicedDimension; 3 for a layer that makes queries, keys and values in one. The
-  // output of several blocks cannot be gathered.
-  int64_t blocks = 1;
-};
+// Base class for modules of your own in a SplitModel's Sequential: derive from it beside torch::nn::Module. The module
+// then says itself what a rank holds of it.
+class Shardable {
+ public:
+  virtual ~Shardable() = default;
 
-// Options of a layer that is split by inputs. Its result is whole.
-struct InputParallel {
-  bool input_is_parallel = true;  // true: x is this rank's slice; false: x is whole, and the rank takes its slice
+  // Makes a module that takes whole inputs and gives whole results. Its parameters have the same names as this one's.
+  // Build it from the layers below and those of parallel_transformer.hpp, and take whole_copy() of all else; a layer
+  // that cannot be split is such a copy altogether. Do not communicate in this function.
+  virtual torch::nn::AnyModule shard(Rank& rank) const = 0;
 };
 
 // How a tensor is split.
@@ -50,7 +50,7 @@ struct SlicedDimension {
   int64_t blocks = 1;
 };
 
-// Base class of layers that hold slices, which unshard() reads. Layers of your own may derive from it too.
+// Base class of layers that hold slices. Layers of your own may derive from it too.
 class Sliced {
  public:
   virtual ~Sliced() = default;
@@ -84,49 +84,47 @@ std::shared_ptr<Module> whole_copy(const torch::nn::ModuleHolder<Module>& layer,
   return std::static_pointer_cast<Module>(whole_copy(*layer, rank));
 }
 
-// torch::nn::Linear, split by output units: weight [out / ranks, in], bias [out / ranks].
-//   x        [..., in], or with input_is_parallel [..., in / ranks]
-//   returns  [..., out / ranks], or with gather_output [..., out]
+// torch::nn::Linear, split by output units: weight [out / ranks, in], bias [out / ranks]. With `blocks`, as in
+// SlicedDimension, each block of the units is split: 3 for a layer that makes queries, keys and values in one.
+//   x        [..., in]
+//   returns  [..., out / ranks]
 class ColumnParallelLinearImpl : public torch::nn::Module, public Sliced {
  public:
-  ColumnParallelLinearImpl(const torch::nn::Linear& whole, Rank& rank, const OutputParallel& options = {});
+  ColumnParallelLinearImpl(const torch::nn::Linear& whole, Rank& rank, int64_t blocks = 1);
   at::Tensor forward(const at::Tensor& x);
 
   at::Tensor weight, bias;  // bias is undefined if the whole layer has none; the same below
 
  private:
   Rank rank_;
-  const OutputParallel options_;
-  const int64_t in_, out_;  // the whole layer's sizes
 };
 TORCH_MODULE(ColumnParallelLinear);
 
 // torch::nn::Linear, split by input features: weight [out, in / ranks], bias [out], which is added once, to the sum.
-//   x        [..., in / ranks], or without input_is_parallel [..., in]
+//   x        [..., in / ranks]
 //   returns  [..., out]
 class RowParallelLinearImpl : public torch::nn::Module, public Sliced {
  public:
-  RowParallelLinearImpl(const torch::nn::Linear& whole, Rank& rank, const InputParallel& options = {});
+  RowParallelLinearImpl(const torch::nn::Linear& whole, Rank& rank);
   at::Tensor forward(const at::Tensor& x);
 
   at::Tensor weight, bias;
 
  private:
   Rank rank_;
-  const InputParallel options_;
 };
 TORCH_MODULE(RowParallelLinear);
 
 // torch::nn::Conv2d, split by output channels: weight [out / ranks, in / groups, kernel...], bias [out / ranks].
-//   x        [n, in, height, width], or with input_is_parallel [n, in / ranks, height, width]
-//   returns  [n, out / ranks, ...], or with gather_output [n, out, ...]
+//   x        [n, in, height, width]; or with input_is_parallel this rank's slice of it, [n, in / ranks, height, width]
+//   returns  [n, out / ranks, ...]
 // If the number of groups is a multiple of the ranks', each rank computes whole groups from its own slice of the input,
 // and nothing is gathered. AlexNet's two towers are such groups (Krizhevsky et al. 2012). If the number of ranks is a
 // multiple of the groups', several ranks share a group. Throws Error for other groups, and for padding other than
 // zeros.
 class OutputChannelParallelConv2dImpl : public torch::nn::Module, public Sliced {
  public:
-  OutputChannelParallelConv2dImpl(const torch::nn::Conv2d& whole, Rank& rank, const OutputParallel& options = {});
+  OutputChannelParallelConv2dImpl(const torch::nn::Conv2d& whole, Rank& rank, bool input_is_parallel = false);
   at::Tensor forward(const at::Tensor& x);
 
   at::Tensor weight, bias;
@@ -135,7 +133,7 @@ class OutputChannelParallelConv2dImpl : public torch::nn::Module, public Sliced 
   at::Tensor input_of_slice(const at::Tensor& x);  // the channels that this rank's outputs are computed from
 
   Rank rank_;
-  const OutputParallel options_;
+  const bool input_is_parallel_;
   const decltype(torch::nn::Conv2dImpl::options) whole_;
   const bool own_groups_;  // each rank has whole groups
 };
@@ -143,19 +141,18 @@ TORCH_MODULE(OutputChannelParallelConv2d);
 
 // torch::nn::Conv2d, split by input channels: weight [out, in / ranks, kernel...], bias [out], which is added once, to
 // the sum.
-//   x        [n, in / ranks, height, width], or without input_is_parallel [n, in, height, width]
+//   x        [n, in / ranks, height, width]
 //   returns  [n, out, ...]
 // Throws Error for more than one group, and for padding other than zeros.
 class InputChannelParallelConv2dImpl : public torch::nn::Module, public Sliced {
  public:
-  InputChannelParallelConv2dImpl(const torch::nn::Conv2d& whole, Rank& rank, const InputParallel& options = {});
+  InputChannelParallelConv2dImpl(const torch::nn::Conv2d& whole, Rank& rank);
   at::Tensor forward(const at::Tensor& x);
 
   at::Tensor weight, bias;
 
  private:
   Rank rank_;
-  const InputParallel options_;
   const decltype(torch::nn::Conv2dImpl::options) whole_;
 };
 TORCH_MODULE(InputChannelParallelConv2d);
@@ -163,15 +160,15 @@ TORCH_MODULE(InputChannelParallelConv2d);
 // ConvReluPool, split by output channels; shapes are as for OutputChannelParallelConv2d and conv_relu_pool.
 class OutputChannelParallelConvReluPoolImpl : public torch::nn::Module, public Sliced {
  public:
-  OutputChannelParallelConvReluPoolImpl(const ConvReluPool& whole, Rank& rank, const OutputParallel& options = {});
+  OutputChannelParallelConvReluPoolImpl(const ConvReluPool& whole, Rank& rank, bool input_is_parallel = false);
   at::Tensor forward(const at::Tensor& x);
 
   at::Tensor weight, bias;
 
  private:
   Rank rank_;
-  const OutputParallel options_;
-  const int64_t in_, out_;  // the whole layer's channels
+  const bool input_is_parallel_;
+  const int64_t in_;  // the whole layer's number of input channels
 };
 TORCH_MODULE(OutputChannelParallelConvReluPool);
 

@@ -3,7 +3,7 @@
 // store, or else at Gloo's timeout or with the process. Thread-safe.
 #pragma once
 
-#include "base/signal_blocked.hpp"
+#include "base/signals.hpp"
 #include "base/start_thread.hpp"
 #include "comm/group_member.hpp"
 

@@ -2,11 +2,15 @@
 
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
-#include "alarm.hpp"
+#include "base/start_thread.hpp"
 #include "sockets.hpp"
 #include "store_client.hpp"
 
+#include <condition_variable>
 #include <memory>
+#include <mutex>
+#include <stop_token>
+#include <thread>
 #include <utility>
 
 namespace lockstep::comm {
@@ -38,7 +42,13 @@ StorePtr connect_to_tcp_store(const std::string& address, int port) {
   c10d::TCPStoreOptions options;
   options.port = static_cast<uint16_t>(port);
   options.timeout = kConnectingToIt;
-  const Alarm alarm(kAnswerOfTcpStore, [&] { hang_up(address, port); });
+  const auto alarm = start_thread<std::jthread>(
+      [&](const std::stop_token& connected) {  // the constructor below has no deadline of its own
+        std::mutex mutex;
+        std::unique_lock lock(mutex);
+        std::condition_variable_any().wait_for(lock, connected, kAnswerOfTcpStore, [] { return false; });
+        if (!connected.stop_requested()) hang_up(address, port);
+      });
   auto store = c10::make_intrusive<c10d::TCPStore>(address, options);
   store->setTimeout(kAnswerOfTcpStore);
   limit_silence(address, port, kAnswerOfTcpStore);  // c10d itself waits for an answer without end

@@ -12,7 +12,6 @@
 
 #include <algorithm>
 #include <map>
-#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -180,24 +179,16 @@ int last_run_of(const StorePtr& store, const LaunchEnvironment& launch) {
   return run;
 }
 
-// Drops what two comma-separated lists of settings have in common at both ends, since that does not say why they
-// differ.
-std::string without_common_ends(std::string_view text, std::string_view other) {
-  constexpr std::string_view comma = ", ";
-  const auto first = [&](std::string_view list) { return list.substr(0, list.find(comma)); };
-  const auto last = [&](std::string_view list) {
-    const size_t before = list.rfind(comma);
-    return before == list.npos ? list : list.substr(before + comma.size());
-  };
-  while (!text.empty() && !other.empty() && first(text) == first(other)) {
-    for (auto* const list : {&text, &other})
-      list->remove_prefix(std::min(first(*list).size() + comma.size(), list->size()));
+// The settings that only the first of two comma-separated lists has.
+std::string only_in(const std::string& text, const std::string& other) {
+  const std::string comma = ", ", others = comma + other + comma;
+  std::string only;
+  for (size_t begin = 0, end = 0; begin < text.size(); begin = end + comma.size()) {
+    end = std::min(text.find(comma, begin), text.size());
+    const std::string setting = text.substr(begin, end - begin);
+    if (others.find(comma + setting + comma) == others.npos) only += (only.empty() ? "" : comma) + setting;
   }
-  while (!text.empty() && !other.empty() && last(text) == last(other)) {
-    for (auto* const list : {&text, &other})
-      list->remove_suffix(std::min(last(*list).size() + comma.size(), list->size()));
-  }
-  return text.empty() ? "nothing of that" : std::string(text);
+  return only.empty() ? "nothing of that" : only;
 }
 
 bool is_of_build(const std::string& setting) {
@@ -232,8 +223,8 @@ Roster meet(c10d::Store& store, const LaunchEnvironment& launch, const Devices& 
   for (int process = 1; process < launch.world_size; ++process) {
     const std::string &theirs = all[process].configuration, &first = all[0].configuration;
     if (theirs == first) continue;
-    const std::string differs = without_common_ends(theirs, first);
-    const std::string of_first = without_common_ends(first, theirs);
+    const std::string differs = only_in(theirs, first);
+    const std::string of_first = only_in(first, theirs);
     const bool is_build = is_of_build(differs) || is_of_build(of_first);
     throw Error("process " + std::to_string(process) + " runs another program or configuration than process 0: " +
                     differs + "; process 0: " + of_first + ". All processes must run the same, on the same data" +

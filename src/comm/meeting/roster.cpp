@@ -2,7 +2,6 @@
 
 #include "comm/texts.hpp"
 
-#include <algorithm>
 #include <numeric>
 
 namespace lockstep::comm {
@@ -20,20 +19,10 @@ std::vector<int> Roster::list_of(int process) const {
   return list;
 }
 
-int Roster::process_of(int rank) const {
-  int process = 0;
-  while (rank >= ranks_of(process).end) ++process;
-  return process;
-}
-
 Devices Roster::devices() const {
   Devices all;
   for (const auto& devices : by_process) all.insert(all.end(), devices.begin(), devices.end());
   return all;
-}
-
-bool Roster::one_rank_per_process() const {
-  return std::all_of(by_process.begin(), by_process.end(), [](const Devices& devices) { return devices.size() == 1; });
 }
 
 std::string Roster::name(int rank) const {

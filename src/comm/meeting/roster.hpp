@@ -18,9 +18,7 @@ struct Roster {
   int processes() const { return static_cast<int>(by_process.size()); }
   Range ranks_of(int process) const;
   std::vector<int> list_of(int process) const;  // the same as indices
-  int process_of(int rank) const;
-  Devices devices() const;  // the devices of all ranks
-  bool one_rank_per_process() const;
+  Devices devices() const;                      // the devices of all ranks
   std::string name(int rank) const;             // "rank 1 (cpu)"
   std::string name_process(int process) const;  // "rank 1 (cpu)", or "ranks 2 to 3"
 };

@@ -31,11 +31,11 @@ Failure failure_in(const std::string& stored) {
 }
 
 std::string to_text(const Heartbeat& beat) {
-  return std::to_string(beat.count) + " " + std::to_string(beat.activity) + " " + std::to_string(beat.silence.count());
+  return std::to_string(beat.count) + " " + std::to_string(beat.silence.count());
 }
 
 Heartbeat heartbeat_from(const std::string& text) {
-  int64_t numbers[3] = {};
+  int64_t numbers[2] = {};
   const char* next = text.data();
   const char* const end = next + text.size();
   for (int64_t& number : numbers) {
@@ -46,7 +46,7 @@ Heartbeat heartbeat_from(const std::string& text) {
     next = rest;
   }
   if (next != end) throw Error("no count");
-  return {numbers[0], numbers[1], std::chrono::milliseconds(numbers[2])};
+  return {numbers[0], std::chrono::milliseconds(numbers[1])};
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <lockstep/base/error.hpp>
 #include <nlohmann/json.hpp>
 
+#include "comm/arguments.hpp"
 #include "comm/texts.hpp"
 
 #include <algorithm>
@@ -129,8 +130,22 @@ int64_t CallLog::add_collective(int rank, const std::string& group, const std::s
   return calls.count - 1;
 }
 
+std::optional<int> CallLog::changes(int rank, const std::string& group, int64_t number, const at::Tensor& memory) {
+  const std::lock_guard lock(mutex_);
+  auto& by_rank = changed_[{group, number}];
+  for (const auto& [other, theirs] : by_rank) {
+    if (share_memory(memory, theirs)) return other;
+  }
+  by_rank.emplace(rank, memory);
+  return {};
+}
+
 void CallLog::complete(int rank, const std::string& group, int64_t number) {
   const std::lock_guard lock(mutex_);
+  if (const auto call = changed_.find({group, number}); call != changed_.end()) {
+    call->second.erase(rank);
+    if (call->second.empty()) changed_.erase(call);
+  }
   int64_t& complete = by_rank_.at(rank).collective[group].complete;
   complete = std::max(complete, number + 1);
 }

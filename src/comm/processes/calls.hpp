@@ -2,12 +2,16 @@
 // that nobody answered.
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include "comm/meeting/roster.hpp"
 
 #include <cstdint>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace lockstep::comm {
@@ -49,13 +53,17 @@ class CallLog {
 
   void join(int rank, const std::string& group);  // makes the rank a member from now on
   int64_t add_collective(int rank, const std::string& group, const std::string& text);  // gives its number in the group
+  // Notes which memory this call changes, until it is complete. Gives another rank whose call of this number changes
+  // some of it too, or nothing.
+  std::optional<int> changes(int rank, const std::string& group, int64_t number, const at::Tensor& memory);
   void complete(int rank, const std::string& group, int64_t number);  // says that this call came about
   int64_t add_message(int rank, int peer, bool sends);                // gives how many there are now in this direction
   Calls of(int rank) const;
 
  private:
   mutable std::mutex mutex_;
-  std::map<int, Calls> by_rank_;  // guarded by mutex_
+  std::map<int, Calls> by_rank_;                                                  // guarded by mutex_, as the next one
+  std::map<std::pair<std::string, int64_t>, std::map<int, at::Tensor>> changed_;  // by the call, then by the rank
 };
 
 }  // namespace lockstep::comm

@@ -5,7 +5,7 @@
 
 #include "base/classic.hpp"
 #include "base/libtorch_log.hpp"
-#include "base/signal_blocked.hpp"
+#include "base/signals.hpp"
 #include "base/start_thread.hpp"
 #include "comm/group_member.hpp"
 #include "door.hpp"

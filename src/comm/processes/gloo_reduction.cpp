@@ -79,7 +79,7 @@ bool reduces(at::ScalarType type, ReduceOp::RedOpType op) {
   }
 }
 
-Pending start_allreduce(c10d::Backend& group, const at::Tensor& flat, ReduceOp::RedOpType op, int ranks) {
+Pending start_allreduce(c10d::Backend& group, const at::Tensor& flat, ReduceOp::RedOpType op) {
   if (flat.numel() == 0) return start_barrier(group);
   c10d::AllreduceOptions options;
   options.reduceOp = op == ReduceOp::AVG ? ReduceOp::SUM : op;
@@ -90,7 +90,7 @@ Pending start_allreduce(c10d::Backend& group, const at::Tensor& flat, ReduceOp::
   const at::Tensor values = flat.is_complex() ? at::view_as_real(flat).view({-1}) : flat;
   const at::Tensor buffer = values.to(gloo_type(values.scalar_type()));  // the same tensor if the type is the same
   std::vector<at::Tensor> tensors{buffer};
-  return {group.allreduce(tensors, options), [values, buffer, op, ranks] {
+  return {group.allreduce(tensors, options), [values, buffer, op, ranks = group.getSize()] {
             if (op == ReduceOp::AVG) buffer.div_(static_cast<double>(ranks));
             if (!buffer.is_same(values)) values.copy_(buffer);
           }};

@@ -15,8 +15,8 @@ constexpr std::chrono::milliseconds kUntilItComes = std::chrono::hours(24 * 365)
 constexpr std::chrono::milliseconds kUntilClosed{2'000};  // how long to wait once there is a failure
 
 struct Pending {
-  c10::intrusive_ptr<c10d::Work> work;  // null: there is nothing to wait for
-  std::function<void()> finish = {};    // called once the work is complete
+  c10::intrusive_ptr<c10d::Work> work;
+  std::function<void()> finish = {};  // called once the work is complete
 };
 
 // Use it also in place of calls that have nothing to move: a call that differs from them on another rank must be
@@ -26,9 +26,9 @@ Pending start_barrier(c10d::Backend& group);
 // Whether start_allreduce() takes values of this type.
 bool reduces(at::ScalarType type, c10d::ReduceOp::RedOpType op);
 
-// Starts to reduce `flat`, one dimension and contiguous, in place over the members of `group`. An average is the sum
-// divided by `ranks`, which may be more than the members. All members get equal bits.
-Pending start_allreduce(c10d::Backend& group, const at::Tensor& flat, c10d::ReduceOp::RedOpType op, int ranks);
+// Starts to reduce `flat`, one dimension and contiguous, in place over the members of `group`. All members get equal
+// bits.
+Pending start_allreduce(c10d::Backend& group, const at::Tensor& flat, c10d::ReduceOp::RedOpType op);
 
 // The same memory as bytes, since Gloo moves bytes of any type.
 inline at::Tensor as_bytes(const at::Tensor& flat) {

@@ -196,7 +196,7 @@ std::unique_ptr<World> make_nccl_world(const Devices& devices, std::chrono::mill
   return std::make_unique<WatchedWorld>(
       WatchedPlace{.roster = {{devices}},
                    .monitor_store = store,
-                   .groups_store = std::make_shared<SharedStore::Connection>(store),
+                   .groups_store = store,
                    .timeout = timeout,
                    .connect_timeout = timeout},
       Monitor::Options{.timeout = timeout, .silence = {kUntilCalledOff, kUntilCalledOff}, .host = "this process"});

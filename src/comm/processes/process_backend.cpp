@@ -8,13 +8,14 @@
 #include <lockstep/base/error.hpp>
 
 #include "base/classic.hpp"
-#include "base/signal_blocked.hpp"
+#include "base/signals.hpp"
 #include "comm/agreed_parts.hpp"
 #include "comm/reduction.hpp"
 #include "comm/signature.hpp"
 #include "comm/texts.hpp"
 #include "parts.hpp"
 
+#include <algorithm>
 #include <utility>
 
 namespace lockstep::comm {
@@ -91,8 +92,8 @@ Pending then(Pending pending, std::function<void()> also) {
 }  // namespace
 
 ProcessBackend::ProcessBackend(int world_rank, Members members, GroupMember group, StorePtr store,
-                               std::shared_ptr<Monitor> monitor, std::shared_ptr<Hierarchy> hierarchy,
-                               std::shared_ptr<OpenWorks> open, std::chrono::milliseconds timeout)
+                               std::shared_ptr<Monitor> monitor, std::shared_ptr<OpenWorks> open,
+                               std::chrono::milliseconds timeout)
     : OwnBackend(members.index_of(world_rank), members.size(),
                  {monitor->roster().name(world_rank), c10::kCPU, members.index_of(world_rank), members.size()}),
       world_rank_(world_rank),
@@ -100,13 +101,12 @@ ProcessBackend::ProcessBackend(int world_rank, Members members, GroupMember grou
       group_(std::move(group)),
       store_(std::move(store)),
       monitor_(std::move(monitor)),
-      hierarchy_(std::move(hierarchy)),
       open_(std::move(open)),
       timeout_(timeout) {
   monitor_->log().join(world_rank_, members_.name);
 }
 
-// ---- Collectives that a hierarchy of ranks shortens.
+// ---- Collectives that Gloo has.
 
 ReduceOp::RedOpType ProcessBackend::checked_op(const ReduceOp& asked, const Tensor& tensor,
                                                const std::string& operation) const {
@@ -116,15 +116,21 @@ ReduceOp::RedOpType ProcessBackend::checked_op(const ReduceOp& asked, const Tens
                     " is not offered between processes; use another type");
 }
 
+void ProcessBackend::refuse_shared_memory(const Tensor& changed, const std::string& text) const {
+  const auto other = monitor_->log().changes(world_rank_, members_.name, collective_calls_ - 1, changed);
+  if (!other) return;
+  throw Error(text_of_same_memory(std::min(world_rank_, *other), std::max(world_rank_, *other), text),
+              {Error::difference});
+}
+
 WorkPtr ProcessBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
   const Tensor& tensor = arguments_.only(tensors, "allreduce");
   const auto op = checked_op(options.reduceOp, tensor, "allreduce");
   const std::string text = call_text("allreduce", tensor, op);
   return post(OpType::ALLREDUCE, text, options.timeout, tensors, [&] {
     const Flat values(tensor);
-    auto pending = hierarchy_ ? inside({Hierarchy::Kind::allreduce, op, 0, text, values.flat})
-                              : start_allreduce(*group_.backend, values.flat, op, size_);
-    return then(std::move(pending), [values] { values.copy_back(); });
+    refuse_shared_memory(values.flat, text);
+    return then(start_allreduce(*group_.backend, values.flat, op), [values] { values.copy_back(); });
   });
 }
 
@@ -135,14 +141,10 @@ WorkPtr ProcessBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& opti
   const std::string text = call_text("reduce", tensor, op, root);
   return post(OpType::REDUCE, text, options.timeout, tensors, [&] {
     const Flat values(tensor);
-    if (hierarchy_) {
-      return then(inside({Hierarchy::Kind::reduce, op, root, text, values.flat}), [values, is_root = rank_ == root] {
-        if (is_root) values.copy_back();
-      });
-    }
+    refuse_shared_memory(values.flat, text);
     // It is an allreduce of copies, so that the root's bits are an allreduce's.
     const Tensor sum = rank_ == root ? values.flat : values.flat.clone();
-    return then(start_allreduce(*group_.backend, sum, op, size_), [values, is_root = rank_ == root] {
+    return then(start_allreduce(*group_.backend, sum, op), [values, is_root = rank_ == root] {
       if (is_root) values.copy_back();
     });
   });
@@ -154,25 +156,20 @@ WorkPtr ProcessBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions
   const std::string text = call_text("broadcast", tensor, {}, root);
   return post(OpType::BROADCAST, text, options.timeout, tensors, [&] {
     const Flat values(tensor);
-    const auto copy_back = [values, is_root = rank_ == root] {
-      if (!is_root) values.copy_back();
-    };
-    if (hierarchy_) {
-      return then(inside({Hierarchy::Kind::broadcast, {}, root, text, values.flat}), copy_back);
-    }
+    refuse_shared_memory(values.flat, text);
     if (tensor.numel() == 0) return start_barrier(*group_.backend);
     Tensors bytes{as_bytes(values.flat)};
     c10d::BroadcastOptions theirs;
     theirs.rootRank = root;
     theirs.timeout = kUntilItComes;
-    return then({group_.backend->broadcast(bytes, theirs)}, copy_back);
+    return then({group_.backend->broadcast(bytes, theirs)}, [values, is_root = rank_ == root] {
+      if (!is_root) values.copy_back();
+    });
   });
 }
 
 WorkPtr ProcessBackend::barrier(const c10d::BarrierOptions& options) {
-  return post(OpType::BARRIER, "barrier", options.timeout, {}, [&] {
-    return hierarchy_ ? inside({Hierarchy::Kind::barrier, {}, 0, "barrier"}) : start_barrier(*group_.backend);
-  });
+  return post(OpType::BARRIER, "barrier", options.timeout, {}, [&] { return start_barrier(*group_.backend); });
 }
 
 // ---- Collectives in which every rank sends its own values.
@@ -380,11 +377,6 @@ WorkPtr ProcessBackend::post(OpType type, const std::string& text, std::chrono::
   collective_calls_ = call.number + 1;
   group_.use_tag(tag_of(call.number, text));
   return post_call(type, std::move(call), timeout, std::move(result), start);
-}
-
-Pending ProcessBackend::inside(Hierarchy::RankCall call) {
-  call.tag = tag_of(collective_calls_, call.text);
-  return {hierarchy_->post(rank_, std::move(call))};
 }
 
 WorkPtr ProcessBackend::post_call(OpType type, OpenCall call, std::chrono::milliseconds timeout, Tensors result,

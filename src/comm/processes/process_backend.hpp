@@ -11,7 +11,6 @@
 #include "comm/members.hpp"
 #include "comm/own_backend.hpp"
 #include "gloo_reduction.hpp"
-#include "hierarchy.hpp"
 #include "monitor.hpp"
 #include "process_work.hpp"
 
@@ -31,11 +30,9 @@ constexpr int kFirstOpenTag = 0x4000;
 class ProcessBackend : public OwnBackend {
  public:
   // Makes the backend of rank `world_rank` among `members`. `group` has one member for each of these ranks, and `store`
-  // is a connection of the rank's own. With a hierarchy, allreduce, reduce, broadcast and barrier go through it.
-  // `open` notes its works that nobody has waited for yet.
+  // is a connection of the rank's own. `open` notes its works that nobody has waited for yet.
   ProcessBackend(int world_rank, Members members, GroupMember group, StorePtr store, std::shared_ptr<Monitor> monitor,
-                 std::shared_ptr<Hierarchy> hierarchy, std::shared_ptr<OpenWorks> open,
-                 std::chrono::milliseconds timeout);
+                 std::shared_ptr<OpenWorks> open, std::chrono::milliseconds timeout);
 
   using Tensor = at::Tensor;
 
@@ -63,10 +60,12 @@ class ProcessBackend : public OwnBackend {
                const Start& start);
   WorkPtr post_call(c10d::OpType type, OpenCall call, std::chrono::milliseconds timeout, Tensors result,
                     const Start& start);
-  Pending inside(Hierarchy::RankCall call);  // posts the call to the hierarchy
 
   c10d::ReduceOp::RedOpType checked_op(const c10d::ReduceOp& asked, const Tensor& tensor,
                                        const std::string& operation) const;
+
+  // Throws Error if a rank of this process gave memory of `changed` to the same call. Use it for the newest call.
+  void refuse_shared_memory(const Tensor& changed, const std::string& text) const;
 
   struct Message {
     OpenCall call;
@@ -90,7 +89,6 @@ class ProcessBackend : public OwnBackend {
   const GroupMember group_;
   const StorePtr store_;
   const std::shared_ptr<Monitor> monitor_;
-  const std::shared_ptr<Hierarchy> hierarchy_;  // null: one rank per process
   const std::shared_ptr<OpenWorks> open_;
   const std::chrono::milliseconds timeout_;
   int64_t collective_calls_ = 0;

@@ -105,7 +105,7 @@ class ProcessWork : public c10d::Work {
   bool is_collective() const { return call_.number >= 0; }
 
  private:
-  bool has_come() const { return !pending_.work || pending_.work->isCompleted(); }
+  bool has_come() const { return pending_.work->isCompleted(); }
 
   OpenWorks::Works collectives_before() const {
     const auto open = open_.lock();
@@ -121,7 +121,7 @@ class ProcessWork : public c10d::Work {
     const Monitor::Waiting waiting(*monitor_, call_, timeout, interrupt());
     try {
       if (is_collective()) {
-        if (pending_.work) pending_.work->wait(monitor_->failed() ? kUntilClosed : kUntilItComes);
+        pending_.work->wait(monitor_->failed() ? kUntilClosed : kUntilItComes);
       } else {
         do {
           if (!monitor_->failure().empty()) throw Error("the run has failed");

@@ -8,9 +8,7 @@
 
 #include "base/build_id.hpp"
 #include "base/seconds.hpp"
-#include "comm/job_options.hpp"
 #include "comm/meeting/meeting.hpp"
-#include "comm/meeting/shared_store.hpp"
 #include "job.hpp"
 #include "watched_world.hpp"
 
@@ -61,21 +59,16 @@ struct Place {
   std::chrono::milliseconds rendezvous_timeout;
   // All are connected before the meeting: that may take seconds (see Rendezvous::connect), and right after the meeting
   // the others listen for this process's heart.
-  StorePtr store, monitor_store;
-  std::shared_ptr<SharedStore::Connection> groups_store;
+  StorePtr store, monitor_store, groups_store;
   Roster roster;
 
   static Place take(const LaunchEnvironment& launch, const std::string& keys, const Devices& devices,
                     const JobOptions& options) {
     const WaitLimit limit{rendezvous_timeout_in(std::getenv).value_or(options.rendezvous_timeout), options.stop};
     Rendezvous& rendezvous = Job::of_this_process().rendezvous(launch, limit);
-    Place place{launch,
-                rendezvous,
-                limit.timeout,
-                rendezvous.connect(keys),
-                rendezvous.connect(keys),
-                std::make_shared<SharedStore::Connection>(rendezvous.connect(keys)),
-                {}};
+    Place place{
+        launch, rendezvous, limit.timeout, rendezvous.connect(keys), rendezvous.connect(keys), rendezvous.connect(keys),
+        {}};
     try {
       const Devices here = share_out(devices, launch.local_rank, launch.local_world_size);
       place.roster = meet(*place.store, launch, here, configuration(launch, devices, options), limit);
@@ -116,7 +109,7 @@ WatchedPlace watched(const Place& place, const JobOptions& options) {
 
 Monitor::Options watched_by(const Place& place, const JobOptions& options) {
   const std::string host = place.launch.agent_store ? "the launcher" : "the process of " + place.roster.name_process(0);
-  return {options.timeout, options.silence, host, options.stop};
+  return {options.timeout, options.silence, host};
 }
 
 class ProcessesWorld : public WatchedWorld {
@@ -124,14 +117,7 @@ class ProcessesWorld : public WatchedWorld {
   ProcessesWorld(std::unique_ptr<Turn> turn, Place place, const JobOptions& options)
       : WatchedWorld(watched(place, options), watched_by(place, options)),
         turn_(std::move(turn)),
-        place_(std::move(place)) {
-    try {
-      connect_leaders(options.threads_per_rank);
-    } catch (...) {
-      monitor().report(failure_of(std::current_exception()));
-      ProcessesWorld::finish().raise();
-    }
-  }
+        place_(std::move(place)) {}
   ~ProcessesWorld() override { stop_watching(); }
 
   Failure finish() override {

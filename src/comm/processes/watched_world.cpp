@@ -1,7 +1,6 @@
 #include "watched_world.hpp"
 
 #include <lockstep/base/error.hpp>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "comm/texts.hpp"
 #include "process_backend.hpp"
@@ -16,13 +15,6 @@ namespace lockstep::comm {
 namespace {
 
 constexpr std::chrono::milliseconds kMargin{10'000};  // Gloo must give up later than the rank, which says why
-
-// Some of the run's keys, for use by any thread.
-StorePtr keys_of(const std::string& what, std::shared_ptr<SharedStore::Connection> connection,
-                 std::stop_token stop = {}) {
-  return c10::make_intrusive<c10d::PrefixStore>(
-      what, c10::make_intrusive<SharedStore>(std::move(connection), std::move(stop)));
-}
 
 }  // namespace
 
@@ -45,17 +37,7 @@ void WatchedWorld::stop_watching() {
 
 // ---- Connecting.
 
-void WatchedWorld::connect_leaders(int threads_per_rank) {
-  if (over_nccl() || place_.roster.one_rank_per_process()) return;
-  std::vector<std::string> names;
-  for (int one = 0; one < place_.roster.processes(); ++one) names.push_back(place_.roster.name_process(one));
-  const auto leaders = connect(static_cast<int>(ranks_here().begin), "leaders", process(), names);
-  const std::lock_guard lock(mutex_);
-  hierarchy_ = std::make_shared<Hierarchy>(leaders, place_.roster, process(), threads_per_rank);
-  if (closed_) hierarchy_->close();
-}
-
-// A hierarchy is for calls of all ranks. A rank that is alone in its group needs no connections and no communicator,
+// A rank that is alone in its group needs no connections and no communicator,
 // which cost memory and threads. Other ranks' devices may not be of this machine, so the rank's own device stands for
 // them.
 c10::intrusive_ptr<c10d::Backend> WatchedWorld::backend(int rank, const Members& members) {
@@ -70,9 +52,9 @@ c10::intrusive_ptr<c10d::Backend> WatchedWorld::backend(int rank, const Members&
   if (over_nccl()) {
     monitor_->log().join(rank, members.name);
   } else {
-    backend =
-        c10::make_intrusive<ProcessBackend>(rank, members, group, keys_of("parts", place_.groups_store), monitor_,
-                                            members.name.empty() ? hierarchy_ : nullptr, open_works, place_.timeout);
+    backend = c10::make_intrusive<ProcessBackend>(rank, members, group,
+                                                  c10::make_intrusive<SharedStore>("parts", place_.groups_store),
+                                                  monitor_, open_works, place_.timeout);
   }
   bool closed = false;
   {
@@ -91,7 +73,8 @@ GroupMember WatchedWorld::connect(int rank, const std::string& name, int index, 
   const auto connecting = [=, connection = place_.groups_store, timeout = place_.timeout,
                            connect_timeout = place_.connect_timeout, address = place_.local_address, key = place_.key,
                            silence = place_.silence, device = devices()[rank]](const std::stop_token& stop) {
-    GroupPlace place{keys_of(name, connection, stop), index, static_cast<int>(members.size()), timeout};
+    GroupPlace place{c10::make_intrusive<SharedStore>(name, connection, stop), index, static_cast<int>(members.size()),
+                     timeout};
     if (!device.is_cpu()) return make_nccl_group(place, device, notes);
     place.timeout = connect_timeout + kMargin;
     if (!key) return make_gloo_group(place, address);
@@ -172,7 +155,6 @@ std::vector<WatchedWorld::Group> WatchedWorld::groups() {
 void WatchedWorld::close() {
   const std::lock_guard lock(mutex_);
   if (std::exchange(closed_, true)) return;
-  if (hierarchy_) hierarchy_->close();
   for (const auto& group : groups_) {
     try {
       closing_.emplace_back(group.member.close);

@@ -18,7 +18,6 @@
 #include "comm/meeting/attempt.hpp"
 #include "comm/meeting/shared_store.hpp"
 #include "comm/world.hpp"
-#include "hierarchy.hpp"
 #include "monitor.hpp"
 #include "process_work.hpp"
 
@@ -38,7 +37,7 @@ struct WatchedPlace {
   Roster roster;
   int process = 0;
   StorePtr monitor_store;
-  std::shared_ptr<SharedStore::Connection> groups_store;
+  StorePtr groups_store;  // a connection that all groups share
   std::chrono::milliseconds timeout, connect_timeout;
   std::string local_address = {};       // the address where peers reach this machine; for CPU ranks
   std::chrono::milliseconds silence{};  // how long until a process counts as dead, also one that proves nothing
@@ -64,9 +63,6 @@ class WatchedWorld : public World {
   Failure finish() override;
 
  protected:
-  // For several CPU ranks per process: connects the group through which calls of all ranks go.
-  void connect_leaders(int threads_per_rank);
-
   Monitor& monitor() { return *monitor_; }
   void stop_watching();  // after it, nothing here uses the stores any more, except destructors
 
@@ -95,7 +91,6 @@ class WatchedWorld : public World {
   std::vector<Group> groups_;  // groups in the order in which they were made
   std::vector<std::shared_ptr<OpenWorks>> open_works_;
   std::vector<std::jthread> closing_;
-  std::shared_ptr<Hierarchy> hierarchy_;
   std::shared_ptr<Monitor> monitor_;  // last, since its thread calls close() and look()
 };
 

@@ -14,14 +14,12 @@ constexpr int64_t kTileRows = 4;
 
 #include "batch_norm_relu_kernels.inc"
 #include "conv_relu_pool_kernels.inc"
+#include "kernels.hpp"
 #include "matrices_kernels.inc"
 #include "winograd_kernels.inc"
 
 namespace lockstep::kernels {
 
-extern const ConvReluPoolKernels conv_relu_pool_avx2 = kConvReluPool;
-extern const BatchNormReluKernels batch_norm_relu_avx2 = kBatchNormRelu;
-extern const MatrixKernels matrices_avx2 = kMatrices;
-extern const WinogradKernels winograd_avx2 = kWinograd;
+extern constinit const Kernels avx2 = {kConvReluPool, kBatchNormRelu, kMatrices, &kWinograd};
 
 }  // namespace lockstep::kernels

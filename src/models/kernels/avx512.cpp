@@ -14,14 +14,12 @@ constexpr int64_t kTileRows = 8;
 
 #include "batch_norm_relu_kernels.inc"
 #include "conv_relu_pool_kernels.inc"
+#include "kernels.hpp"
 #include "matrices_kernels.inc"
 #include "winograd_kernels.inc"
 
 namespace lockstep::kernels {
 
-extern const ConvReluPoolKernels conv_relu_pool_avx512 = kConvReluPool;
-extern const BatchNormReluKernels batch_norm_relu_avx512 = kBatchNormRelu;
-extern const MatrixKernels matrices_avx512 = kMatrices;
-extern const WinogradKernels winograd_avx512 = kWinograd;
+extern constinit const Kernels avx512 = {kConvReluPool, kBatchNormRelu, kMatrices, &kWinograd};
 
 }  // namespace lockstep::kernels

@@ -1,8 +1,8 @@
 // The arithmetic of batch_norm_relu (src/models/batch_norm_relu.hpp) on float32 in the CPU's memory, compiled once per
 // instruction set.
 //
-// Each call computes a piece of the pixels: matrices [pixels][channels], as a channels-last image lies in memory.
-// Pieces are small, so that values read twice in a call stay in the first-level cache. Values per channel are
+// Each call computes a range of the pixels: matrices [pixels][channels], as a channels-last image lies in memory.
+// Ranges are small, so that values read twice in a call stay in the first-level cache. Values per channel are
 // [channels]. The kernels do not allocate, keep nothing and start no threads.
 #pragma once
 
@@ -16,14 +16,14 @@ struct BatchNormReluChannels {
 };
 
 struct BatchNormReluKernels {
-  // Sets the piece's mean, and its sum of (x - mean)^2.
+  // Sets the range's mean, and its sum of (x - mean)^2.
   void (*statistics)(const float* x, int64_t pixels, int64_t channels, float* mean, float* squares);
 
   // `shortcut` may be null.
   void (*forward)(const float* x, const float* shortcut, int64_t pixels, int64_t channels,
                   const BatchNormReluChannels& of, float* y);
 
-  // Sets the piece's sums of the gradient behind the ReLU, and of its product with x - mean. With a short cut, y tells
+  // Sets the range's sums of the gradient behind the ReLU, and of its product with x - mean. With a short cut, y tells
   // what passed the ReLU, and `passed` gets the gradient behind it. Without one give null for both: x tells it.
   void (*backward_sums)(const float* grad, const float* x, const float* y, int64_t pixels, int64_t channels,
                         const BatchNormReluChannels& of, float* passed, float* sum, float* product);
@@ -32,8 +32,5 @@ struct BatchNormReluKernels {
   void (*backward)(const float* grad, const float* x, bool shortcut, int64_t pixels, int64_t channels,
                    const BatchNormReluChannels& of, const float* offset, const float* slope, float* grad_x);
 };
-
-// The kernels for the instructions that LibTorch uses here (ATEN_CPU_CAPABILITY=avx2 or =default restricts both).
-const BatchNormReluKernels& batch_norm_relu_kernels();
 
 }  // namespace lockstep::kernels

@@ -1,28 +1,23 @@
-#include "batch_norm_relu.hpp"
-#include "conv_relu_pool.hpp"
-#include "matrices.hpp"
-#include "winograd.hpp"
+#include <ATen/Version.h>
+
+#include <string>
+
+#include "kernels.hpp"
 
 namespace lockstep::kernels {
 
-extern const ConvReluPoolKernels conv_relu_pool_generic;
-extern const BatchNormReluKernels batch_norm_relu_generic;
-extern const MatrixKernels matrices_generic;
+extern const Kernels generic, avx2, avx512;  // the last two on x86 alone
 
-const ConvReluPoolKernels& conv_relu_pool_kernels() {
-  return conv_relu_pool_generic;
-}
-
-const BatchNormReluKernels& batch_norm_relu_kernels() {
-  return batch_norm_relu_generic;
-}
-
-const MatrixKernels& matrix_kernels() {
-  return matrices_generic;
-}
-
-const WinogradKernels* winograd_kernels() {
-  return nullptr;
+const Kernels& of_this_cpu() {
+  static const Kernels& chosen = []() -> const Kernels& {
+#ifdef __x86_64__
+    const std::string instructions = at::get_cpu_capability();
+    if (instructions == "AVX512") return avx512;
+    if (instructions == "AVX2") return avx2;
+#endif
+    return generic;
+  }();
+  return chosen;
 }
 
 }  // namespace lockstep::kernels

@@ -53,7 +53,4 @@ struct ConvReluPoolKernels {
                           float* grad_bias);
 };
 
-// The kernels for the instructions that LibTorch uses here (ATEN_CPU_CAPABILITY=avx2 or =default restricts both).
-const ConvReluPoolKernels& conv_relu_pool_kernels();
-
 }  // namespace lockstep::kernels

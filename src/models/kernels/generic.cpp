@@ -13,12 +13,11 @@ constexpr int64_t kWeightRows = 2;
 
 #include "batch_norm_relu_kernels.inc"
 #include "conv_relu_pool_kernels.inc"
+#include "kernels.hpp"
 #include "matrices_kernels.inc"
 
 namespace lockstep::kernels {
 
-extern const ConvReluPoolKernels conv_relu_pool_generic = kConvReluPool;
-extern const BatchNormReluKernels batch_norm_relu_generic = kBatchNormRelu;
-extern const MatrixKernels matrices_generic = kMatrices;
+extern constinit const Kernels generic = {kConvReluPool, kBatchNormRelu, kMatrices, nullptr};
 
 }  // namespace lockstep::kernels

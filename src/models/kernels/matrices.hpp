@@ -18,7 +18,4 @@ struct MatrixKernels {
               int64_t row_of_sum);
 };
 
-// The kernels for the instructions that LibTorch uses here (ATEN_CPU_CAPABILITY=avx2 or =default restricts both).
-const MatrixKernels& matrix_kernels();
-
 }  // namespace lockstep::kernels

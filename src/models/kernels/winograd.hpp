@@ -48,8 +48,4 @@ struct WinogradKernels {
                              float* grad_weight);
 };
 
-// The kernels for the instructions that LibTorch uses here (ATEN_CPU_CAPABILITY=avx2 or =default restricts both). Null
-// without AVX2, where nobody has measured them.
-const WinogradKernels* winograd_kernels();
-
 }  // namespace lockstep::kernels

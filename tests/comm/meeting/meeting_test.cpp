@@ -110,7 +110,7 @@ TEST(Meeting, WhoWaitsForAProcessThatWasStoppedIsStoppedToo) {
   } catch (const lockstep::Stopped&) {
     FAIL() << "by its words";
   } catch (const lockstep::Error& error) {
-    EXPECT_STREQ(error.what(), "process 1 of 2 did not come to run(): stopped by request");
+    EXPECT_EQ(error.cause(), lockstep::Error::death);
   }
 }
 

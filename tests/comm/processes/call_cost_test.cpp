@@ -4,7 +4,7 @@
 #include <torch/torch.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
-#include "base/thread_clock.hpp"
+#include "base/seconds_since.hpp"
 #include "comm/processes/process_backend.hpp"
 #include "comm/processes/process_work.hpp"
 

@@ -1,4 +1,4 @@
-// Labels: processes program long
+// Labels: processes program long thorough
 // What goes wrong while processes connect: one dies, or is slow, at each connection that it makes (faulty_connect.cpp).
 #include "running_job.hpp"
 

@@ -1,4 +1,4 @@
-// Labels: processes program
+// Labels: processes program thorough
 // Processes that may start some threads, and no more.
 #include "data/parts.hpp"
 

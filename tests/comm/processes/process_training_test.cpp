@@ -1,4 +1,4 @@
-// Labels: processes program
+// Labels: processes program thorough
 // lockstep train as processes: what it trains is what threads train, whatever is exchanged, and a stopped run goes on
 // with the bits of one that was not.
 #include <tuple>

@@ -1,4 +1,4 @@
-// Labels: processes program long
+// Labels: processes program long thorough
 // lockstep train under lockstep launch: the same run, printed and kept once; stopped, lost, frozen and gone on.
 #include <lockstep/models/models.hpp>
 #include <lockstep/plan/plan.hpp>

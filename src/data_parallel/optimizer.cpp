@@ -59,10 +59,59 @@ void add_name(std::string& names, const std::string& name) {
   names += (names.empty() ? "" : ", ") + name;
 }
 
+// Leaves out the state of parameters that are frozen now, and warns of it.
+io::NamedTensors without_frozen(const io::NamedTensors& state, const Replica& replica, const std::string& owner) {
+  std::set<std::string> frozen;
+  for (const auto& [name, parameter] : parameters_of(replica.module())) {
+    if (!parameter.requires_grad()) frozen.insert(name);
+  }
+  io::NamedTensors kept;
+  std::string left_out;
+  for (const auto& [name, tensor] : state) {
+    if (!frozen.contains(parts_of_state_name(name).second)) {
+      kept.emplace_back(name, tensor);
+    } else {
+      add_name(left_out, name);
+    }
+  }
+  if (!left_out.empty() && replica.rank().index() == 0)
+    comm::RankPlace::of(replica.rank())
+        .warn(owner + ": state of parameters that are frozen now is left out: " + left_out);
+  return kept;
+}
+
+void tell_of_new_ones(const io::NamedTensors& state, const Replica& replica, const std::string& owner) {
+  if (state.empty() || replica.rank().index() != 0) return;
+  std::set<std::string> known;
+  for (const auto& [name, tensor] : state) known.insert(parts_of_state_name(name).second);
+  std::string names;
+  for (const auto& [name, parameter] : parameters_of(replica.module())) {
+    if (parameter.requires_grad() && !known.contains(name)) add_name(names, name);
+  }
+  if (!names.empty())
+    comm::RankPlace::of(replica.rank())
+        .warn(owner + ": the file has no state of these parameters, which begin anew: " + names);
+}
+
+// Sets it if the options are of one of these types; gives whether they are.
+template <class... Types>
+bool set_weight_decay_of(torch::optim::OptimizerOptions& options, double weight_decay) {
+  const auto set = [&](auto* own) {
+    if (own == nullptr) return false;
+    if constexpr (requires { own->set_weight_decay(weight_decay); }) {
+      own->set_weight_decay(weight_decay);
+    } else {
+      own->weight_decay(weight_decay);
+    }
+    return true;
+  };
+  return (set(dynamic_cast<Types*>(&options)) || ...);
+}
+
 }  // namespace
 
-NetOptimizer::NetOptimizer(std::shared_ptr<TrainedNet> net, const Optimizer::Make& make,
-                           const Optimizer::Grouping& grouping, const std::string& owner)
+Optimizer::Optimizer(std::shared_ptr<TrainedNet> net, const Make& make, const Grouping& grouping,
+                     const std::string& owner)
     : net_(std::move(net)),
       sharded_(net_->replica()->sharded()),
       name_(net_->replica()->rank().name() + ": " + owner),
@@ -70,31 +119,33 @@ NetOptimizer::NetOptimizer(std::shared_ptr<TrainedNet> net, const Optimizer::Mak
   net_->replica()->add_optimizer();
 }
 
-NetOptimizer::~NetOptimizer() {
+Optimizer::~Optimizer() {
   net_->replica()->remove_optimizer();
 }
 
 // ---- A step.
 
-void NetOptimizer::zero_grad(bool in_place) {
+void Optimizer::zero_grad(bool in_place) {
   if (sharded_) return sharded_->reducer()->zero_grad();
+  if (auto* const hidden = net_->replica()->hidden_gradients()) hidden->set_used(false);
   const HiddenGradients::Shown gradients(net_->replica()->hidden_gradients());
   std::vector<at::Tensor> parameters = net_->replica()->module().parameters();
   if (in_place) return zero_gradients(parameters);
   for (auto& parameter : parameters) parameter.mutable_grad().reset();
 }
 
-at::Tensor NetOptimizer::clip(double max_norm) {
+at::Tensor Optimizer::clip(double max_norm) {
   return clip_gradients(*net_, max_norm);
 }
 
-void NetOptimizer::update() {
+void Optimizer::update() {
   if (sharded_) return sharded_->update([this] { inner_->step(); });
+  if (auto* const hidden = net_->replica()->hidden_gradients()) hidden->set_used(true);
   const HiddenGradients::Shown gradients(net_->replica()->hidden_gradients());
   inner_->step();
 }
 
-Step NetOptimizer::step(const StepOptions& options) {
+Step Optimizer::step(const StepOptions& options) {
   if (!(options.clip >= 0)) {
     throw Error(name_ + ": `clip`, the largest norm, is " + number_text(options.clip) +
                 "; it must be above 0, or 0: none");
@@ -112,7 +163,7 @@ Step NetOptimizer::step(const StepOptions& options) {
 }
 
 // Ranks with other options would train networks that differ; or, where each updates its slice, one that nobody meant.
-void NetOptimizer::compare_options(const StepOptions& of_step) const {
+void Optimizer::compare_options(const StepOptions& of_step) const {
   std::vector<Rank*> groups = net_->other_parts();
   if (net_->replica()->rank().world_size() > 1) groups.push_back(&net_->replica()->rank());
   if (groups.empty()) return;
@@ -130,11 +181,11 @@ void NetOptimizer::compare_options(const StepOptions& of_step) const {
   }
 }
 
-void NetOptimizer::compare_replicas() const {
-  lockstep::compare_replicas(*net_, inner_.get());
+void check_replicas(const Optimizer& optimizer) {
+  compare_replicas(*optimizer.net_, optimizer.inner_.get());
 }
 
-std::vector<at::Tensor> NetOptimizer::gradients() const {
+std::vector<at::Tensor> Optimizer::gradients() const {
   std::vector<at::Tensor> gradients;
   for (const auto& [name, gradient] : averaged_gradients_of(*net_->replica())) gradients.push_back(gradient);
   return gradients;
@@ -142,53 +193,19 @@ std::vector<at::Tensor> NetOptimizer::gradients() const {
 
 // ---- Its state.
 
-io::NamedTensors NetOptimizer::state() {
+io::NamedTensors Optimizer::state() const {
   Replica& replica = *net_->replica();
   if (sharded_) return net_->joined(whole_state(*inner_, sharded_->buckets(), replica.rank()));
   return net_->joined(optimizer_state(*inner_, parameters_of(replica.module())));
 }
 
-void NetOptimizer::load_state(const io::NamedTensors& state) {
-  const io::NamedTensors mine = without_frozen(net_->part_of(state));
+void Optimizer::load_state(const io::NamedTensors& state) {
+  const io::NamedTensors mine = without_frozen(net_->part_of(state), *net_->replica(), name_);
   if (sharded_) return load_slices_of_state(*inner_, sharded_->buckets(), mine);
   load_optimizer_state(*inner_, parameters_of(net_->replica()->module()), mine);
 }
 
-io::NamedTensors NetOptimizer::without_frozen(const io::NamedTensors& state) const {
-  const Replica& replica = *net_->replica();
-  std::set<std::string> frozen;
-  for (const auto& [name, parameter] : parameters_of(replica.module())) {
-    if (!parameter.requires_grad()) frozen.insert(name);
-  }
-  io::NamedTensors kept;
-  std::string left_out;
-  for (const auto& [name, tensor] : state) {
-    if (!frozen.contains(parts_of_state_name(name).second)) {
-      kept.emplace_back(name, tensor);
-    } else {
-      add_name(left_out, name);
-    }
-  }
-  if (!left_out.empty() && net_->replica()->rank().index() == 0)
-    comm::RankPlace::of(net_->replica()->rank())
-        .warn(name_ + ": state of parameters that are frozen now is left out: " + left_out);
-  return kept;
-}
-
-void NetOptimizer::tell_of_new_ones(const io::NamedTensors& state) const {
-  Rank& rank = net_->replica()->rank();
-  if (state.empty() || rank.index() != 0) return;
-  std::set<std::string> known;
-  for (const auto& [name, tensor] : state) known.insert(parts_of_state_name(name).second);
-  std::string names;
-  for (const auto& [name, parameter] : parameters_of(net_->replica()->module())) {
-    if (parameter.requires_grad() && !known.contains(name)) add_name(names, name);
-  }
-  if (!names.empty())
-    comm::RankPlace::of(rank).warn(name_ + ": the file has no state of these parameters, which begin anew: " + names);
-}
-
-void NetOptimizer::save(const std::filesystem::path& file) {
+void Optimizer::save(const std::filesystem::path& file) {
   if (net_->replica()->averaging() == nullptr && net_->replica()->rank().world_size() > 1) {
     throw Error(name_ +
                 ": save: with DataParallelOptions::average = false each rank's optimizer has a state of its own, and a "
@@ -200,7 +217,7 @@ void NetOptimizer::save(const std::filesystem::path& file) {
   net_->replica()->rank().barrier();
 }
 
-void NetOptimizer::load(const std::filesystem::path& file) {
+void Optimizer::load(const std::filesystem::path& file) {
   io::load_checked(file, [&](const io::NamedTensors& state, const std::map<std::string, std::string>& metadata) {
     const auto options = metadata.find(kOptionsKey);
     const std::string before = options_text(*inner_);
@@ -211,55 +228,38 @@ void NetOptimizer::load(const std::filesystem::path& file) {
       load_options(*inner_, before);
       throw;
     }
-    tell_of_new_ones(state);
+    tell_of_new_ones(state, *net_->replica(), name_);
   });
 }
 
 std::vector<WatchedTensor> NetOptimizer::slices() const {
   if (!sharded_) return {};
-  auto slices = watched_slices_of_state(*inner_, sharded_->buckets());
-  if (!sharded_->divides_parameters()) return slices;
-  for (auto& piece : watched_pieces(sharded_->buckets())) slices.push_back(std::move(piece));
-  return slices;
+  return watched_slices(*inner_, sharded_->buckets(), sharded_->divides_parameters());
 }
 
-// ---- The public one.
-
-Optimizer::Optimizer(const std::shared_ptr<TrainedNet>& net, const Make& make, const Grouping& grouping)
-    : optimizer_(std::make_unique<NetOptimizer>(net, make, grouping, "Optimizer")) {}
-
-Optimizer::~Optimizer() = default;
-
-void Optimizer::zero_grad() {
-  optimizer_->zero_grad();
-}
-
-Step Optimizer::step(const StepOptions& options) {
-  return optimizer_->step(options);
-}
-
-const torch::optim::Optimizer& Optimizer::inner() const {
-  return optimizer_->inner();
-}
+// ---- Its groups.
 
 std::vector<torch::optim::OptimizerParamGroup>& Optimizer::param_groups() {
-  return optimizer_->inner().param_groups();
+  return inner_->param_groups();
 }
 
 void Optimizer::set_lr(double lr) {
   for (auto& group : param_groups()) group.options().set_lr(lr);
 }
 
-std::vector<at::Tensor> Optimizer::gradients() {
-  return optimizer_->gradients();
-}
-
-void Optimizer::save(const std::filesystem::path& file) {
-  optimizer_->save(file);
-}
-
-void Optimizer::load(const std::filesystem::path& file) {
-  optimizer_->load(file);
+void Optimizer::set_weight_decay(torch::optim::OptimizerParamGroup& group, double weight_decay) {
+  if (!(weight_decay >= 0)) {
+    throw Error("the weight decay is " + number_text(weight_decay) + "; it must be at least 0");
+  }
+  using namespace torch::optim;
+  const bool is_set =
+      set_weight_decay_of<SGDOptions, AdamOptions, AdamWOptions, AdagradOptions, RMSpropOptions, LayerWise>(
+          group.options(), weight_decay);
+  if (!is_set) {
+    throw Error(
+        "set_weight_decay knows the options of SGD, Adam, AdamW, Adagrad, RMSprop, Lars and Lamb, and this "
+        "group's are of another optimizer; set them yourself in group.options()");
+  }
 }
 
 }  // namespace lockstep

@@ -1,4 +1,5 @@
-// lockstep compare: trains the same steps under each way to split a network, and shows what each costs.
+#include "benches.hpp"
+
 #include <lockstep/base/error.hpp>
 #include <lockstep/devices/device_info.hpp>
 #include <lockstep/layout/pipeline_schedule.hpp>
@@ -15,17 +16,15 @@
 #include <string>
 #include <vector>
 
-#include "add_option.hpp"
-#include "base/bytes_text.hpp"
 #include "base/number_text.hpp"
-#include "commands.hpp"
-#include "common_flags.hpp"
-#include "flag_checks.hpp"
-#include "measured_model.hpp"
+#include "cli/add_option.hpp"
+#include "cli/common_flags.hpp"
+#include "cli/flag_checks.hpp"
+#include "cli/measured_model.hpp"
+#include "cli/text.hpp"
+#include "cli/usage.hpp"
 #include "report.hpp"
 #include "scheme.hpp"
-#include "text.hpp"
-#include "usage.hpp"
 
 namespace lockstep::cli {
 
@@ -68,11 +67,11 @@ const char* const compare_explanation =
     "              what a device computes at once: there data and pipelines differ\n"
     "\n"
     "Examples:\n"
-    "  lockstep compare --model lenet --devices 2\n"
-    "  lockstep compare --model alexnet --width 0.25 --batch-size 64 --steps 5\n"
+    "  lockstep-bench compare --model lenet --devices 2\n"
+    "  lockstep-bench compare --model alexnet --width 0.25 --batch-size 64 --steps 5\n"
     "  lockstep plan --model mlp --devices 4xcpu --keep-profile mlp.json \\\n"
     "      --keep-cluster here.json\n"
-    "  lockstep compare --model mlp --devices 2xcpu --profile mlp.json \\\n"
+    "  lockstep-bench compare --model mlp --devices 2xcpu --profile mlp.json \\\n"
     "      --simulate here.json\n";
 
 struct CompareFlags {
@@ -244,8 +243,8 @@ std::string memory_table(const std::vector<Row>& rows) {
   return aligned(cells);
 }
 
-nlohmann::ordered_json to_json(const CompareFlags& flags, const Devices& devices, const std::vector<Row>& rows) {
-  nlohmann::ordered_json json = circumstances("compare", devices);
+nlohmann::ordered_json to_json(const CompareFlags& flags, const std::vector<Row>& rows) {
+  nlohmann::ordered_json json;
   json["model"] = to_string(flags.scheme.model);
   json["batch_size"] = flags.scheme.batch_size;
   json["steps"] = flags.scheme.steps;
@@ -283,12 +282,6 @@ nlohmann::ordered_json to_json(const CompareFlags& flags, const Devices& devices
   return json;
 }
 
-ImageData load_images(const CompareFlags& flags) {
-  if (flags.data == "synthetic") return synthetic_images();
-  if (flags.data == "fashion-mnist") return load_fashion_mnist(flags.data_dir);
-  throw UsageError("--data \"" + flags.data + "\": it must be fashion-mnist or synthetic");
-}
-
 struct CompareData {
   Dataset train;
   std::string source;
@@ -303,12 +296,9 @@ CompareData load_sequences(const CompareFlags& flags) {
 }
 
 CompareData load(const CompareFlags& flags) {
-  if (learns_text(flags.scheme.model)) {
-    if (flags.text.empty()) throw UsageError("gpt learns from a text; give one with --text");
-    return load_sequences(flags);
-  }
-  if (!flags.text.empty()) throw UsageError("--text is for --model gpt");
-  const ImageData images = load_images(flags);
+  check_text_flag(flags.scheme.model, flags.text);
+  if (learns_text(flags.scheme.model)) return load_sequences(flags);
+  const ImageData images = images_named(flags.data, flags.data_dir);
   return {images.train, images.source};
 }
 
@@ -339,9 +329,6 @@ MeasuredModel planning_model(const CompareFlags& flags, const Devices& devices) 
 }
 
 int compare_command(const CompareFlags& flags, Output& output) {
-  if (this_process().count > 1) {
-    throw Error("compare runs its ranks as threads of one process; start it without a launcher");
-  }
   if (!flags.profile.empty() && flags.simulate.empty()) {
     throw UsageError("--profile goes with --simulate: without a described cluster the devices here are measured");
   }
@@ -361,15 +348,15 @@ int compare_command(const CompareFlags& flags, Output& output) {
   auto rows = Schemes(model, devices, flags.scheme.batch_size).all();
   measure(rows, flags, data.train);
   output.print(times_table(rows) + "\n" + memory_table(rows));
-  if (!flags.json.empty()) write_json(flags.json, to_json(flags, devices, rows));
+  write_json(flags.json, "compare", devices, to_json(flags, rows));
   return 0;
 }
 
 }  // namespace
 
-Command add_compare(CLI::App& program) {
+Command add_bench_compare(CLI::App& bench) {
   CLI::App* const app =
-      program.add_subcommand("compare", "Train a network split by data, by layers and by channels, side by side.");
+      bench.add_subcommand("compare", "Train a network split by data, by layers and by channels, side by side.");
   app->footer(compare_explanation);
   const auto flags = std::make_shared<CompareFlags>();
   const OptionAdder add{*app};
@@ -385,18 +372,16 @@ Command add_compare(CLI::App& program) {
   add("--lr", scheme.lr, "X", "learning rate of SGD with momentum 0.9", number_text(scheme.lr))->check(rate);
   add("--steps", scheme.steps, "N", "measured steps of each scheme in each round", std::to_string(scheme.steps))
       ->check(number_between<int, 1>);
-  add("--rounds", flags->rounds, "N", "how many rounds to measure; the best counts", std::to_string(flags->rounds))
-      ->check(number_between<int, 1>);
+  add_rounds_flag(*app, flags->rounds);
   add("--seconds", flags->seconds, "X", "how long the layers may be profiled", "10")->check(rate);
   add("--simulate", flags->simulate, "FILE",
       "predict for the first devices of the cluster that this JSON file describes, as lockstep plan does; of the "
-      "devices "
-      "here only the first is measured, for the layers")
+      "devices here only the first is measured, for the layers")
       ->check(not_empty);
   add("--profile", flags->profile, "FILE",
       "take a file of lockstep plan --keep-profile for this model instead of measuring; only with --simulate")
       ->check(not_empty);
-  add("--json", flags->json, "FILE", "also write the figures as JSON");
+  add_json_flag(*app, flags->json);
   return {app, [flags](Output& output) { return compare_command(*flags, output); }};
 }
 

@@ -1,0 +1,22 @@
+// Kernels: all kernels of this folder, compiled for one instruction set.
+#pragma once
+
+#include "batch_norm_relu.hpp"
+#include "conv_relu_pool.hpp"
+#include "matrices.hpp"
+#include "winograd.hpp"
+
+namespace lockstep::kernels {
+
+// This struct has no member functions: see conv_relu_pool.hpp.
+struct Kernels {
+  ConvReluPoolKernels conv_relu_pool;
+  BatchNormReluKernels batch_norm_relu;
+  MatrixKernels matrices;
+  const WinogradKernels* winograd;  // null without AVX2, where nobody has measured them
+};
+
+// The kernels for the instructions that LibTorch uses here (ATEN_CPU_CAPABILITY=avx2 or =default restricts both).
+const Kernels& of_this_cpu();
+
+}  // namespace lockstep::kernels
