@@ -206,7 +206,10 @@ std::string remark_on_pairs(std::string_view key) {
   }
   std::string all;
   for (const Choice& way : ways) {
-    if (way.key == key) all = "a run takes one of `compress`, `sync_every`, `zero_stage`, `cuda_graph` and `split`";
+    if (way.key != key) continue;
+    all =
+        "a run takes one of `compress`, `sync_every`, `zero_stage`, `cuda_graph` and `split`; bf16 and fp16 go with a "
+        "`split` too";
   }
   for (const auto& [first, text] : remarks) {
     all += all.empty() ? "" : "; ";

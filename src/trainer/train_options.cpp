@@ -74,11 +74,6 @@ void check_split_of(const TrainOptions& options) {
   }
 }
 
-bool has_batchnorm(const ModelOptions& options) {
-  const auto names = make_model(options)->named_buffers().keys();
-  return std::any_of(names.begin(), names.end(), [](const auto& name) { return name.ends_with("running_mean"); });
-}
-
 }  // namespace
 
 TrainOptions checked_for_fit(TrainOptions options) {
@@ -101,10 +96,6 @@ TrainOptions checked_for_fit(TrainOptions options) {
   check_pairs({.options = options, .way = flat(options.way)});
   check_split_of(options);
   check_shares_of(options);
-  if (options.sync_batchnorm && is_of_lockstep(options) && !has_batchnorm(options.model)) {
-    throw Error("`sync_batchnorm`: " + options.model.name + " has no BatchNorm; leave it out",
-                {.options = {"sync_batchnorm", "model"}});
-  }
   return options;
 }
 
