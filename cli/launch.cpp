@@ -1,5 +1,6 @@
 // lockstep launch: starts a program several times on this machine, as ranks of one job.
 #include <chrono>
+#include <filesystem>
 #include <memory>
 #include <string>
 #include <vector>
@@ -12,7 +13,6 @@
 #include "flag_checks.hpp"
 #include "launched_job.hpp"
 #include "output.hpp"
-#include "printed_once.hpp"
 #include "text.hpp"
 
 namespace lockstep::cli {
@@ -65,17 +65,13 @@ void check_elastic_launch(const LaunchFlags& flags) {
   }
 }
 
-ChildProcesses::Ending run_once(const LaunchFlags& flags, int attempt, const PrintedOnce& printed, LaunchedJob& job,
-                                LaunchMessages& messages) {
+ChildProcesses::Ending run_once(const LaunchFlags& flags, int attempt, LaunchedJob& job, LaunchMessages& messages) {
   ChildProcesses::Options options{.label = flags.label, .until_term_when_stopped = std::chrono::seconds(flags.grace)};
   const auto variables_of = [&](int rank) {
     return variables(flags, {job.address, job.store.port, job.key.file()}, attempt, rank);
   };
   options.on_end = [&](int rank, const ChildProcesses::Options::End& end) {
-    const std::string absence =
-        comm::announce_end(job.store.store, environment_of(variables_of(rank)), {end.failed, end.stopped, end.how});
-    if (end.failed)
-      printed.add("error: " + absence);  // ChildProcesses reports a failure, and says nothing of a success
+    comm::announce_end(job.store.store, environment_of(variables_of(rank)), {end.failed, end.stopped, end.how});
     return false;
   };
   ChildProcesses processes(options, messages);  // before the store starts threads
@@ -84,11 +80,16 @@ ChildProcesses::Ending run_once(const LaunchFlags& flags, int attempt, const Pri
   const auto words = program_words(flags);
   for (int rank = 0; rank < flags.processes; ++rank) {
     auto all = variables_of(rank);
-    all.push_back(printed.variable());
     all.emplace_back("LOCKSTEP_ELASTIC_MEMBER=");  // resets what another launcher may have set
     processes.start(words, all, rank);
   }
   return processes.wait();
+}
+
+// Whether a command of lockstep has ended in a way that would come again.
+bool would_fail_again(const LaunchFlags& flags, int code) {
+  const bool is_lockstep = std::filesystem::path(flags.words[0]).filename() == "lockstep";
+  return is_lockstep && (code == kWrongUsage || code == kNotFinite);
 }
 
 int launch_command(const LaunchFlags& flags) {
@@ -96,10 +97,9 @@ int launch_command(const LaunchFlags& flags) {
   if (flags.elastic) return launch_elastic(flags, messages).code;
   LaunchedJob job;
   for (int attempt = 0;; ++attempt) {
-    const PrintedOnce printed;
-    const auto ending = run_once(flags, attempt, printed, job, messages);
+    const auto ending = run_once(flags, attempt, job, messages);
     if (!ending.failed || ending.by_request || attempt == flags.restarts()) return ending.code;
-    if (printed.would_fail_again()) {
+    if (would_fail_again(flags, ending.code)) {
       messages.say("it does not start again, since it would fail in the same way");
       return ending.code;
     }

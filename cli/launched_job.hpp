@@ -10,7 +10,6 @@
 #include "comm/meeting/launch_environment.hpp"
 #include "comm/meeting/meeting.hpp"
 #include "launch_messages.hpp"
-#include "printed_once.hpp"
 
 namespace lockstep::cli {
 
