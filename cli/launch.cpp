@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "add_option.hpp"
 #include "child_processes.hpp"
 #include "comm/job_key.hpp"
 #include "comm/meeting/launch_environment.hpp"
@@ -98,9 +99,11 @@ int launch_command(const LaunchFlags& flags) {
   LaunchedJob job;
   for (int attempt = 0;; ++attempt) {
     const auto ending = run_once(flags, attempt, job, messages);
-    if (!ending.failed || ending.by_request || attempt == flags.restarts()) return ending.code;
-    if (would_fail_again(flags, ending.code)) {
-      messages.say("it does not start again, since it would fail in the same way");
+    const bool is_in_vain = would_fail_again(flags, ending.code);
+    if (!ending.failed || ending.by_request || attempt == flags.restarts() || is_in_vain) {
+      if (is_in_vain && flags.restarts() > 0)
+        messages.say("it does not start again, since it would fail in the same way");
+      if (!ending.first_failure.empty()) messages.say("the job failed: " + ending.first_failure);
       return ending.code;
     }
     messages.say(format("all processes start again, restart %d of %d", attempt + 1, flags.restarts()));
@@ -115,30 +118,26 @@ Command add_launch(CLI::App& program) {
   app->footer(launch_examples);
   app->prefix_command();  // words after the program belong to the program
   const auto flags = std::make_shared<LaunchFlags>();
-  app->add_option("-n,--processes", flags->processes, "how many processes to start")
-      ->type_name("N")
+  const OptionAdder add{*app};
+  add("-n,--processes", flags->processes, "N", "how many processes to start")
       ->required()
       ->check(number_between<int, 1, 1024>);
-  app->add_option("--threads", flags->threads,
-                  "OMP_NUM_THREADS of each process (default: as it is set, or else 1 if there are several)")
-      ->type_name("N")
+  add("--threads", flags->threads, "N",
+      "OMP_NUM_THREADS of each process (default: as it is set, or else 1 if there are several)")
       ->check(number_between<int, 1, 1024>);
   app->add_flag("--label", flags->label, "put the rank before every line of output: [1]");
   app->add_flag("--elastic", flags->elastic,
                 "go on without processes that are killed, and start successors that join; the exit code is that of the "
                 "job");
-  app->add_option("--min-processes", flags->fewest, "an elastic job ends with fewer than N processes (default: 1)")
-      ->type_name("N")
+  add("--min-processes", flags->fewest, "N", "an elastic job ends with fewer than N processes (default: 1)")
       ->check(number_between<int, 1, 1024>);
-  app->add_option("--max-restarts", flags->max_restarts,
-                  "when a process fails, start all of them again, at most N times; not when a signal asked them to "
-                  "end (default: 0); with --elastic: start at most N successors (default: 10)")
-      ->type_name("N")
+  add("--max-restarts", flags->max_restarts, "N",
+      "when a process fails, start all of them again, at most N times; not when a signal asked them to end (default: "
+      "0); with --elastic: start at most N successors (default: 10)")
       ->check(number_between<int, 0>);
-  app->add_option("--grace", flags->grace,
-                  "how long processes may go on once they were asked to end, to write a checkpoint, before they are "
-                  "ended (default: 30, as long as SLURM waits before it kills)")
-      ->type_name("SECONDS")
+  add("--grace", flags->grace, "SECONDS",
+      "how long processes may go on once they were asked to end, to write a checkpoint, before they are ended "
+      "(default: 30, as long as SLURM waits before it kills)")
       ->check(number_between<int, 0, 1'000'000>);
   app->callback([flags, app] {
     flags->words = app->remaining();
