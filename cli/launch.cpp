@@ -79,11 +79,7 @@ ChildProcesses::Ending run_once(const LaunchFlags& flags, int attempt, LaunchedJ
   if (!job.store.store)
     job.store = comm::host_store(job.address, 0, {job.key.key(), [&](const std::string& text) { messages.say(text); }});
   const auto words = program_words(flags);
-  for (int rank = 0; rank < flags.processes; ++rank) {
-    auto all = variables_of(rank);
-    all.emplace_back("LOCKSTEP_ELASTIC_MEMBER=");  // resets what another launcher may have set
-    processes.start(words, all, rank);
-  }
+  for (int rank = 0; rank < flags.processes; ++rank) processes.start(words, variables_of(rank), rank);
   return processes.wait();
 }
 

@@ -56,7 +56,7 @@ class ElasticProcesses : public comm::LaunchedProcesses {
   }
 
   comm::LaunchEnvironment environment_of_member(int member, int place) const {
-    return environment_of(elastic_variables(flags_, where_, place, member));
+    return environment_of(variables(flags_, where_, /*attempt=*/0, place, member));
   }
 
   void announce(int member, int place, const comm::ProcessEnd& end) {
@@ -64,7 +64,7 @@ class ElasticProcesses : public comm::LaunchedProcesses {
   }
 
   void start(int member, int place) override {
-    processes_->start(words_, elastic_variables(flags_, where_, place, member), member);
+    processes_->start(words_, variables(flags_, where_, /*attempt=*/0, place, member), member);
   }
   void kill(int member) override { processes_->end(member); }
   void say(const std::string& text) override { messages_.say(with_flags(text)); }

@@ -127,8 +127,8 @@ void add_flags(CLI::App& app, TrainFlags& flags) {
 TrainOptions to_options(const TrainFlags& flags) {
   Devices devices = flags.of("devices") ? from_flags([&] { return parse_devices(flags.text("devices")); }) : Devices();
   std::optional<Plan> plan;
-  if (!flags.plan().empty() && is_file(flags.plan())) {
-    plan = read_train_plan(flags.plan());
+  if (!flags.plan().empty() && flags.plan() != "auto" && flags.plan() != "none") {
+    plan = read_plan(flags.plan());
     if (!flags.of("devices")) devices = devices_of(*plan, flags.plan());
   }
   if (!flags.resume().empty() && !flags.config.empty()) {
@@ -166,7 +166,7 @@ TrainOptions to_options(const TrainFlags& flags) {
     follow(*plan, flags.plan(), options);
   }
   check([&] { checked(options); });
-  // With absolute paths the run's config.json means the same in every folder.
+  // Absolute paths let the run's config.json mean the same in every folder.
   if (!options.data.folder.empty()) options.data.folder = fs::absolute(options.data.folder);
   if (!options.data.text.empty()) options.data.text = fs::absolute(options.data.text);
 

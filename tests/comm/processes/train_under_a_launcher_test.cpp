@@ -18,7 +18,6 @@ using testing::AnyOf;
 using testing::ContainsRegex;
 using testing::HasSubstr;
 using testing::IsEmpty;
-using testing::MatchesRegex;
 using testing::Not;
 
 class TrainUnderALauncher : public Cli {};
