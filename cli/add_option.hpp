@@ -1,4 +1,4 @@
-// Helpers by which commands add their flags.
+// How commands add their flags.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -17,12 +17,5 @@ struct OptionAdder {
     return app.add_option(name, value, description)->type_name(type)->default_str(default_text)->take_last();
   }
 };
-
-// The same, under the heading `group` of the help.
-template <class Value>
-CLI::Option* add_option(CLI::App& app, const char* name, Value& value, const char* type, const std::string& description,
-                        const std::string& group, const std::string& default_text = {}) {
-  return OptionAdder{app}(name, value, type, description, default_text)->group(group);
-}
 
 }  // namespace lockstep::cli

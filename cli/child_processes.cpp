@@ -300,7 +300,7 @@ ChildProcesses::Ending ChildProcesses::wait() {
   end_labels();
   for (const auto& child : children_) waitpid(child.pid, nullptr, 0);
   children_.clear();  // their numbers may belong to other processes now
-  return {.code = first_failure_, .failed = failed_, .by_request = stop_signal_ != 0 || asked_};
+  return {first_failure_, failed_, /*by_request=*/stop_signal_ != 0 || asked_, first_failure_text_};
 }
 
 void ChildProcesses::end(int rank) {
@@ -398,11 +398,11 @@ void ChildProcesses::ended(const Child& child, int signal, int code) {
   // A shell ends with the same code if a process that it started is killed.
   const bool lacked_memory = code == 128 + SIGKILL && nothing_ends && !child.is_to_end && memory_kills_.take();
   const std::string cause = lacked_memory ? want_of_memory() : "";
+  const std::string how_it_ended = signal != 0 ? format("was ended by signal %d (%s)", signal, strsignal(signal))
+                                               : format("ended with exit code %d", code);
   bool others_go_on = false;
   if (options_.on_end) {
-    const std::string how = stopped       ? "stopped by request"
-                            : signal != 0 ? format("it was ended by signal %d (%s)", signal, strsignal(signal)) + cause
-                                          : format("it ended with exit code %d", code) + cause;
+    const std::string how = stopped ? "stopped by request" : "it " + how_it_ended + cause;
     const bool killed = signal != 0 && nothing_ends;
     others_go_on = options_.on_end(rank, {code != 0, stopped, killed, how, lacked_memory});
   }
@@ -413,7 +413,8 @@ void ChildProcesses::ended(const Child& child, int signal, int code) {
     messages_.say(name_of(rank) +
                   format(" stopped on request (exit code %d) after %.1f s", code, seconds_since(started_)));
   }
-  if (!stopped) say_how(rank, code, signal, cause, others_go_on && others_run);
+  if (!stopped) say_how(rank, how_it_ended, signal, cause, others_go_on && others_run);
+  if (!stopped && !failed_ && !others_go_on && others_run) first_failure_text_ = name_of(rank) + " " + how_it_ended;
   failed_ = failed_ || !others_go_on;
   asked_ = asked_ || asked;
   const bool forced = stop_signal_ != 0 && others_are_ended() && (signal == SIGTERM || signal == SIGKILL);
@@ -428,15 +429,13 @@ std::string ChildProcesses::name_of(int rank) const {
 
 // The first failure tells most. Later failures mostly follow from it. They are reported only if no other report
 // explains them.
-void ChildProcesses::say_how(int rank, int code, int signal, const std::string& cause, bool is_lost) {
-  const std::string after =
-      format(" after %.1f s", seconds_since(started_)) + cause + (is_lost ? "; the others go on without it" : "");
+void ChildProcesses::say_how(int rank, const std::string& how, int signal, const std::string& cause, bool is_lost) {
+  const bool is_by_itself = signal != 0 && !(others_are_ended() && signal == SIGTERM);
   if (others_are_ended() && signal == SIGKILL) {
     messages_.say(name_of(rank) + " did not end, so it was killed");
-  } else if (signal != 0 && !(others_are_ended() && signal == SIGTERM)) {
-    messages_.say(name_of(rank) + format(" was ended by signal %d (%s)", signal, strsignal(signal)) + after);
-  } else if (is_lost || first_failure_ == 0 || next_step_ == Clock::time_point::max()) {
-    messages_.say(name_of(rank) + format(" ended with exit code %d", code) + after);
+  } else if (is_by_itself || is_lost || first_failure_ == 0 || next_step_ == Clock::time_point::max()) {
+    messages_.say(name_of(rank) + " " + how + format(" after %.1f s", seconds_since(started_)) + cause +
+                  (is_lost ? "; the others go on without it" : ""));
   }
 }
 

@@ -65,6 +65,8 @@ class ChildProcesses {
     bool failed = false;  // a process failed that the others do not go on without
     // A signal that asks to end was passed on, or a process's exit code says that the process got one.
     bool by_request = false;
+    // How the first process failed while others ran, which may have said more since: "rank 1 ended with exit code 7".
+    std::string first_failure = {};
   };
 
   // Waits for all processes, and for the reader of their labelled lines, and passes signals on. A request to stand
@@ -91,7 +93,7 @@ class ChildProcesses {
   bool reap();  // gives whether any still run
   std::string name_of(int rank) const;
   void ended(const Child& child, int signal, int code);
-  void say_how(int rank, int code, int signal, const std::string& cause, bool is_lost);
+  void say_how(int rank, const std::string& how, int signal, const std::string& cause, bool is_lost);
   void end_others();
   void end_leftovers();
   void end_watchers();
@@ -118,6 +120,7 @@ class ChildProcesses {
   std::atomic<int> labels_{0};        // how many threads of children's labels run
   std::atomic<bool> hurries_{false};  // if true, they wait for a slow reader for a short time only
   int first_failure_ = 0;
+  std::string first_failure_text_;
   bool failed_ = false;
   bool asked_ = false;                                      // somebody else than the launcher asked it to end
   Clock::time_point next_step_ = Clock::time_point::max();  // the time of the next step of ending the others

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
+#include <cstdlib>
 #include <exception>
 #include <memory>
 #include <new>
@@ -25,7 +26,6 @@
 #include "io/reason.hpp"
 #include "option_flags.hpp"
 #include "output.hpp"
-#include "printed_once.hpp"
 #include "text.hpp"
 #include "usage.hpp"
 
@@ -33,7 +33,6 @@ namespace lockstep::cli {
 namespace {
 
 constexpr int failed = 1;
-constexpr int wrong_usage = 2;
 
 // If a standard descriptor is closed, the next file that is opened gets its number, and then also the output meant for
 // it.
@@ -44,11 +43,20 @@ void open_closed_standard_descriptors() {
 }
 
 void complain(const CommandLine& line, const std::string& text) {
-  const std::string rest = not_yet_printed(with_flags(without_call_stacks(text)));
-  if (!rest.empty()) Output(STDERR_FILENO).print(line.name + ": " + rest + "\n");
+  Output(STDERR_FILENO).print(line.name + ": " + with_flags(without_call_stacks(text)) + "\n");
 }
 
-// Runs the chosen command. A usage error also names the help that would have prevented it.
+// Says what is wrong with the command line, and which help would have prevented it. If `lockstep launch` has started
+// all its processes with these words, the one with rank 0 says it for all.
+int complain_of_usage(const CommandLine& line, const std::vector<std::string>& words, const std::string& text) {
+  const char* const launched = std::getenv("LOCKSTEP_LAUNCH_WORDS");
+  const char* const rank = std::getenv("RANK");
+  const bool first_says_it = launched != nullptr && join(words) == launched && rank != nullptr && *rank != '0';
+  if (!first_says_it) complain(line, text);
+  return kWrongUsage;
+}
+
+// Runs the chosen command.
 int run_chosen(const CommandLine& line, const std::vector<const char*>& words, Output& output) {
   CLI::App program(line.description, line.name);
   program.formatter(std::make_shared<Help>());
@@ -58,6 +66,7 @@ int run_chosen(const CommandLine& line, const std::vector<const char*>& words, O
                            "print the version and exit");
   program.require_subcommand(0, 1);
   const std::vector<Command> commands = line.add_commands(program);
+  const std::vector<std::string> given(words.begin() + 1, words.end());
   const auto chosen = [&] {
     return std::find_if(commands.begin(), commands.end(), [](const Command& command) { return command.app->parsed(); });
   };
@@ -66,8 +75,7 @@ int run_chosen(const CommandLine& line, const std::vector<const char*>& words, O
   } catch (const CLI::ParseError& error) {
     // A user may ask for help or the version beside a word that is unknown.
     if (dynamic_cast<const CLI::Success*>(&error) == nullptr || !program.remaining().empty()) {
-      complain(line, explain(program, error, {words.begin() + 1, words.end()}) + "\n" + which_help(program));
-      return wrong_usage;
+      return complain_of_usage(line, given, explain(program, error, given) + "\n" + which_help(program));
     }
     const bool all = dynamic_cast<const CLI::CallForAllHelp*>(&error) != nullptr;
     const bool is_version = dynamic_cast<const CLI::CallForVersion*>(&error) != nullptr;
@@ -82,8 +90,7 @@ int run_chosen(const CommandLine& line, const std::vector<const char*>& words, O
   try {
     return chosen()->work(output);
   } catch (const UsageError& error) {
-    complain(line, std::string(error.what()) + "\n" + which_help(program));
-    return wrong_usage;
+    return complain_of_usage(line, given, std::string(error.what()) + "\n" + which_help(program));
   }
 }
 
@@ -124,7 +131,6 @@ int run_command_line(const CommandLine& line, int argc, char** argv) {
   std::signal(SIGPIPE, SIG_IGN);  // a reader that goes away is an error to handle, not a reason to die in mid-epoch
   Output output(STDOUT_FILENO);
   const int code = run_and_report_errors(line, with_help_as_option(argc, argv), output);
-  if (code == wrong_usage || code == kNotFinite) note_would_fail_again();
   output.finish();
   if (!output.failed()) return code;
   if (output.error() == EPIPE) return 128 + SIGPIPE;  // the code that a shell reports, and no message

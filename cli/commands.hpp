@@ -11,8 +11,9 @@
 
 namespace lockstep::cli {
 
-// The exit code of a run that ended because its loss or gradients were not finite.
-inline constexpr int kNotFinite = 3;
+// Exit codes of what would fail in the same way again: a command line that makes no sense, and a run that ended because
+// its loss or gradients were not finite.
+inline constexpr int kWrongUsage = 2, kNotFinite = 3;
 
 struct Command {
   CLI::App* app;                     // the subcommand's command line; parsed() tells whether the user chose it

@@ -67,19 +67,12 @@ Command add_eval(CLI::App& program) {
       ->group("Arguments")
       ->check([](const std::string& text) { return text.empty() ? "it is empty; name the folder of a run" : ""; });
   add_devices_flag(*app, flags->devices);
-  app->add_option("--data-dir", flags->data_dir, "folder of the IDX files (default: as the run had it)")
-      ->type_name("DIR")
-      ->take_last()
-      ->check(not_empty);
-  app->add_option("--text", flags->text, "the text of a run of gpt (default: where the run had it)")
-      ->type_name("FILE")
-      ->take_last()
-      ->check(not_empty);
-  app->add_option("--batch-size", flags->options.batch_size,
-                  "samples per step, over all devices together; does not change the result")
-      ->type_name("N")
-      ->default_str(std::to_string(flags->options.batch_size))
-      ->take_last()
+  const OptionAdder add{*app};
+  add("--data-dir", flags->data_dir, "DIR", "folder of the IDX files (default: as the run had it)")->check(not_empty);
+  add("--text", flags->text, "FILE", "the text of a run of gpt (default: where the run had it)")->check(not_empty);
+  add("--batch-size", flags->options.batch_size, "N",
+      "samples per step, over all devices together; does not change the result",
+      std::to_string(flags->options.batch_size))
       ->check(number_between<int64_t, 1>);
   add_threads_flag(*app, flags->options.threads_per_rank);
   return {app, [flags](Output& output) { return eval_command(*flags, output); }};

@@ -8,6 +8,7 @@
 #include <memory>
 #include <string>
 
+#include "add_option.hpp"
 #include "commands.hpp"
 #include "flag_checks.hpp"
 #include "progress_bar.hpp"
@@ -97,16 +98,11 @@ Command add_fetch_data(CLI::App& program) {
   CLI::App* const app = program.add_subcommand("fetch-data", "Download Fashion-MNIST and verify its checksums.");
   app->footer(fetch_data_examples);
   const auto flags = std::make_shared<FetchDataFlags>();
-  const auto place = fashion_mnist_download_place();
-  app->add_option("--dir", flags->dir, "folder for the files; those that are complete are not downloaded again")
-      ->type_name("DIR")
-      ->default_str(place.string())
-      ->take_last()
+  const OptionAdder add{*app};
+  add("--dir", flags->dir, "DIR", "folder for the files; those that are complete are not downloaded again",
+      fashion_mnist_download_place().string())
       ->check(not_empty);
-  app->add_option("--url", flags->url,
-                  "folder of the four .gz files, http(s):// or file:// (default: the data set's own)")
-      ->type_name("BASE")
-      ->take_last()
+  add("--url", flags->url, "BASE", "folder of the four .gz files, http(s):// or file:// (default: the data set's own)")
       ->check(not_empty);
   return {app, [flags](Output& output) { return fetch_data_command(*flags, output); }};
 }

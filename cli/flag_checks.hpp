@@ -17,9 +17,9 @@ inline std::string not_empty(const std::string& text) {
   return text.empty() ? "it is empty; leave the flag out for the default" : "";
 }
 
-// Checks for a number in decimal that fits a Number.
+// Checks for a whole number in decimal that fits a Number.
 template <class Number>
-std::string whole_number(const std::string& text) {
+std::string number_within(const std::string& text, int64_t least, int64_t most) {
   Number number = 0;
   const char* const end = text.data() + text.size();
   const auto [rest, error] = std::from_chars(text.data(), end, number);
@@ -27,15 +27,6 @@ std::string whole_number(const std::string& text) {
   if (error != std::errc() || rest != end) {
     return text + " is not a whole number" + (std::is_unsigned_v<Number> ? " of at least 0" : "");
   }
-  return "";
-}
-
-template <class Number>
-std::string number_within(const std::string& text, int64_t least, int64_t most) {
-  const std::string wrong = whole_number<Number>(text);
-  if (!wrong.empty()) return wrong;
-  Number number = 0;
-  std::from_chars(text.data(), text.data() + text.size(), number);
   if (std::cmp_less(number, least)) return text + " is too small; it must be at least " + std::to_string(least);
   const bool bounded = most < std::numeric_limits<int64_t>::max();
   return bounded && std::cmp_greater(number, most) ? text + " is too large; it must be at most " + std::to_string(most)

@@ -1,9 +1,11 @@
 // lockstep launch: starts a program several times on this machine, as ranks of one job.
 #include <chrono>
+#include <filesystem>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "add_option.hpp"
 #include "child_processes.hpp"
 #include "comm/job_key.hpp"
 #include "comm/meeting/launch_environment.hpp"
@@ -12,7 +14,6 @@
 #include "flag_checks.hpp"
 #include "launched_job.hpp"
 #include "output.hpp"
-#include "printed_once.hpp"
 #include "text.hpp"
 
 namespace lockstep::cli {
@@ -65,30 +66,27 @@ void check_elastic_launch(const LaunchFlags& flags) {
   }
 }
 
-ChildProcesses::Ending run_once(const LaunchFlags& flags, int attempt, const PrintedOnce& printed, LaunchedJob& job,
-                                LaunchMessages& messages) {
+ChildProcesses::Ending run_once(const LaunchFlags& flags, int attempt, LaunchedJob& job, LaunchMessages& messages) {
   ChildProcesses::Options options{.label = flags.label, .until_term_when_stopped = std::chrono::seconds(flags.grace)};
   const auto variables_of = [&](int rank) {
     return variables(flags, {job.address, job.store.port, job.key.file()}, attempt, rank);
   };
   options.on_end = [&](int rank, const ChildProcesses::Options::End& end) {
-    const std::string absence =
-        comm::announce_end(job.store.store, environment_of(variables_of(rank)), {end.failed, end.stopped, end.how});
-    if (end.failed)
-      printed.add("error: " + absence);  // ChildProcesses reports a failure, and says nothing of a success
+    comm::announce_end(job.store.store, environment_of(variables_of(rank)), {end.failed, end.stopped, end.how});
     return false;
   };
   ChildProcesses processes(options, messages);  // before the store starts threads
   if (!job.store.store)
     job.store = comm::host_store(job.address, 0, {job.key.key(), [&](const std::string& text) { messages.say(text); }});
   const auto words = program_words(flags);
-  for (int rank = 0; rank < flags.processes; ++rank) {
-    auto all = variables_of(rank);
-    all.push_back(printed.variable());
-    all.emplace_back("LOCKSTEP_ELASTIC_MEMBER=");  // resets what another launcher may have set
-    processes.start(words, all, rank);
-  }
+  for (int rank = 0; rank < flags.processes; ++rank) processes.start(words, variables_of(rank), rank);
   return processes.wait();
+}
+
+// Whether a command of lockstep has ended in a way that would come again.
+bool would_fail_again(const LaunchFlags& flags, int code) {
+  const bool is_lockstep = std::filesystem::path(flags.words[0]).filename() == "lockstep";
+  return is_lockstep && (code == kWrongUsage || code == kNotFinite);
 }
 
 int launch_command(const LaunchFlags& flags) {
@@ -96,11 +94,12 @@ int launch_command(const LaunchFlags& flags) {
   if (flags.elastic) return launch_elastic(flags, messages).code;
   LaunchedJob job;
   for (int attempt = 0;; ++attempt) {
-    const PrintedOnce printed;
-    const auto ending = run_once(flags, attempt, printed, job, messages);
-    if (!ending.failed || ending.by_request || attempt == flags.restarts()) return ending.code;
-    if (printed.would_fail_again()) {
-      messages.say("it does not start again, since it would fail in the same way");
+    const auto ending = run_once(flags, attempt, job, messages);
+    const bool is_in_vain = would_fail_again(flags, ending.code);
+    if (!ending.failed || ending.by_request || attempt == flags.restarts() || is_in_vain) {
+      if (is_in_vain && flags.restarts() > 0)
+        messages.say("it does not start again, since it would fail in the same way");
+      if (!ending.first_failure.empty()) messages.say("the job failed: " + ending.first_failure);
       return ending.code;
     }
     messages.say(format("all processes start again, restart %d of %d", attempt + 1, flags.restarts()));
@@ -115,30 +114,26 @@ Command add_launch(CLI::App& program) {
   app->footer(launch_examples);
   app->prefix_command();  // words after the program belong to the program
   const auto flags = std::make_shared<LaunchFlags>();
-  app->add_option("-n,--processes", flags->processes, "how many processes to start")
-      ->type_name("N")
+  const OptionAdder add{*app};
+  add("-n,--processes", flags->processes, "N", "how many processes to start")
       ->required()
       ->check(number_between<int, 1, 1024>);
-  app->add_option("--threads", flags->threads,
-                  "OMP_NUM_THREADS of each process (default: as it is set, or else 1 if there are several)")
-      ->type_name("N")
+  add("--threads", flags->threads, "N",
+      "OMP_NUM_THREADS of each process (default: as it is set, or else 1 if there are several)")
       ->check(number_between<int, 1, 1024>);
   app->add_flag("--label", flags->label, "put the rank before every line of output: [1]");
   app->add_flag("--elastic", flags->elastic,
                 "go on without processes that are killed, and start successors that join; the exit code is that of the "
                 "job");
-  app->add_option("--min-processes", flags->fewest, "an elastic job ends with fewer than N processes (default: 1)")
-      ->type_name("N")
+  add("--min-processes", flags->fewest, "N", "an elastic job ends with fewer than N processes (default: 1)")
       ->check(number_between<int, 1, 1024>);
-  app->add_option("--max-restarts", flags->max_restarts,
-                  "when a process fails, start all of them again, at most N times; not when a signal asked them to "
-                  "end (default: 0); with --elastic: start at most N successors (default: 10)")
-      ->type_name("N")
+  add("--max-restarts", flags->max_restarts, "N",
+      "when a process fails, start all of them again, at most N times; not when a signal asked them to end (default: "
+      "0); with --elastic: start at most N successors (default: 10)")
       ->check(number_between<int, 0>);
-  app->add_option("--grace", flags->grace,
-                  "how long processes may go on once they were asked to end, to write a checkpoint, before they are "
-                  "ended (default: 30, as long as SLURM waits before it kills)")
-      ->type_name("SECONDS")
+  add("--grace", flags->grace, "SECONDS",
+      "how long processes may go on once they were asked to end, to write a checkpoint, before they are ended "
+      "(default: 30, as long as SLURM waits before it kills)")
       ->check(number_between<int, 0, 1'000'000>);
   app->callback([flags, app] {
     flags->words = app->remaining();

@@ -56,19 +56,15 @@ class ElasticProcesses : public comm::LaunchedProcesses {
   }
 
   comm::LaunchEnvironment environment_of_member(int member, int place) const {
-    return environment_of(elastic_variables(flags_, where_, place, member));
+    return environment_of(variables(flags_, where_, /*attempt=*/0, place, member));
   }
 
   void announce(int member, int place, const comm::ProcessEnd& end) {
-    const std::string absence = comm::announce_end(store_, environment_of_member(member, place), end);
-    if (end.failed)
-      printed_.add("error: " + absence);  // ChildProcesses reports a failure, and says nothing of a success
+    comm::announce_end(store_, environment_of_member(member, place), end);
   }
 
   void start(int member, int place) override {
-    auto variables = elastic_variables(flags_, where_, place, member);
-    variables.push_back(printed_.variable());
-    processes_->start(words_, variables, member);
+    processes_->start(words_, variables(flags_, where_, /*attempt=*/0, place, member), member);
   }
   void kill(int member) override { processes_->end(member); }
   void say(const std::string& text) override { messages_.say(with_flags(text)); }
@@ -76,7 +72,6 @@ class ElasticProcesses : public comm::LaunchedProcesses {
   const LaunchFlags& flags_;
   LaunchMessages& messages_;
   const std::vector<std::string> words_;
-  const PrintedOnce printed_;
   comm::HandedKey key_;
   comm::StorePtr store_;
   JobStore where_ = {};

@@ -8,6 +8,8 @@
 #include <sstream>
 #include <system_error>
 
+#include "text.hpp"
+
 namespace lockstep::cli {
 namespace {
 
@@ -22,7 +24,8 @@ bool is_on_path(const std::string& program) {
 
 }  // namespace
 
-std::vector<std::string> variables(const LaunchFlags& flags, const JobStore& store, int attempt, int place) {
+std::vector<std::string> variables(const LaunchFlags& flags, const JobStore& store, int attempt, int place,
+                                   std::optional<int> member) {
   const std::string rank = std::to_string(place), count = std::to_string(flags.processes);
   const std::string port = std::to_string(store.port);
   std::vector<std::string> variables = {"RANK=" + rank,
@@ -33,21 +36,18 @@ std::vector<std::string> variables(const LaunchFlags& flags, const JobStore& sto
                                         "MASTER_PORT=" + port,
                                         "LOCKSTEP_STORE_PORT=" + port,
                                         "LOCKSTEP_JOB_KEY_FILE=" + store.key_file,
+                                        "LOCKSTEP_LAUNCH_WORDS=" + join({flags.words.begin() + 1, flags.words.end()}),
                                         "TORCHELASTIC_USE_AGENT_STORE=True",
                                         "TORCHELASTIC_RESTART_COUNT=" + std::to_string(attempt),
                                         "TORCHELASTIC_MAX_RESTARTS=" + std::to_string(flags.restarts())};
+  // An empty value resets what another launcher may have set.
+  variables.push_back("LOCKSTEP_ELASTIC_MEMBER=" + (member ? std::to_string(*member) : ""));
+  if (member) variables.push_back("LOCKSTEP_ELASTIC_MIN=" + std::to_string(flags.fewest));
   const char* const threads = std::getenv("OMP_NUM_THREADS");
   if (flags.threads || (threads == nullptr && flags.processes > 1)) {
     variables.push_back("OMP_NUM_THREADS=" + std::to_string(flags.threads.value_or(1)));
   }
   return variables;
-}
-
-std::vector<std::string> elastic_variables(const LaunchFlags& flags, const JobStore& store, int place, int member) {
-  auto all = variables(flags, store, /*attempt=*/0, place);
-  all.push_back("LOCKSTEP_ELASTIC_MEMBER=" + std::to_string(member));
-  all.push_back("LOCKSTEP_ELASTIC_MIN=" + std::to_string(flags.fewest));
-  return all;
 }
 
 comm::LaunchEnvironment environment_of(const std::vector<std::string>& variables) {

@@ -10,7 +10,6 @@
 #include "comm/meeting/launch_environment.hpp"
 #include "comm/meeting/meeting.hpp"
 #include "launch_messages.hpp"
-#include "printed_once.hpp"
 
 namespace lockstep::cli {
 
@@ -34,11 +33,10 @@ struct JobStore {
   std::string key_file;
 };
 
-// The variables of the process that has this place among all that run at the same time.
-std::vector<std::string> variables(const LaunchFlags& flags, const JobStore& store, int attempt, int place);
-
-// The same for a process of an elastic job.
-std::vector<std::string> elastic_variables(const LaunchFlags& flags, const JobStore& store, int place, int member);
+// The variables of the process that has this place among all that run at the same time. A process of an elastic job is
+// a member.
+std::vector<std::string> variables(const LaunchFlags& flags, const JobStore& store, int attempt, int place,
+                                   std::optional<int> member = std::nullopt);
 
 // Reads a process's variables as the process itself will.
 comm::LaunchEnvironment environment_of(const std::vector<std::string>& variables);

@@ -35,20 +35,14 @@ bool MemoryKills::take() {
 }
 
 // A container without its own view of control groups is told a path of its host, but sees its own group at the top.
+// /proc/vmstat counts all kills of the machine. It serves where Linux has control groups of the first version.
 MemoryKills::Files MemoryKills::files_of_kernel() {
   Files files;
-  std::ifstream groups("/proc/self/cgroup");  // "4:memory:/a/group", or "0::/a/group"
+  std::ifstream groups("/proc/self/cgroup");
   for (std::string line; std::getline(groups, line);) {
-    const size_t kind = line.find(':') + 1, path = line.find(':', kind) + 1;
-    if (kind == 0 || path == 0) continue;
-    const bool is_first_version = line.substr(kind, path - 1 - kind) == "memory";
-    if (!is_first_version && path != kind + 1) continue;
-    const std::string top = is_first_version ? "/sys/fs/cgroup/memory" : "/sys/fs/cgroup";
-    const char* const file = is_first_version ? "/memory.oom_control" : "/memory.events";
-    files.push_back(top + line.substr(path) + file);
-    files.push_back(top + file);
+    if (line.starts_with("0::")) files.push_back("/sys/fs/cgroup" + line.substr(3) + "/memory.events");
   }
-  files.emplace_back("/proc/vmstat");
+  files.insert(files.end(), {"/sys/fs/cgroup/memory.events", "/proc/vmstat"});
   return files;
 }
 

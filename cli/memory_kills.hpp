@@ -23,7 +23,7 @@ class MemoryKills {
   bool take();
 
  private:
-  // The files of this process's control group, in both of Linux's versions of them, and then the machine's.
+  // The files of this process's control group, and then the machine's.
   static Files files_of_kernel();
 
   std::filesystem::path file_;  // the file with the count; empty: nobody counts

@@ -77,7 +77,8 @@ void add_option_flags(CLI::App& app, Given& given) {
           ->group(option.group);
     } else {
       const std::string otherwise = option.more.otherwise == nullptr ? option_text(value) : option.more.otherwise;
-      add_option(app, flag.c_str(), text, option.value, help, option.group, otherwise)
+      OptionAdder{app}(flag.c_str(), text, option.value, help, otherwise)
+          ->group(option.group)
           ->check([option](const std::string& word) { return wrong_with<Value>(option, word); });
     }
   });

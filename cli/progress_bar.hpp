@@ -29,7 +29,7 @@ std::string progress_line(const Progress& progress, int width, bool utf8);
 // The bottom line of the terminal. It shows the progress until text that stays is printed.
 class LiveLine {
  public:
-  // With `enabled` false, as when the output is no terminal, nothing is ever shown.
+  // Shows nothing if `enabled` is false, as when the output is no terminal.
   LiveLine(Output& output, bool enabled);
   ~LiveLine() { clear(); }
   LiveLine(const LiveLine&) = delete;

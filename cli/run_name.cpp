@@ -43,13 +43,13 @@ std::string new_run_name(const std::filesystem::path& runs_dir, std::time_t now,
   localtime_r(&now, &local);
   char time[32];
   std::strftime(time, sizeof time, "%Y-%m-%d_%H-%M-%S", &local);
-  const std::string name = std::string(time) + "_" + what + "_" + short_name(devices);
+  const std::string first = std::string(time) + "_" + what + "_" + short_name(devices);
+  std::string name = first;
   std::error_code unreadable;  // then the run's folder cannot be made either, and that error says more
-  if (!std::filesystem::exists(runs_dir / name, unreadable)) return name;
-  for (int number = 2;; ++number) {
-    const std::string numbered = name + "-" + std::to_string(number);
-    if (!std::filesystem::exists(runs_dir / numbered, unreadable)) return numbered;
+  for (int number = 2; std::filesystem::exists(runs_dir / name, unreadable); ++number) {
+    name = first + "-" + std::to_string(number);
   }
+  return name;
 }
 
 }  // namespace lockstep::cli

@@ -14,7 +14,7 @@ namespace lockstep::cli {
 // ends, with the exit code of a program that the signal has ended.
 StopOnSignals::Told says_that_it_stops(bool quiet = false);
 
-// At its end, after a request to stop: waits at most a second for the reader of the output, and drops the rest.
+// Waits at its end, if a stop was asked for, at most a second for the reader of the output, and drops the rest.
 class OutputAfterStop {
  public:
   OutputAfterStop(Output& output, std::stop_token stop) : output_(output), stop_(std::move(stop)) {}

@@ -24,6 +24,12 @@ std::string plural(size_t count, const char* noun) {
   return std::to_string(count) + " " + noun + (count == 1 ? "" : "s");
 }
 
+std::string join(const std::vector<std::string>& words, const char* between) {
+  std::string text;
+  for (const auto& word : words) text += (text.empty() ? "" : between) + word;
+  return text;
+}
+
 std::string without_call_stacks(const std::string& text) {
   std::string kept;
   for (size_t begin = 0; begin < text.size();) {

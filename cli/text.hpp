@@ -13,6 +13,8 @@ namespace lockstep::cli {
 // Gives "1 run" or "2 runs".
 std::string plural(size_t count, const char* noun);
 
+std::string join(const std::vector<std::string>& words, const char* between = " ");
+
 // Puts the words of `text` into lines of at most `width` columns, broken at blanks. A longer word has a line of its
 // own. A line break in `text` stays.
 std::vector<std::string> wrap(const std::string& text, size_t width);

@@ -338,17 +338,7 @@ void check_elastic_flags(const TrainFlags& flags) {
   if (flags.plan() == "auto") throw UsageError("--plan auto cannot go with an elastic job; leave it out");
 }
 
-// Trains in a process of a launched job that is not the first: the first one prints.
-int train_in_silence(const TrainOptions& options, StopOnSignals& signals) {
-  try {
-    return exit_code(train(options, {.on_warning = [](const std::string&) {}, .stop = signals.token()}), signals);
-  } catch (const Error& error) {
-    if (error.cause() != Error::not_finite) throw;
-    return kNotFinite;
-  }
-}
-
-// Under a launcher only the process with rank 0 prints, and keeps the run. In an elastic job any process may become
+// Only the process with rank 0 of a launched job prints, and keeps the run. Any process of an elastic job may become
 // that.
 int train_command(const TrainFlags& flags, Output& output) {
   TrainOptions options = to_options(flags);
@@ -376,11 +366,14 @@ int train_command(const TrainFlags& flags, Output& output) {
     const std::string line = plan_here(options);
     if (is_first) report.planned(line);
   }
-  if (!is_first && !elastic) return train_in_silence(options, signals);
-  callbacks.on_data = show(&RunReport::data_loaded);
-  callbacks.on_step = show(&RunReport::step);
-  callbacks.on_epoch = show(&RunReport::epoch);
-  callbacks.on_warning = show(&RunReport::warning);
+  callbacks.on_warning = [](const std::string&) {};
+  const bool may_print = is_first || elastic;
+  if (may_print) {
+    callbacks.on_data = show(&RunReport::data_loaded);
+    callbacks.on_step = show(&RunReport::step);
+    callbacks.on_epoch = show(&RunReport::epoch);
+    callbacks.on_warning = show(&RunReport::warning);
+  }
 
   if (is_first && flags.resume() == "auto" && options.keep.resume.empty()) {
     options.keep.resume = "auto";  // removes what a killed run left; it changes nothing else
@@ -388,7 +381,7 @@ int train_command(const TrainFlags& flags, Output& output) {
   }
   if (is_first) report.loading();
   try {
-    const TrainResult result = train_in_own_folder(flags, options, callbacks);
+    const TrainResult result = may_print ? train_in_own_folder(flags, options, callbacks) : train(options, callbacks);
     if (this_process().index != 0) return exit_code(result, signals);
     if (!result.stopped) {
       report.finished(result);

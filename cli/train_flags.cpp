@@ -106,29 +106,29 @@ std::optional<std::string> TrainFlags::of(const char* key) const {
 void add_flags(CLI::App& app, TrainFlags& flags) {
   add_option_flags(app, flags.given);
   namespace groups = option_groups;
-  add_option(app, "--config", flags.config, "FILE",
-             "run again with the settings in a run's config.json; other flags override them", groups::what)
+  const OptionAdder add{app};
+  add("--config", flags.config, "FILE", "run again with the settings in a run's config.json; other flags override them")
+      ->group(groups::what)
       ->check(not_empty);
-  add_option(app, "--runs-dir", flags.runs_dir, "DIR", "folder of all runs", groups::out, flags.runs_dir)
-      ->check(not_empty);
-  add_option(
-      app, "--name", flags.name, "NAME",
-      "folder of this run in --runs-dir, which must not hold another run (default: date, time, model and devices)",
-      groups::out);
-  add_option(app, "--progress", flags.progress, "MODE",
-             "how progress is shown\n"
-             "auto: bar on a terminal, lines elsewhere\n"
-             "bar: a progress bar, if the output is a terminal, and a line per finished epoch\n"
-             "lines: a line per finished epoch\n"
-             "none: the settings and the result only\n",
-             groups::out, flags.progress);
+  add("--runs-dir", flags.runs_dir, "DIR", "folder of all runs", flags.runs_dir)->group(groups::out)->check(not_empty);
+  add("--name", flags.name, "NAME",
+      "folder of this run in --runs-dir, which must not hold another run (default: date, time, model and devices)")
+      ->group(groups::out);
+  add("--progress", flags.progress, "MODE",
+      "how progress is shown\n"
+      "auto: bar on a terminal, lines elsewhere\n"
+      "bar: a progress bar, if the output is a terminal, and a line per finished epoch\n"
+      "lines: a line per finished epoch\n"
+      "none: the settings and the result only\n",
+      flags.progress)
+      ->group(groups::out);
 }
 
 TrainOptions to_options(const TrainFlags& flags) {
   Devices devices = flags.of("devices") ? from_flags([&] { return parse_devices(flags.text("devices")); }) : Devices();
   std::optional<Plan> plan;
-  if (!flags.plan().empty() && is_file(flags.plan())) {
-    plan = read_train_plan(flags.plan());
+  if (!flags.plan().empty() && flags.plan() != "auto" && flags.plan() != "none") {
+    plan = read_plan(flags.plan());
     if (!flags.of("devices")) devices = devices_of(*plan, flags.plan());
   }
   if (!flags.resume().empty() && !flags.config.empty()) {
@@ -166,7 +166,7 @@ TrainOptions to_options(const TrainFlags& flags) {
     follow(*plan, flags.plan(), options);
   }
   check([&] { checked(options); });
-  // With absolute paths the run's config.json means the same in every folder.
+  // Absolute paths let the run's config.json mean the same in every folder.
   if (!options.data.folder.empty()) options.data.folder = fs::absolute(options.data.folder);
   if (!options.data.text.empty()) options.data.text = fs::absolute(options.data.text);
 

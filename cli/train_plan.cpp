@@ -17,25 +17,13 @@ Error wrong(const std::string& file, const std::string& what) {
   return Error("--plan " + file + ": " + what);
 }
 
-// With --grain the grains are the pipeline's microbatches.
+// The grains are the pipeline's microbatches if there are grains.
 void take_split(ModelSplit split, TrainOptions& options) {
   if (options.batch.grain > 0) split.microbatches = 1;
   options.way = with_split(options.way, split);
 }
 
 }  // namespace
-
-bool is_file(const std::string& plan) {
-  return plan != "auto" && plan != "none";
-}
-
-Plan read_train_plan(const std::string& file) {
-  try {
-    return read_plan(file);
-  } catch (const Error& error) {
-    throw Error(std::string("--plan: ") + error.what(), error.data());
-  }
-}
 
 Devices devices_of(const Plan& plan, const std::string& file) {
   if (plan.devices.empty()) return {};

@@ -8,12 +8,9 @@
 
 namespace lockstep::cli {
 
-// Whether --plan names a file, and not "auto" or "none".
-bool is_file(const std::string& plan);
-
-// Throws Error, which names the file, if it cannot be read, or if the plan is for devices that are not here.
-Plan read_train_plan(const std::string& file);
-Devices devices_of(const Plan& plan, const std::string& file);  // empty: the plan is for a described cluster
+// The devices that the plan in `file` is for; none if it is for a described cluster. Throws Error, which names the
+// file, if they are not here.
+Devices devices_of(const Plan& plan, const std::string& file);
 
 // Splits the options' network as the plan in `file` says. Throws Error unless the plan was made for this network and
 // for as many devices as there are. (Under a launcher the number of ranks is checked when all have come.)

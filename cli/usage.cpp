@@ -6,6 +6,8 @@
 #include <numeric>
 #include <utility>
 
+#include "text.hpp"
+
 namespace lockstep::cli {
 
 namespace {
@@ -59,12 +61,6 @@ Words commands_of(const CLI::App& app) {
   return names;
 }
 
-std::string join(const Words& words) {
-  std::string text;
-  for (const auto& word : words) text += (text.empty() ? "" : ", ") + word;
-  return text;
-}
-
 }  // namespace
 
 std::string explain(const CLI::App& program, const CLI::ParseError& error, const Words& words) {
@@ -81,13 +77,13 @@ std::string explain(const CLI::App& program, const CLI::ParseError& error, const
   }
   if (commands.empty()) return app.get_name() + " does not expect \"" + *first + "\"";
   const std::string near = did_you_mean(*first, commands);
-  return app.get_name() + " has no command " + *first + (near.empty() ? "; there are " + join(commands) : near);
+  return app.get_name() + " has no command " + *first + (near.empty() ? "; there are " + join(commands, ", ") : near);
 }
 
 std::string known_model(const std::string& name) {
   const Words known = model_names();
   if (std::count(known.begin(), known.end(), name) != 0) return "";
-  return "there is no model \"" + name + "\", but " + join(known) + did_you_mean(name, known);
+  return "there is no model \"" + name + "\", but " + join(known, ", ") + did_you_mean(name, known);
 }
 
 std::string which_help(const CLI::App& program) {

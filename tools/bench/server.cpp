@@ -237,7 +237,7 @@ Command add_bench_server(CLI::App& bench) {
   add("--lr", flags->lr, "X", "learning rate of plain SGD", "0.2")->check(rate);
   add("--seed", flags->seed, "N", "the seed of the first weights and of the samples' order",
       std::to_string(flags->seed))
-      ->check(whole_number<uint64_t>);
+      ->check(number_between<uint64_t, 0>);
   add_threads_flag(*app, flags->threads_per_rank);
   add("--data", flags->data, "NAME", "fashion-mnist or synthetic", flags->data);
   add("--data-dir", flags->data_dir, "DIR", "as for lockstep train", "");

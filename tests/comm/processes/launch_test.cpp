@@ -11,6 +11,7 @@ namespace launch_test {
 using namespace lockstep;
 using testing::AllOf;
 using testing::ContainsRegex;
+using testing::EndsWith;
 using testing::HasSubstr;
 using testing::MatchesRegex;
 using testing::Not;
@@ -60,7 +61,8 @@ TEST(Launch, ReturnsTheFirstFailuresCodeAndEndsTheOthers) {
   EXPECT_EQ(job.code, 7);
   EXPECT_THAT(job.err, AllOf(ContainsRegex("^lockstep launch: rank 1 ended with exit code 7 after [0-9.]+ s\n"),
                              HasSubstr("lockstep launch: ending the others\n"), Not(HasSubstr("rank 0")),
-                             Not(HasSubstr("rank 2"))));
+                             Not(HasSubstr("rank 2")),
+                             EndsWith("lockstep launch: the job failed: rank 1 ended with exit code 7\n")));
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(30));
 }
 
