@@ -2,13 +2,18 @@
 // gradients there, so that they are refused; and so is what goes wrong on some ranks alone.
 #include <gmock/gmock.h>
 #include <torch/torch.h>
+#include <lockstep/data_parallel/convert_sync_batchnorm.hpp>
 #include <lockstep/data_parallel/data_parallel.hpp>
 #include <lockstep/data_parallel/optimizer.hpp>
+#include <lockstep/lab/balance.hpp>
 #include <lockstep/lab/half_precision_hook.hpp>
 #include <lockstep/lab/optimizers.hpp>
+#include <lockstep/optim/decay_groups.hpp>
 
+#include "data_parallel/net_optimizer.hpp"
 #include "data_parallel/replica.hpp"
 #include "support/error_of.hpp"
+#include "support/group_tests.hpp"
 #include "support/test_devices.hpp"
 
 #include <functional>
@@ -19,11 +24,16 @@
 
 namespace sharded_misuse_test {
 
+using lockstep::Balance;
 using lockstep::Batch;
+using lockstep::convert_sync_batchnorm;
 using lockstep::DataParallel;
 using lockstep::DataParallelOptions;
+using lockstep::decay_groups;
 using lockstep::Error;
+using lockstep::error_on_ranks;
 using lockstep::Fails;
+using lockstep::NetOptimizer;
 using lockstep::Optimizer;
 using lockstep::Rank;
 using lockstep::Refused;
@@ -207,6 +217,117 @@ TEST(ShardedMisuse, WhatIsMeantIsLeftAlone) {
       EXPECT_THAT(outcome.warnings, IsEmpty()) << what;
     }
   }
+}
+
+Optimizer::Groups in_one_group(const torch::nn::Module& net) {
+  return {torch::optim::OptimizerParamGroup(net.parameters())};
+}
+
+TEST(ShardedMisuse, GroupsThatLackAParameterOrHaveOneTwice) {
+  using Groups = Optimizer::Groups;
+  const auto error_with = [&](const std::function<Groups(const torch::nn::LinearImpl&)>& groups_of) {
+    return error_on_ranks(2, [&](Rank& rank) {
+      DataParallel net(torch::nn::Linear(2, 2), rank, {.sharded = Sharded::state});
+      Optimizer(net, torch::optim::SGDOptions(0.1), [&](const torch::nn::Module& module) {
+        return groups_of(dynamic_cast<const torch::nn::LinearImpl&>(module));
+      });
+    });
+  };
+  const auto group = [](const Tensor& parameter) {
+    return torch::optim::OptimizerParamGroup(std::vector<Tensor>{parameter});
+  };
+  EXPECT_EQ(error_with([](auto& net) { return decay_groups(net); }), "(no error)");
+  EXPECT_THAT(error_with([&](auto& net) { return Groups{group(net.weight)}; }), Refused("groups"));
+  EXPECT_THAT(error_with([&](auto& net) {
+                return Groups{group(net.weight), group(net.bias), group(net.weight)};
+              }),
+              Refused("groups"));
+  EXPECT_THAT(error_with([&](auto& net) {
+                const Tensor other = torch::ones({3}).requires_grad_();
+                return Groups{group(net.weight), group(other)};
+              }),
+              Refused("groups"));
+}
+
+TEST(ShardedMisuse, WhatAnOptimizerCannotDo) {
+  const auto make_sgd = [](const auto& groups) {
+    return std::make_unique<torch::optim::SGD>(groups, torch::optim::SGDOptions(0.1));
+  };
+  const auto nothing = [](auto) { return std::unique_ptr<torch::optim::Optimizer>(); };
+  const torch::optim::SGDOptions sgd(0.1);
+  const DataParallelOptions sharded{.sharded = Sharded::state};
+  const Batch batch{torch::ones({1, 2}), torch::zeros({1}, torch::kLong), 1};
+  const auto error_with = [&](auto&& use) {
+    return error_on_ranks(1, [&](Rank& rank) {
+      const torch::nn::Linear module(2, 2);
+      DataParallel net(module, rank, sharded);
+      NetOptimizer optimizer(net.trained(), make_sgd, in_one_group, "Optimizer");
+      use(net, optimizer);
+    });
+  };
+  EXPECT_THAT(error_on_ranks(1,
+                             [](Rank& rank) {
+                               DataParallel(torch::nn::Linear(2, 2), rank,
+                                            {.bucket_bytes = 0, .sharded = Sharded::state});
+                             }),
+              Refused());
+  EXPECT_THAT(error_with([](auto&, auto& optimizer) { optimizer.step({}); }), Refused());
+  EXPECT_THAT(error_on_ranks(1,
+                             [&](Rank& rank) {
+                               torch::nn::Linear linear(2, 2);
+                               linear->bias.requires_grad_(false);
+                               DataParallel net(linear, rank, sharded);
+                               Optimizer optimizer(net, sgd);
+                               linear->bias.requires_grad_(true);
+                               net.loss(batch, F::cross_entropy).backward();
+                               optimizer.step();
+                             }),
+              Refused());
+  EXPECT_THAT(error_on_ranks(1,
+                             [&](Rank& rank) {
+                               torch::nn::Sequential norm(torch::nn::BatchNorm1d(2));
+                               convert_sync_batchnorm(*norm, rank);
+                               DataParallel net(norm, rank, {.sharded = Sharded::gradients});
+                             }),
+              Refused());
+  EXPECT_THAT(error_on_ranks(1,
+                             [&](Rank& rank) {
+                               DataParallel net(torch::nn::Linear(2, 2), rank, {.sharded = Sharded::gradients});
+                               Balance balance(net, rank);
+                             }),
+              Refused());
+  EXPECT_THAT(error_with([&](auto& net, auto& optimizer) {
+                const auto guard = net.no_sync();
+                net.loss(batch, F::cross_entropy).backward();
+                optimizer.step({});
+              }),
+              Refused());
+  EXPECT_THAT(error_with([](auto&, auto& optimizer) {
+                optimizer.load_state({{"step.other", torch::zeros({})}});
+              }),
+              Refused());
+  EXPECT_THAT(error_on_ranks(1, [&](Rank& rank) { DataParallel(torch::nn::ReLU(), rank, sharded); }), Refused());
+  EXPECT_THAT(error_on_ranks(1,
+                             [&](Rank& rank) {
+                               DataParallel net(torch::nn::Linear(2, 2), rank);
+                               Optimizer(net, nothing);
+                             }),
+              Refused());
+  EXPECT_THAT(error_on_ranks(1,
+                             [&](Rank& rank) {
+                               DataParallel net(torch::nn::Linear(2, 2), rank, sharded);
+                               { Optimizer(net, sgd); }
+                               net.backward_through([] {});
+                             }),
+              Refused());
+  EXPECT_THAT(error_on_ranks(1,
+                             [&](Rank& rank) {
+                               DataParallel table(torch::nn::Embedding(torch::nn::EmbeddingOptions(4, 2).sparse(true)),
+                                                  rank, sharded);
+                               const Optimizer optimizer(table, sgd);
+                               table.mean(table(torch::tensor({1})).sum(), 1, 1).backward();
+                             }),
+              Refused());
 }
 
 }  // namespace sharded_misuse_test

@@ -2,11 +2,8 @@
 // An Optimizer over 1 to 4 CPU ranks, of whole parameters and of slices, against LibTorch's on one device.
 #include <gmock/gmock.h>
 #include <torch/torch.h>
-#include <lockstep/data_parallel/convert_sync_batchnorm.hpp>
 #include <lockstep/data_parallel/data_parallel.hpp>
 #include <lockstep/data_parallel/optimizer.hpp>
-#include <lockstep/data_parallel/sync_batch_norm.hpp>
-#include <lockstep/lab/balance.hpp>
 #include <lockstep/lab/optimizers.hpp>
 #include <lockstep/optim/decay_groups.hpp>
 
@@ -17,7 +14,6 @@
 #include "support/scratch_folder.hpp"
 
 #include <algorithm>
-#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -511,105 +507,6 @@ TEST(ShardedOptimizer, GroupsHaveTheirOwnOptionsAsOnOneDevice) {
       }
     }
   }
-}
-
-TEST(ShardedOptimizer, GroupsHaveEachParameterOnce) {
-  using Groups = Optimizer::Groups;
-  const auto error_with = [&](const std::function<Groups(const nn::LinearImpl&)>& groups_of) {
-    return error_on_ranks(2, [&](Rank& rank) {
-      DataParallel net(nn::Linear(2, 2), rank, {.sharded = Sharded::state});
-      Optimizer(net, optim::SGDOptions(0.1),
-                [&](const nn::Module& module) { return groups_of(dynamic_cast<const nn::LinearImpl&>(module)); });
-    });
-  };
-  const auto group = [](const Tensor& parameter) { return optim::OptimizerParamGroup(std::vector<Tensor>{parameter}); };
-  EXPECT_EQ(error_with([](auto& net) { return decay_groups(net); }), "(no error)");
-  EXPECT_THAT(error_with([&](auto& net) { return Groups{group(net.weight)}; }), Refused());
-  EXPECT_THAT(error_with([&](auto& net) {
-                return Groups{group(net.weight), group(net.bias), group(net.weight)};
-              }),
-              Refused());
-  EXPECT_THAT(error_with([&](auto& net) {
-                const Tensor other = torch::ones({3}).requires_grad_();
-                return Groups{group(net.weight), group(other)};
-              }),
-              Refused());
-}
-
-TEST(ShardedOptimizer, SaysWhatItCannotDo) {
-  const auto nothing = [](auto) { return std::unique_ptr<optim::Optimizer>(); };
-  const optim::SGDOptions sgd(0.1);
-  const DataParallelOptions sharded{.sharded = Sharded::state};
-  const Batch batch{torch::ones({1, 2}), torch::zeros({1}, torch::kLong), 1};
-  const auto error_with = [&](auto&& use) {
-    return error_on_ranks(1, [&](Rank& rank) {
-      const nn::Linear module(2, 2);
-      DataParallel net(module, rank, sharded);
-      NetOptimizer optimizer(net.trained(), cases()[0].make, in_one_group, "Optimizer");
-      use(net, optimizer);
-    });
-  };
-  EXPECT_THAT(
-      error_on_ranks(
-          1, [](Rank& rank) { DataParallel(nn::Linear(2, 2), rank, {.bucket_bytes = 0, .sharded = Sharded::state}); }),
-      Refused());
-  EXPECT_THAT(error_with([](auto&, auto& optimizer) { optimizer.step({}); }), Refused());
-  EXPECT_THAT(error_on_ranks(1,
-                             [&](Rank& rank) {
-                               nn::Linear linear(2, 2);
-                               linear->bias.requires_grad_(false);
-                               DataParallel net(linear, rank, sharded);
-                               Optimizer optimizer(net, sgd);
-                               linear->bias.requires_grad_(true);
-                               net.loss(batch, F::cross_entropy).backward();
-                               optimizer.step();
-                             }),
-              Refused());
-  EXPECT_THAT(error_on_ranks(1,
-                             [&](Rank& rank) {
-                               nn::Sequential norm(nn::BatchNorm1d(2));
-                               convert_sync_batchnorm(*norm, rank);
-                               DataParallel net(norm, rank, {.sharded = Sharded::gradients});
-                             }),
-              Refused());
-  EXPECT_THAT(error_on_ranks(1,
-                             [&](Rank& rank) {
-                               DataParallel net(nn::Linear(2, 2), rank, {.sharded = Sharded::gradients});
-                               Balance balance(net, rank);
-                             }),
-              Refused());
-  EXPECT_THAT(error_with([&](auto& net, auto& optimizer) {
-                const auto guard = net.no_sync();
-                net.loss(batch, F::cross_entropy).backward();
-                optimizer.step({});
-              }),
-              Refused());
-  EXPECT_THAT(error_with([](auto&, auto& optimizer) {
-                optimizer.load_state({{"step.other", torch::zeros({})}});
-              }),
-              Refused());
-  EXPECT_THAT(error_on_ranks(1, [&](Rank& rank) { DataParallel(nn::ReLU(), rank, sharded); }), Refused());
-  EXPECT_THAT(error_on_ranks(1,
-                             [&](Rank& rank) {
-                               DataParallel net(nn::Linear(2, 2), rank);
-                               Optimizer(net, nothing);
-                             }),
-              Refused());
-  EXPECT_THAT(error_on_ranks(1,
-                             [&](Rank& rank) {
-                               DataParallel net(nn::Linear(2, 2), rank, sharded);
-                               { Optimizer(net, sgd); }
-                               net.backward_through([] {});
-                             }),
-              Refused());
-  EXPECT_THAT(error_on_ranks(1,
-                             [&](Rank& rank) {
-                               DataParallel table(nn::Embedding(nn::EmbeddingOptions(4, 2).sparse(true)), rank,
-                                                  sharded);
-                               const Optimizer optimizer(table, sgd);
-                               table.mean(table(torch::tensor({1})).sum(), 1, 1).backward();
-                             }),
-              Refused());
 }
 
 }  // namespace sharded_optimizer_test

@@ -1,6 +1,6 @@
 // Labels: 3x3 2x4 4x4
 // fit(): a network, a loss, data and metrics of one's own give what LibTorch's own loop gives, go on with the same bits
-// and end early; and what cannot be trained is refused.
+// and end early. What fit() refuses is in fit_refusals_test.cpp.
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 #include <lockstep/nn/tensor_files.hpp>
@@ -426,48 +426,7 @@ TEST(Fit, NamesTheFunctionOfItsCallerThatStandsStillWhenTheTimeoutStrikes) {
     EXPECT_THAT(error.get(), AllOf(HasSubstr(". Meanwhile rank "), HasSubstr(" (cpu) has been in " + where + " for ")));
 }
 
-// ---- What is refused
-
-lockstep::Caught refused(const Task& task, const TrainOptions& options = settings(2)) {
-  return error_of([&] { fit(task, options); });
-}
-
-// What is wrong with the regression once `change` is done with it.
-template <class Change>
-lockstep::Caught refused_with(const Change& change) {
-  Task task = regression();
-  TrainOptions options = settings(2);
-  change(task, options);
-  return refused(task, options);
-}
-
-TEST(FitRefuses, WhatItCannotBegin) {
-  const auto with = [](const auto& change) { return refused_with(change); };
-  EXPECT_THAT(with([](Task& task, auto&) { task.name = "lenet"; }), Refused("name"));
-  EXPECT_THAT(with([](Task& task, auto&) { task.train = {}; }), Refused("train"));
-  EXPECT_THAT(with([](Task& task, auto&) { task.patience = -1; }), Refused("patience"));
-  EXPECT_THAT(with([](Task& task, auto&) { task.test = {}; }), Refused("test"));
-  EXPECT_THAT(with([](Task& task, auto&) { task.best_by = "mse"; }), Refused("best_by"));
-  EXPECT_THAT(with([](Task& task, auto&) { task.best_by = "accuracy"; }), Refused("best_by", "accuracy"));
-  EXPECT_THAT(with([](Task& task, auto&) { task.metrics[1].name = "mae"; }), Refused("metrics"));
-  EXPECT_THAT(with([](Task& task, auto&) { task.metrics[0].name = "loss"; }), Refused("metrics"));
-  EXPECT_THAT(with([](Task& task, auto&) { task.metrics[0].of = nullptr; }), Refused("metrics"));
-  EXPECT_THAT(with([](auto&, TrainOptions& options) { options.model.name = "mlp"; }), Refused("model", "data"));
-  EXPECT_THAT(with([](auto&, TrainOptions& options) { options.batch.size = 101; }), Refused("batch_size"));
-  EXPECT_THAT(with([](auto&, TrainOptions& options) { options.memory_format = MemoryFormat::channels_last; }),
-              Refused("memory_format"));
-}
-
-TEST(FitRefuses, NetworksThatAreNone) {
-  const auto with = [](const auto& change) { return refused_with(change); };
-  EXPECT_THAT(with([](Task& task, auto&) { task.module = [] { return std::shared_ptr<Regressor>(); }; }),
-              Refused("module"));
-  EXPECT_THAT(with([](Task& task, auto&) { task.module = [] { return nn::Sequential(); }; }), Refused("module"));
-  EXPECT_THAT(
-      with([](auto&, TrainOptions& options) { options.way = lockstep::SplitNetwork{{.mesh = {.pipeline = 2}}}; }),
-      Refused("split"));
-  EXPECT_THAT(with([](auto&, TrainOptions& options) { options.sync_batchnorm = true; }), Refused("sync_batchnorm"));
-}
+// ---- What is kept
 
 // Its spectrum is complex, as in networks of Fourier layers.
 struct Spectral : nn::Module {
@@ -500,25 +459,6 @@ TEST_F(FitRuns, KeepComplexNumbersAndRefuseWhatNoFileHoldsBeforeTheFirstStep) {
   Spectral net(torch::kComplexFloat);
   load_weights(runs_ / "kept/model.safetensors", net);
   EXPECT_EQ(weights_hash(net), history.back().weights);
-}
-
-TEST(FitRefuses, WhatFunctionsMustNotGive) {
-  const auto with = [](const auto& change) { return refused_with(change); };
-  EXPECT_THAT(with([](Task& task, auto&) {
-                task.criterion = [](const Tensor& y_hat, const Tensor& y) { return (y_hat - y).square(); };
-              }),
-              Refused("criterion"));
-  EXPECT_THAT(with([](Task& task, auto&) {
-                task.metrics[0].of = [](const Tensor& y_hat, const Tensor& y) { return y_hat - y; };
-              }),
-              Refused("metrics"));
-  EXPECT_THAT(with([](Task& task, auto&) { task.accuracy = true; }), Refused("accuracy"));
-  EXPECT_THAT(with([](Task& task, auto&) {
-                task.train = Samples(100, [](const std::vector<int64_t>&) {
-                  return Dataset{torch::zeros({3, 4}, torch::kDouble), torch::zeros({3, 1}, torch::kDouble)};
-                });
-              }),
-              Refused());
 }
 
 }  // namespace fit_test

@@ -129,7 +129,8 @@ TEST(ErrorTexts, OfABatchNormWithOneSampleNameTheOptionThatLeavesItOut) {
   EXPECT_THAT(error_on_ranks(1,
                              [](Rank& rank) {
                                DataParallel net(torch::nn::BatchNorm1d(2), rank);
-                               net(torch::ones({1, 2}));
+                               const Batch batch{torch::ones({1, 2}), torch::ones({1, 2}), 1};
+                               net.loss(batch, torch::nn::functional::mse_loss).backward();
                              }),
               AllOf(HasSubstr("a BatchNorm cannot train on one sample"), HasSubstr("in a run `drop_last`")));
 }
