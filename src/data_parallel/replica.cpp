@@ -29,14 +29,7 @@ std::shared_ptr<torch::nn::Module> made_equal(std::shared_ptr<torch::nn::Module>
 }
 
 void check_options(const DataParallelOptions& options, const Rank& rank) {
-  if (options.sharded == Sharded::parameters) {
-    if (!options.grain_check) return;
-    throw Error(rank.name() +
-                ": DataParallel: a grain_check has a grain computed again by one rank, which needs all parameters, and "
-                "with Sharded::parameters each rank keeps a slice of them. Take Sharded::gradients, or leave out the "
-                "check");
-  }
-  if (options.units.empty()) return;
+  if (options.sharded == Sharded::parameters || options.units.empty()) return;
   throw Error(rank.name() +
               ": DataParallel: `units` are of Sharded::parameters; leave them out, or shard the parameters");
 }

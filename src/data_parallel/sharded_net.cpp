@@ -31,6 +31,11 @@ void check(const torch::nn::Module& module, const TrainedParameters& parameters,
         "a communication hook averages whole gradients, and in a net that is sharded each rank gets a slice; leave out "
         "`hook`, or `sharded`");
   }
+  if (options.sharded == Sharded::parameters && options.grain_check) {
+    refuse(
+        "a grain_check has a grain computed again by one rank, which needs all parameters, and with "
+        "Sharded::parameters each rank keeps a slice of them. Take Sharded::gradients, or leave out the check");
+  }
   if (options.bucket_bytes < 1) {
     refuse("bucket_bytes is " + std::to_string(options.bucket_bytes) + "; it must be at least 1");
   }

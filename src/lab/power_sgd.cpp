@@ -190,9 +190,7 @@ void PowerSgdHook::load(const NamedTensors& errors, const NamedTensors& queries,
   std::map<std::string, Memory> loaded;
   for (const auto& [name, error] : errors) loaded[name].error = error.to(device, error.scalar_type(), false, true);
   for (const auto& [name, query] : queries) loaded[name].query = query.to(device, query.scalar_type(), false, true);
-  for (const auto& [name, memory] : loaded) {
-    check_loaded(name, memory);
-  }
+  for (const auto& [name, memory] : loaded) check_loaded(name, memory);
   memory_ = std::move(loaded);
 }
 
