@@ -80,7 +80,7 @@ std::vector<std::string> environment_with(const std::vector<std::string>& variab
   _exit(127);
 }
 
-// Whether this process is its group's last one. It leaves the group while it asks.
+// Tells whether this process is its group's last one. It leaves the group while it asks.
 bool is_alone_in(pid_t group) {
   setpgid(0, 0);
   return (kill(-group, 0) != 0 && errno == ESRCH) || setpgid(0, group) != 0;
@@ -157,18 +157,18 @@ int copy_with_label(int fd, int done, const std::atomic<bool>& hurries, const st
   return output.error();
 }
 
-// Whether this is the exit code of a program that stopped because a signal asked it to.
+// Tells whether this is the exit code of a program that stopped because a signal asked it to.
 bool tells_of_request(int code) {
   return code == 128 + SIGHUP || code == 128 + SIGINT || code == 128 + SIGTERM;
 }
 
-// The likely cause of a SIGKILL, to add to the text that it came.
+// Gives the likely cause of a SIGKILL, to add to the text that it came.
 std::string want_of_memory() {
   return ", probably by the kernel for want of memory, the machine's or a container's (less is needed " +
          what_needs_less_memory("this machine") + ")";
 }
 
-// Advice to add to "No such file or directory".
+// Gives advice to add to "No such file or directory".
 std::string where_to_look(const std::string& program) {
   if (program.find('/') != std::string::npos) return "";
   const bool is_here = access(("./" + program).c_str(), X_OK) == 0;

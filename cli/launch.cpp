@@ -83,7 +83,7 @@ ChildProcesses::Ending run_once(const LaunchFlags& flags, int attempt, LaunchedJ
   return processes.wait();
 }
 
-// Whether a command of lockstep has ended in a way that would come again.
+// Tells whether a command of lockstep has ended in a way that would come again.
 bool would_fail_again(const LaunchFlags& flags, int code) {
   const bool is_lockstep = std::filesystem::path(flags.words[0]).filename() == "lockstep";
   return is_lockstep && (code == kWrongUsage || code == kNotFinite);

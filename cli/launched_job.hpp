@@ -33,15 +33,15 @@ struct JobStore {
   std::string key_file;
 };
 
-// The variables of the process that has this place among all that run at the same time. A process of an elastic job is
-// a member.
+// Gives the variables of the process that has this place among all that run at the same time. A process of an elastic
+// job is a member.
 std::vector<std::string> variables(const LaunchFlags& flags, const JobStore& store, int attempt, int place,
                                    std::optional<int> member = std::nullopt);
 
 // Reads a process's variables as the process itself will.
 comm::LaunchEnvironment environment_of(const std::vector<std::string>& variables);
 
-// The program and its arguments. The program "lockstep" is this one.
+// Gives the program and its arguments. The program "lockstep" is this one.
 std::vector<std::string> program_words(const LaunchFlags& flags);
 
 // Runs an elastic job's processes, and waits for its end.

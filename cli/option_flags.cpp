@@ -26,7 +26,7 @@ std::string flag_of(const Option& option) {
   return "--" + flag;
 }
 
-// A check for CLI11: the text must be numbers from 1 on with commas between them.
+// Checks a text for CLI11: it must be numbers from 1 on with commas between them.
 std::string epochs_list(const std::string& text) {
   std::istringstream items(text + ",");
   for (std::string item; std::getline(items, item, ',');) {

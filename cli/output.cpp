@@ -37,8 +37,8 @@ int reopened_terminal(int fd) {
   return open(("/proc/self/fd/" + std::to_string(fd)).c_str(), O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
 }
 
-// The size of the next write: whole lines, if there are any in what a pipe takes at once, since other programs may
-// write to it too.
+// Gives the size of the next write: whole lines, if there are any in what a pipe takes at once, since other programs
+// may write to it too.
 size_t next_part(const std::string& text) {
   if (text.size() <= PIPE_BUF) return text.size();
   const size_t last = text.rfind('\n', PIPE_BUF - 1);

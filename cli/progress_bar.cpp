@@ -34,7 +34,7 @@ std::string rate_text(double rate, Unit unit) {
   return unit == Unit::bytes ? format("%.1f MB/s", rate / 1e6) : format("%.0f samples/s", rate);
 }
 
-// A bar of `columns` with `fraction` of it filled. UTF-8 has blocks of an eighth.
+// Gives a bar of `columns` with `fraction` of it filled. UTF-8 has blocks of an eighth.
 std::string bar(double fraction, int columns, bool utf8) {
   static const char* const eighths[] = {"", "▏", "▎", "▍", "▌", "▋", "▊", "▉"};
   const int steps = utf8 ? 8 : 1;

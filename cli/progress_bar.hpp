@@ -21,7 +21,7 @@ struct Progress {
   std::string note = {};  // "loss=0.512"
 };
 
-// The line for a terminal of `width` columns. Three columns stay free, so that neither the last column nor a "^C"
+// Gives the line for a terminal of `width` columns. Three columns stay free, so that neither the last column nor a "^C"
 // wraps. If it does not fit, first the bar becomes shorter, then the line's end is cut. With `utf8` the bar has block
 // characters, otherwise '#'.
 std::string progress_line(const Progress& progress, int width, bool utf8);

@@ -13,7 +13,7 @@ std::string name_without_colon(c10::Device device) {
   return name;
 }
 
-// True for cuda:0, cuda:1, cuda:2: each index is one above the last.
+// Tells so of cuda:0, cuda:1, cuda:2: each index is one above the last.
 bool is_range(const Devices& devices) {
   const auto gap = std::adjacent_find(devices.begin(), devices.end(), [](c10::Device a, c10::Device b) {
     return !a.has_index() || b.index() != a.index() + 1;

@@ -9,12 +9,12 @@
 
 namespace lockstep::cli {
 
-// A device list in few characters that are safe in a file's name: "cpu", "2xcpu", "cuda0", "cuda0-3", "2xcuda0",
+// Gives a device list in few characters that are safe in a file's name: "cpu", "2xcpu", "cuda0", "cuda0-3", "2xcuda0",
 // "cuda0+cuda2".
 std::string short_name(const Devices& devices);
 
-// A name that no file in `runs_dir` has now: local time, the model `what` and its devices. If it is taken, "-2", "-3",
-// … follow. (Only making the folder claims the name: another run may be choosing the same one.)
+// Gives a name that no file in `runs_dir` has now: local time, the model `what` and its devices. If it is taken, "-2",
+// "-3", … follow. (Only making the folder claims the name: another run may be choosing the same one.)
 std::string new_run_name(const std::filesystem::path& runs_dir, std::time_t now, const std::string& what,
                          const Devices& devices);
 

@@ -24,8 +24,8 @@ std::vector<std::optional<std::string>> axis(const std::vector<std::string>& giv
   return {given.begin(), given.end()};
 }
 
-// The name of a run's folder: "2xcpu_batch512_lr0.1_linear". It has all axes, also those with a single value, so that a
-// larger grid finds the runs of a smaller one.
+// Gives the name of a run's folder: "2xcpu_batch512_lr0.1_linear". It has all axes, also those with a single value, so
+// that a larger grid finds the runs of a smaller one.
 std::string grid_name(const TrainOptions& options) {
   const std::string name = short_name(options.devices) + "_batch" + std::to_string(options.batch.global()) + "_lr" +
                            number_text(learning_rate_of(options).lr);

@@ -19,11 +19,11 @@ std::string join(const std::vector<std::string>& words, const char* between = " 
 // own. A line break in `text` stays.
 std::vector<std::string> wrap(const std::string& text, size_t width);
 
-// One row per line, indented by two; the second columns are aligned.
+// Gives one row per line, indented by two; the second columns are aligned.
 using Rows = std::vector<std::pair<std::string, std::string>>;
 std::string table(const Rows& rows);
 
-// Rows of aligned cells, indented by two: the first column is aligned on the left, the others on the right.
+// Gives rows of aligned cells, indented by two: the first column is aligned on the left, the others on the right.
 std::string aligned(const std::vector<std::vector<std::string>>& rows);
 
 // Leaves out the lines in which LibTorch's exceptions show their call stack.

@@ -162,7 +162,7 @@ std::string parts_text(const std::vector<int64_t>& parts) {
   return text;
 }
 
-// A measure of a text: of the bytes that were held out.
+// Gives a measure of a text, of the bytes that were held out.
 double test_measure(const EpochMetrics& metrics, const char* name) {
   const auto found = metrics.test.find(name);
   return found == metrics.test.end() ? std::numeric_limits<double>::quiet_NaN() : found->second;

@@ -70,13 +70,13 @@ void warn(const std::string& text) {
   if (this_process().index == 0) print_warning(text);
 }
 
-// The checkpoint that "last" means in --runs-dir, or in the run --name there.
+// Finds the checkpoint that "last" means in --runs-dir, or in the run --name there.
 fs::path resumed_checkpoint(const TrainFlags& flags, const std::string& resume) {
   if (resume != "last") return checkpoint_of(resume, warn);
   return checkpoint_of(flags.name ? fs::path(flags.runs_dir) / *flags.name : last_run(flags.runs_dir), warn);
 }
 
-// The options of the checkpoint's run.
+// Reads the options of the checkpoint's run.
 TrainOptions resumed_options(const fs::path& checkpoint, const Devices& devices) {
   TrainOptions options = parse_options(read_checkpoint(checkpoint).config, devices, "--resume " + checkpoint.string());
   options.keep.resume = checkpoint;

@@ -21,7 +21,7 @@ struct TrainFlags {
   std::optional<std::string> name;
   std::string progress = "auto";
 
-  // The text that the user gave for an option. text() gives "" if there is none.
+  // Gives the text that the user gave for an option. text() gives "" if there is none.
   std::optional<std::string> of(const char* key) const;
   std::string text(const char* key) const { return of(key).value_or(""); }
   std::string plan() const { return text("split"); }     // a file, "auto" or "none"; empty: the configuration decides
@@ -36,11 +36,11 @@ void add_flags(CLI::App& app, TrainFlags& flags);
 // UsageError for a flag, Error for a file.
 TrainOptions to_options(const TrainFlags& flags);
 
-// A folder for a run without --name that does not exist yet. A run that starts at the same time may choose the same
-// folder.
+// Gives a folder for a run without --name that does not exist yet. A run that starts at the same time may choose the
+// same folder.
 std::filesystem::path new_run_dir(const TrainFlags& flags, const TrainOptions& options);
 
-// The meaning of --progress for this output. Throws UsageError for a word that it does not know.
+// Says what --progress means for this output. Throws UsageError for a word that it does not know.
 ProgressMode progress_mode(const std::string& word, int fd);
 
 }  // namespace lockstep::cli

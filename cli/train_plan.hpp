@@ -8,8 +8,8 @@
 
 namespace lockstep::cli {
 
-// The devices that the plan in `file` is for; none if it is for a described cluster. Throws Error, which names the
-// file, if they are not here.
+// Gives the devices that the plan in `file` is for; none if it is for a described cluster. Throws Error, which names
+// the file, if they are not here.
 Devices devices_of(const Plan& plan, const std::string& file);
 
 // Splits the options' network as the plan in `file` says. Throws Error unless the plan was made for this network and

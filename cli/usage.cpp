@@ -20,7 +20,8 @@ const CLI::App& chosen(const CLI::App& program) {
   return parsed.empty() ? program : chosen(*parsed.front());
 }
 
-// How many letters must be inserted, removed or replaced to get from one word to the other (Levenshtein's distance).
+// Counts how many letters must be inserted, removed or replaced to get from one word to the other (Levenshtein's
+// distance).
 size_t distance(const std::string& from, const std::string& to) {
   std::vector<size_t> row(to.size() + 1);
   std::iota(row.begin(), row.end(), 0);

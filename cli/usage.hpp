@@ -29,7 +29,7 @@ auto from_flags(Function&& function) {
 // near.
 std::string explain(const CLI::App& program, const CLI::ParseError& error, const std::vector<std::string>& words);
 
-// A check of --model for CLI11: "" for a model's name. Otherwise lists the names, and suggests one if it is near.
+// Checks --model for CLI11: gives "" for a model's name. Otherwise lists the names, and suggests one if it is near.
 std::string known_model(const std::string& name);
 
 // Gives "lockstep train --help shows what there is."

@@ -74,7 +74,7 @@ struct Size {
 };
 using Sizes = std::vector<Size>;
 
-// A number of calls that makes the clock's error small, and that takes no size long.
+// Gives a number of calls that makes the clock's error small, and that takes no size long.
 int calls_for(int64_t bytes) {
   return static_cast<int>(std::clamp<int64_t>(50'000'000 / bytes, 5, 2000));
 }

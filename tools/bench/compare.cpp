@@ -90,7 +90,7 @@ struct Row {
 
 const TrainingCost momentum{.state_bytes_per_parameter_byte = 1};  // the cost of train_scheme()'s optimizer
 
-// The best plan whose mesh and schedule are these; none if the model cannot be split so.
+// Gives the best plan whose mesh and schedule are these; none if the model cannot be split so.
 std::optional<Plan> planned(const MeasuredModel& model, const MeshShape& mesh, const PlanOptions& options) {
   std::vector<Plan> plans;
   try {

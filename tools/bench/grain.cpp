@@ -74,7 +74,7 @@ Batch batch_of(const Dataset& images, const BenchGrainFlags& flags, int64_t grai
   return *batches(images, {.size = flags.batch_size, .seed = 1, .epoch = 1, .grain = grain}, rank).begin();
 }
 
-// Rank 0's seconds per step: the best of the rounds.
+// Gives rank 0's seconds per step, the best of the rounds.
 BestTimes measure_grain(const Devices& devices, const BenchGrainFlags& flags) {
   keep_freed_memory();
   Dataset images = learns_text(flags.model) ? stand_in_for(flags.model, flags.batch_size)

@@ -18,10 +18,10 @@ void add_json_flag(CLI::App& bench, std::string& file);
 // Throws UsageError unless a text was given to gpt, or no text to another model.
 void check_text_flag(const ModelOptions& model, const std::string& text);
 
-// The images that --data names. Throws UsageError for another name, and Error as load_fashion_mnist() does.
+// Gives the images that --data names. Throws UsageError for another name, and Error as load_fashion_mnist() does.
 ImageData images_named(const std::string& data, const std::string& data_dir);
 
-// The best time of each contender, by name.
+// Keeps the best time of each contender, by name.
 class BestTimes {
  public:
   void add(const std::string& name, double seconds);

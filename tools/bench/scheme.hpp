@@ -42,7 +42,7 @@ struct SchemeCost {
   int64_t memory() const { return parameters + gradients + optimizer_state + activations; }
 };
 
-// How many samples the options' steps, and those before them, take.
+// Says how many samples the options' steps, and those before them, take.
 int64_t samples_needed(const SchemeOptions& options);
 
 // Throws Error if `images` are too few for the options' steps.

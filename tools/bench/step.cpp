@@ -51,7 +51,7 @@ struct Small : torch::nn::Module {
       register_module("c", torch::nn::Linear(4, 4)), register_module("d", torch::nn::Linear(4, 4))};
 };
 
-// Rank 0's seconds per step: the best of the rounds.
+// Gives rank 0's seconds per step, the best of the rounds.
 BestTimes measure(const Devices& devices, const BenchStepFlags& flags) {
   BestTimes best;
   run(devices, [&](Rank& rank) {
