@@ -103,6 +103,7 @@ class Monitor {
  private:
   void look_for_failure();
   void report_lateness(const OpenCall& call, std::chrono::milliseconds timeout);
+  void with_store(const std::function<void()>& work);  // reports a failure if the store is gone or has foreign values
   void note_where(const std::string& text);
   void agree_on_end();
   void wait_for_all(const std::string& place);
