@@ -1,12 +1,11 @@
 #include "board.hpp"
 
 #include <lockstep/base/error.hpp>
+#include <nlohmann/json.hpp>
 
 #include "comm/meeting/stored.hpp"
 
-#include <charconv>
 #include <exception>
-#include <system_error>
 #include <utility>
 
 namespace lockstep::comm {
@@ -31,22 +30,13 @@ Failure failure_in(const std::string& stored) {
 }
 
 std::string to_text(const Heartbeat& beat) {
-  return std::to_string(beat.count) + " " + std::to_string(beat.silence.count());
+  return nlohmann::json{beat.count, beat.silence.count()}.dump();
 }
 
 Heartbeat heartbeat_from(const std::string& text) {
-  int64_t numbers[2] = {};
-  const char* next = text.data();
-  const char* const end = next + text.size();
-  for (int64_t& number : numbers) {
-    const bool is_first = &number == numbers;
-    if (!is_first && (next == end || *next++ != ' ')) throw Error("no count");
-    const auto [rest, error] = std::from_chars(next, end, number);
-    if (error != std::errc() || number < (is_first ? 1 : 0)) throw Error("no count");
-    next = rest;
-  }
-  if (next != end) throw Error("no count");
-  return {numbers[0], std::chrono::milliseconds(numbers[1])};
+  const auto [count, silence] = nlohmann::json::parse(text).get<std::pair<int64_t, int64_t>>();
+  if (count < 1 || silence < 0) throw Error("no heartbeat");
+  return {count, std::chrono::milliseconds(silence)};
 }
 
 }  // namespace
@@ -135,24 +125,22 @@ std::string Board::first_of(const std::string& key, const std::string& text) {
   return store_->compareSet(key, std::string(), text);
 }
 
-Failure Board::agreed_failure(const Failure& failure) {
-  if (store_is_lost_) return failure;
-  try {
-    return failure_in(first_of("failure", to_stored(failure)));
-  } catch (const std::exception&) {
-    store_is_lost_ = true;
-    return failure;
-  }
-}
-
-std::string Board::agreed_where(const std::string& text) {
+std::string Board::agreed(const std::string& key, const std::string& text) {
   if (store_is_lost_) return text;
   try {
-    return first_of("where", text);
+    return first_of(key, text);
   } catch (const std::exception&) {
     store_is_lost_ = true;
     return text;
   }
+}
+
+Failure Board::agreed_failure(const Failure& failure) {
+  return failure_in(agreed("failure", to_stored(failure)));
+}
+
+std::string Board::agreed_where(const std::string& text) {
+  return agreed("where", text);
 }
 
 Failure Board::lose_store() {

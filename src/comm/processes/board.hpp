@@ -70,6 +70,7 @@ class Board {
  private:
   std::vector<std::string> read_all(const std::string& prefix, int count);
   std::string first_of(const std::string& key, const std::string& text);
+  std::string agreed(const std::string& key, const std::string& text);
 
   const StorePtr store_;
   const Roster roster_;
