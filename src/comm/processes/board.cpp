@@ -11,18 +11,6 @@
 namespace lockstep::comm {
 namespace {
 
-std::string beat_key(int process) {
-  return "beat/" + std::to_string(process);
-}
-
-std::string state_key(int rank) {
-  return "state/" + std::to_string(rank);
-}
-
-std::string calls_key(int rank) {
-  return "calls/" + std::to_string(rank);
-}
-
 const std::string kEndedWell = "ended well";  // a failure's text begins with the name of a rank or a process
 
 Failure failure_in(const std::string& stored) {
@@ -34,6 +22,7 @@ std::string to_text(const Heartbeat& beat) {
 }
 
 Heartbeat heartbeat_from(const std::string& text) {
+  if (text.empty()) return {};
   const auto [count, silence] = nlohmann::json::parse(text).get<std::pair<int64_t, int64_t>>();
   if (count < 1 || silence < 0) throw Error("no heartbeat");
   return {count, std::chrono::milliseconds(silence)};
@@ -53,56 +42,44 @@ void Board::begin(const Heartbeat& first) {
 }
 
 // A process that has met the others may not have begun yet; then its values are "".
-std::vector<std::string> Board::read_all(const std::string& prefix, int count) {
-  std::vector<std::string> keys, values;
-  for (int index = 0; index < count; ++index) keys.push_back(prefix + std::to_string(index));
-  if (!store_->check(keys)) {  // then multiGet would wait
-    for (const auto& key : keys) values.push_back(store_->check({key}) ? store_->get_to_str(key) : "");
-    return values;
+template <class Parse>
+auto Board::read_all(const std::string& prefix, size_t count, const Parse& parse) {
+  std::vector<std::string> keys, texts;
+  for (size_t index = 0; index < count; ++index) keys.push_back(prefix + std::to_string(index));
+  if (store_->check(keys)) {  // else multiGet would wait
+    for (const auto& value : store_->multiGet(keys)) texts.emplace_back(value.begin(), value.end());
+  } else {
+    for (const auto& key : keys) texts.push_back(store_->check({key}) ? store_->get_to_str(key) : "");
   }
-  for (const auto& value : store_->multiGet(keys)) values.emplace_back(value.begin(), value.end());
+  std::vector<decltype(parse(prefix))> values;
+  for (size_t index = 0; index < count; ++index) values.push_back(parse_stored(keys[index], texts[index], parse));
   return values;
 }
 
 void Board::put_heartbeat(const Heartbeat& beat) {
-  store_->set(beat_key(process_), to_text(beat));
+  store_->set("beat/" + std::to_string(process_), to_text(beat));
 }
 
 std::vector<Heartbeat> Board::heartbeats() {
-  std::vector<Heartbeat> beats;
-  for (const auto& text : read_all("beat/", roster_.processes())) {
-    const std::string key = beat_key(static_cast<int>(beats.size()));
-    beats.push_back(text.empty() ? Heartbeat{} : parse_stored(key, text, heartbeat_from));
-  }
-  return beats;
+  return read_all("beat/", roster_.processes(), heartbeat_from);
 }
 
 void Board::put_state(int rank, const std::string& text) {
-  store_->set(state_key(rank), text);
+  store_->set("state/" + std::to_string(rank), text);
 }
 
 std::vector<RankState> Board::states() {
-  std::vector<RankState> states;
   const size_t world_size = roster_.devices().size();
-  for (const auto& text : read_all("state/", static_cast<int>(world_size))) {
-    states.push_back(parse_stored(state_key(static_cast<int>(states.size())), text,
-                                  [&](const auto& it) { return RankState::from_text(it, world_size); }));
-  }
-  return states;
+  return read_all("state/", world_size, [&](const auto& text) { return RankState::from_text(text, world_size); });
 }
 
 void Board::put_calls(int rank, const Calls& calls) {
-  store_->set(calls_key(rank), calls.to_text());
+  store_->set("calls/" + std::to_string(rank), calls.to_text());
 }
 
 std::vector<Calls> Board::calls() {
-  std::vector<Calls> calls;
   const size_t world_size = roster_.devices().size();
-  for (const auto& text : read_all("calls/", static_cast<int>(world_size))) {
-    calls.push_back(parse_stored(calls_key(static_cast<int>(calls.size())), text,
-                                 [&](const auto& it) { return Calls::from_text(it, world_size); }));
-  }
-  return calls;
+  return read_all("calls/", world_size, [&](const auto& text) { return Calls::from_text(text, world_size); });
 }
 
 void Board::put_come(const std::string& place) {

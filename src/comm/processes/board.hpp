@@ -68,7 +68,8 @@ class Board {
   const std::string& host() const { return host_; }
 
  private:
-  std::vector<std::string> read_all(const std::string& prefix, int count);
+  template <class Parse>
+  auto read_all(const std::string& prefix, size_t count, const Parse& parse);
   std::string first_of(const std::string& key, const std::string& text);
   std::string agreed(const std::string& key, const std::string& text);
 
