@@ -36,14 +36,17 @@ class World {
   // Each rank's kind of processor, see devices/processor_kind.hpp. Empty: all ranks are in this process.
   virtual std::vector<std::string> processor_kinds() const { return {}; }
 
-  std::atomic<bool> shared_draws_seen{
-      false};  // a layer draws from LibTorch's generator, which this process's ranks share
+  // The seed that LibTorch's CPU generator had when the run began, or that a rank set in its turn. The second says
+  // whether another seed was seen.
+  std::atomic<uint64_t> shared_seed{0};
+  std::atomic<bool> another_seed_seen{false};
+  std::atomic<bool> shared_draws_seen{false};  // a layer draws from that generator
 
-  // The members of the calls that all ranks make together.
+  // All ranks, as the members of the calls that they make together.
   Members everybody() const;
 
-  // The backend of `rank` among `members`, of which it is one. Call it once per rank for everybody(), and once per
-  // member of each group, on that rank's thread.
+  // The backend of `rank` among `members`, of which it is one. Called once per rank for everybody(), and once per
+  // member of each group, from that rank's thread; all members of a group call it.
   virtual c10::intrusive_ptr<c10d::Backend> backend(int rank, const Members& members) = 0;
 
   // Throws Error on rank `rank` if the run has failed. Backends whose calls throw by themselves do not override it.

@@ -5,6 +5,7 @@
 
 #include "data/latest_batch.hpp"
 #include "ranks/rank_place.hpp"
+#include "ranks/shared_seed.hpp"
 #include "replica.hpp"
 
 #include <algorithm>
@@ -65,6 +66,7 @@ void Backwards::check_that_no_parameter_is_new() const {
 void Backwards::check(PartSizes& sizes) {
   Rank& rank = replica_.rank();
   rank.backend();  // throws once the run is over
+  warn_of_shared_seed(rank);
   take_latest_batch(rank, sizes);
   if (replica_.grains().check() && !sizes.by_grains) {
     throw Error(rank.name() +

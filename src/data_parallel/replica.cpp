@@ -7,7 +7,7 @@
 #include "nn/name_dropouts.hpp"
 #include "nn/random_layers.hpp"
 #include "ranks/equal_modules.hpp"
-#include "ranks/shared_draws.hpp"
+#include "ranks/shared_seed.hpp"
 #include "reducer.hpp"
 #include "trained_net.hpp"
 
@@ -18,6 +18,7 @@ namespace {
 
 std::shared_ptr<torch::nn::Module> made_equal(std::shared_ptr<torch::nn::Module> module, Rank& rank) {
   if (!module) throw Error(rank.name() + ": DataParallel: the module is null; build it first");
+  warn_of_shared_seed(rank);
   warn_of_shared_draws(rank, "DataParallel", first_random_layer(*module));
   name_dropouts(*module);
   make_modules_equal(*module, rank, "DataParallel");

@@ -22,7 +22,7 @@
 #include "pipeline_stage.hpp"
 #include "pipeline_ties.hpp"
 #include "ranks/gather.hpp"
-#include "ranks/shared_draws.hpp"
+#include "ranks/shared_seed.hpp"
 
 #include <algorithm>
 #include <chrono>
@@ -249,6 +249,7 @@ at::Tensor Pipeline::State::forward_backward(const Batch& batch, const Criterion
                                              const std::shared_ptr<Replica>& replica) {
   const auto start = Clock::now();
   stats_ = {};
+  warn_of_shared_seed(rank_);
   if (!batch.y.defined() || batch.y.dim() == 0 || !batch.x.defined() || batch.x.dim() == 0 ||
       batch.x.size(0) != batch.y.size(0)) {
     throw Error("Pipeline: a batch needs x and y with as many samples; x is " +

@@ -11,6 +11,7 @@
 #include "comm/world.hpp"
 #include "gather.hpp"
 #include "rank_place.hpp"
+#include "shared_seed.hpp"
 
 #include <algorithm>
 #include <bit>
@@ -80,6 +81,10 @@ uint64_t Rank::seed() const {
 
 at::Generator Rank::generator() const {
   return place_->random.generator;
+}
+
+void Rank::end_turn() {
+  keep_shared_seed(*this);
 }
 
 Rank Rank::group(int color) {

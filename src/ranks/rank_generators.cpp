@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "gather.hpp"
+#include "shared_seed.hpp"
 
 namespace lockstep {
 
@@ -34,9 +35,12 @@ void set_generator(Rank& rank, const at::Tensor& states) {
   rank.barrier();
   at::Generator generator = at::globalContext().defaultGenerator(rank.device());
   if (!rank.device().is_cpu() || rank.index_in_process() == 0) {
-    const std::lock_guard lock(generator.mutex());
-    // The state of another kind of device has another length, and cannot go on here.
-    if (generator.get_state().numel() == states.size(1)) generator.set_state(states[rank.index()].clone());
+    {
+      const std::lock_guard lock(generator.mutex());
+      // The state of another kind of device has another length, and cannot go on here.
+      if (generator.get_state().numel() == states.size(1)) generator.set_state(states[rank.index()].clone());
+    }
+    keep_shared_seed(rank);
   }
   rank.barrier();
 }

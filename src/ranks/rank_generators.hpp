@@ -11,10 +11,10 @@ namespace lockstep {
 // A new generator. LibTorch's CPU generator takes the seed's low 32 bits.
 at::Generator generator_on(const c10::Device& device, uint64_t seed);
 
-// Gives in row r the state of rank r's device, uint8 [ranks, bytes]. Call it on all ranks.
+// Row r: the state of rank r's device, uint8 [ranks, bytes]. All ranks must call it.
 at::Tensor generators_of_all_ranks(Rank& rank);
 
-// Sets the states. Call it on all ranks. Draws that ranks made before are done when it returns.
+// Sets the states. All ranks must call it. Draws that ranks made before are done when it returns.
 void set_generator(Rank& rank, const at::Tensor& states);
 
 }  // namespace lockstep

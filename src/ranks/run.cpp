@@ -18,6 +18,7 @@
 #include "rank_exit.hpp"
 #include "rank_generators.hpp"
 #include "rank_place.hpp"
+#include "shared_seed.hpp"
 #include "succession.hpp"
 
 #include <algorithm>
@@ -263,6 +264,7 @@ class RanksHere {
 void run_once(const Devices& devices_here, const std::function<void(Rank&)>& body, const RunOptions& options,
               Succession* succession) {
   const auto world = make_world(devices_here, options);
+  world->shared_seed = shared_seed();
   const auto running = std::make_shared<comm::RunningWorld>(*world, options.timeout, options.on_warning);
   running->succession = succession;
   warn_of_machine(*running, *world, options);

@@ -12,6 +12,7 @@
 #include "nn/name_dropouts.hpp"
 #include "ranks/equal_modules.hpp"
 #include "ranks/gather.hpp"
+#include "ranks/shared_seed.hpp"
 
 #include <chrono>
 #include <exception>
@@ -195,6 +196,7 @@ void ParameterServerRank::ask(int64_t asks) {
   const c10::NoGradGuard no_grad;
   const auto gradients = asks & server::kPush ? this->gradients() : std::vector<at::Tensor>();
   c10d::Backend& backend = rank_.backend();
+  warn_of_shared_seed(rank_);
   if (asks & server::kPush) places_.set_steps_done(places_.steps_done() + 1);
   std::vector<c10::intrusive_ptr<c10d::Work>> works;
   for (int server = 0; server < options_.servers; ++server) {

@@ -91,9 +91,11 @@ class Rank {
     for (int turn = 0; turn < index_; ++turn) barrier();
     if constexpr (std::is_void_v<std::invoke_result_t<Function&>>) {
       function();
+      end_turn();
       for (int turn = index_; turn < world_size_; ++turn) barrier();
     } else {
       auto result = function();
+      end_turn();
       for (int turn = index_; turn < world_size_; ++turn) barrier();
       return result;
     }
@@ -124,6 +126,8 @@ class Rank {
   friend class comm::RankPlace;
   Rank(std::shared_ptr<comm::RankPlace> place, c10::intrusive_ptr<c10d::Backend> backend);
 
+  void end_turn();  // accepts the seed that LibTorch's generator has now
+
   std::shared_ptr<comm::RankPlace> place_;  // the same for all copies of this Rank
   int index_;
   int world_size_;
@@ -139,8 +143,9 @@ struct RunOptions {
   // seconds, overrules it.
   std::chrono::milliseconds rendezvous_timeout{60'000};
   // A request to stop, between processes; threads of one process do not look at it. Before all processes have come, a
-  // request ends the wait with a Stopped in all of them. Later it interrupts nothing, so that the ranks can agree where
-  // to stop.
+  // request ends the wait with a Stopped in all of them. Later, on CPU ranks, it ends a wait that is 1 s old once no
+  // rank of the run does anything. It does not interrupt a rank that computes or writes, so that the ranks can agree
+  // where to stop.
   std::stop_token stop = {};
   // Between processes: a process without a sign of life for so long counts as dead. Give at least 1 s, or 0. 0 means
   // four times the longest gap between signs of life in the last 20 to 40 s, from 1 s to 6 s. After a connection to the
