@@ -58,8 +58,7 @@ plant("a run is over when all processes but one are done" comm/processes/board.c
 plant("where a survivor was is not agreed on" comm/processes/board.cpp
   [[return agreed("where", text);]] [[return BUG ? text : agreed("where", text);]])
 plant("a process beats once only" comm/processes/watchdog.cpp
-  [[  board_.put_heartbeat({++own_beats_, own_limit_.limit()});]]
-  [[  if (!BUG) board_.put_heartbeat({++own_beats_, own_limit_.limit()});]])
+  [[  board_.put_heartbeat(next_heartbeat());]] [[  if (!BUG) board_.put_heartbeat(next_heartbeat());]])
 plant("hearts are watched from the machine's start on" comm/processes/watchdog.cpp
   [[  std::fill(seen_.begin(), seen_.end(), Clock::now());]]
   [[  if (!BUG) std::fill(seen_.begin(), seen_.end(), Clock::now());]])

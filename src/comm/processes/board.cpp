@@ -6,6 +6,7 @@
 #include "comm/meeting/stored.hpp"
 
 #include <exception>
+#include <tuple>
 #include <utility>
 
 namespace lockstep::comm {
@@ -18,14 +19,14 @@ Failure failure_in(const std::string& stored) {
 }
 
 std::string to_text(const Heartbeat& beat) {
-  return nlohmann::json{beat.count, beat.silence.count()}.dump();
+  return nlohmann::json{beat.count, beat.activity, beat.silence.count()}.dump();
 }
 
 Heartbeat heartbeat_from(const std::string& text) {
   if (text.empty()) return {};
-  const auto [count, silence] = nlohmann::json::parse(text).get<std::pair<int64_t, int64_t>>();
-  if (count < 1 || silence < 0) throw Error("no heartbeat");
-  return {count, std::chrono::milliseconds(silence)};
+  const auto [count, activity, silence] = nlohmann::json::parse(text).get<std::tuple<int64_t, int64_t, int64_t>>();
+  if (count < 1 || activity < 0 || silence < 0) throw Error("no heartbeat");
+  return {count, activity, std::chrono::milliseconds(silence)};
 }
 
 }  // namespace

@@ -28,6 +28,7 @@ namespace lockstep::comm {
 
 struct Heartbeat {
   int64_t count = 0;                    // the process's count of beats; 0: it has not begun
+  int64_t activity = 0;                 // see activity.hpp
   std::chrono::milliseconds silence{};  // how long the process may be silent before it counts as dead, by its own gaps
 };
 

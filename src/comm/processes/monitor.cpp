@@ -26,9 +26,10 @@ Monitor::Monitor(StorePtr store, Roster roster, int process, const Options& opti
       process_(process),
       log_(roster_.ranks_of(process), roster_.devices().size()),
       board_(std::move(store), roster_, process, options.host),
-      watchdog_(
-          board_, waits_, log_, roster_, process,
-          {.long_wait = std::min<std::chrono::milliseconds>(1s, options.timeout / 4), .silence = options.silence}) {}
+      watchdog_(board_, waits_, log_, roster_, process,
+                {.long_wait = std::min<std::chrono::milliseconds>(1s, options.timeout / 4),
+                 .silence = options.silence,
+                 .stop = options.stop}) {}
 
 void Monitor::start(std::function<void()> on_failure, std::function<Failure()> look) {
   try {

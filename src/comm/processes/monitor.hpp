@@ -30,6 +30,7 @@
 #include <exception>
 #include <functional>
 #include <mutex>
+#include <stop_token>
 #include <string>
 #include <utility>
 
@@ -44,6 +45,7 @@ class Monitor {
     std::chrono::milliseconds timeout;  // the timeout of the run's calls
     SilenceRange silence;               // how long a process may lack a heartbeat until it counts as dead
     std::string host;                   // who keeps the store, in words, for the error when it is gone
+    std::stop_token stop = {};
   };
 
   // `store` is the monitor's own connection.
