@@ -2,7 +2,7 @@
 // posts.
 #pragma once
 
-#include "thread_text.hpp"
+#include "purpose.hpp"
 
 namespace lockstep::comm {
 

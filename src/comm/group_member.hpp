@@ -21,7 +21,7 @@ struct GroupMember {
                                                    // null: the backend has no tags (NCCL)
   // The number of connections to each peer. Messages take different ones if their tags differ modulo this number.
   int connections = 1;
-  std::function<void()> shut = {};  // with GroupPlace::guarded: after it nobody can connect
+  std::function<void()> shut = {};  // needs GroupPlace::guarded: after it nobody can connect
   // NCCL alone has these two. They are null for Gloo, whose waits end by themselves and say why.
   std::function<Failure()> error = {};                  // why calls ended without their values; none: they did not
   std::function<void(std::stop_token)> take_down = {};  // waits for all calls, then lets go what they needed
@@ -32,9 +32,9 @@ struct GroupPlace {
   int rank = 0;
   int size = 1;
   std::chrono::milliseconds timeout{};  // the timeout for connecting, and for calls without one
-  // For Gloo: nobody can connect before all members are ready to, nor after GroupMember::shut.
+  // Gloo alone looks at it: nobody can connect before all members are ready to, nor after GroupMember::shut.
   bool guarded = false;
-  bool hushed = false;  // with `guarded`: whoever has connected cannot talk until let in (processes/guests.hpp)
+  bool hushed = false;  // needs `guarded`: whoever has connected cannot talk until let in (processes/guests.hpp)
 };
 
 // Functions that are called for each call once it is posted, on the thread that makes it.

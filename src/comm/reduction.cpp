@@ -92,7 +92,7 @@ struct Sum {
   bool adds_zero = false;
 };
 
-// For a power of two, the product with its inverse has the quotient's bits, and takes less time.
+// The product with the inverse of a power of two has the quotient's bits, and takes less time.
 template <class Scalar>
 void divide(Scalar* values, int64_t count, Scalar divisor) {
   int exponent = 0;

@@ -7,12 +7,14 @@
 #include <lockstep/data_parallel/sync_batch_norm.hpp>
 
 #include "base/classic.hpp"
+#include "comm/meeting/launch_environment.hpp"
 #include "data/batch_tensors.hpp"
 #include "nn/random_layers.hpp"
 #include "ranks/rank_place.hpp"
 #include "replica.hpp"
 
 #include <algorithm>
+#include <cstdlib>
 #include <string>
 #include <utility>
 
@@ -89,7 +91,7 @@ void ReplicaGrains::refuse_what_depends_on_ranks() const {
                 why);
   };
   const std::string& mixed = comm::RankPlace::of(rank).run->mixed_processors;
-  if (!mixed.empty() && !mixed_processors_are_allowed()) {
+  if (!mixed.empty() && !comm::mixed_processors_in(std::getenv)) {
     refuse(mixed +
            ", which round otherwise. Take processors of one kind (`lockstep devices` shows a machine's), or leave out "
            "the grain. If other bits may come out, set LOCKSTEP_MIXED_PROCESSORS=1 for all");

@@ -16,7 +16,7 @@
 namespace lockstep {
 namespace {
 
-constexpr int64_t kValues = 1024;   // at least so many values are read, if there are
+constexpr int64_t kValues = 1024;   // the fewest values that are read, if there are as many
 constexpr int64_t kSums = 8;        // several sums, since one alone may be equal by chance
 constexpr double kRounding = 1e-3;  // the tolerance, as a fraction of the sum of the absolute values
 

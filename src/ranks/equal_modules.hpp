@@ -8,7 +8,7 @@
 
 namespace lockstep {
 
-// Moves `module` to the rank's device and copies rank 0's parameters and buffers to all ranks. All ranks must call it;
+// Moves `module` to the rank's device and copies rank 0's parameters and buffers to all ranks. Call it on all ranks;
 // errors name `user`. Throws Error on every rank if the ranks' modules differ in their number of tensors, a name, a
 // shape or a type, or share memory.
 void make_modules_equal(torch::nn::Module& module, Rank& rank, const std::string& user);

@@ -1,6 +1,6 @@
 // Sums over a data set of any function of a network's outputs and the targets, computed on all ranks at once.
 //
-// With a grain they have the same bits on any number of ranks. All ranks must call it. Cost: one forward per batch, or
+// With a grain they have the same bits on any number of ranks. Call it on all ranks. Cost: one forward per batch, or
 // with a grain one per grain, and one small allreduce at the end.
 #pragma once
 

@@ -1,5 +1,5 @@
 // Functions that give every rank what all ranks have: numbers, texts and tensors. Checks that compare ranks use them,
-// and so do checkpoints. All ranks must call each of them. They throw Error as Rank's collectives do.
+// and so do checkpoints. Call each on all ranks. They throw Error as Rank's collectives do.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,7 +13,7 @@
 
 namespace lockstep {
 
-// Row r of the result, int64 [ranks, numbers] on the CPU, is what rank r gave. All ranks must give as many numbers.
+// Row r of the result, int64 [ranks, numbers] on the CPU, is what rank r gave. Give as many numbers on all ranks.
 at::Tensor of_all_ranks(Rank& rank, const std::vector<int64_t>& numbers);
 
 // A check makes the host wait for a GPU in so many first steps only; later that would cost too much.

@@ -1,10 +1,8 @@
 #include "mixed_processors.hpp"
 
-#include "comm/meeting/launch_environment.hpp"
 #include "comm/texts.hpp"
 #include "devices/processor_kind.hpp"
 
-#include <cstdlib>
 #include <vector>
 
 namespace lockstep {
@@ -22,10 +20,6 @@ std::string mixed_processors(const comm::World& world) {
     return name(rank) + " computes on " + kinds[rank] + ", and " + name(first) + " on " + kinds[first];
   }
   return "";
-}
-
-bool mixed_processors_are_allowed() {
-  return comm::mixed_processors_in(std::getenv);
 }
 
 }  // namespace lockstep

@@ -12,8 +12,4 @@ namespace lockstep {
 // Gives "" if all are of one kind, as far as is known.
 std::string mixed_processors(const comm::World& world);
 
-// Gives whether the user allows several kinds with a grain too (LOCKSTEP_MIXED_PROCESSORS=1). Throws Error if the value
-// is neither 1 nor 0.
-bool mixed_processors_are_allowed();
-
 }  // namespace lockstep

@@ -18,7 +18,7 @@ class StopAgreement {
  public:
   StopAgreement(const Rank& rank, std::stop_token stop) : rank_(rank), stop_(std::move(stop)) {}
 
-  // Gives whether any rank was asked to stop. All ranks must call each of these alike, and get the same answer.
+  // Gives whether any rank was asked to stop. Call each of these on all ranks alike; all get the same answer.
   bool now();
   bool after_step();  // gives false while it is not time to ask
 

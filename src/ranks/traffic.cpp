@@ -25,7 +25,7 @@ class TrafficObserver : public CallObserver {
       case c10d::OpType::REDUCE:
       case c10d::OpType::ALLTOALL:
       case c10d::OpType::ALLTOALL_BASE:
-        traffic_->sent += others / ranks * size;  // a broadcast or reduce is sent as in a chain, in many pieces
+        traffic_->sent += others / ranks * size;  // a broadcast or reduce is sent as in a chain, in many parts
         break;
       default:
         traffic_->sent += others * size;  // a gather's or scatter's part, to each other rank

@@ -50,16 +50,15 @@ plant("a failure does not wake who waits for a connection" comm/meeting/attempt.
 plant("a failure does not close the connections" comm/processes/watched_world.cpp
   [[monitor_->start([this] { close(); },]] [[monitor_->start([this] { if (!BUG) close(); },]])
 plant("the last failure counts, not the first" comm/processes/board.cpp
-  [[return failure_in(first_of("failure", to_stored(failure)));]]
-  [[if (BUG) store_->set("failure", to_stored(failure));
-    return failure_in(first_of("failure", to_stored(failure)));]])
+  [[return failure_in(agreed("failure", to_stored(failure)));]]
+  [[if (BUG && !store_is_lost_) store_->set("failure", to_stored(failure));
+  return failure_in(agreed("failure", to_stored(failure)));]])
 plant("a run is over when all processes but one are done" comm/processes/board.cpp
   [[stored_count(*store_, place) >=]] [[stored_count(*store_, place) + (BUG ? 1 : 0) >=]])
 plant("where a survivor was is not agreed on" comm/processes/board.cpp
-  [[return first_of("where", text);]] [[return BUG ? text : first_of("where", text);]])
+  [[return agreed("where", text);]] [[return BUG ? text : agreed("where", text);]])
 plant("a process beats once only" comm/processes/watchdog.cpp
-  [[  board_.put_heartbeat({++own_beats_, own_limit_.limit()});]]
-  [[  if (!BUG) board_.put_heartbeat({++own_beats_, own_limit_.limit()});]])
+  [[  board_.put_heartbeat(next_heartbeat());]] [[  if (!BUG) board_.put_heartbeat(next_heartbeat());]])
 plant("hearts are watched from the machine's start on" comm/processes/watchdog.cpp
   [[  std::fill(seen_.begin(), seen_.end(), Clock::now());]]
   [[  if (!BUG) std::fill(seen_.begin(), seen_.end(), Clock::now());]])

@@ -1,7 +1,7 @@
 // evaluate: accuracy and loss of a model on a data set, computed on all ranks at once.
 //
 // Exact: every sample is counted once, whatever the number of ranks and the batch size (the section's exercise on
-// evaluating on several devices). All ranks must call it; every rank gets the whole result. Cost: one forward per
+// evaluating on several devices). Call it on all ranks; each gets the whole result. Cost: one forward per
 // batch, or with a grain one per grain, and one small allreduce at the end.
 #pragma once
 

@@ -39,19 +39,14 @@ class Attempt {
     return attempt;
   }
 
-  // Waits until the attempt has ended or wake() was called. Gives the group in the first case only. Throws what
-  // `connect` threw.
-  std::optional<GroupMember> wait() {
+  // Waits until the attempt has ended or wake() was called, and for at most `time`. Gives the group in the first case
+  // only. Throws what `connect` threw.
+  std::optional<GroupMember> wait(std::chrono::microseconds time = std::chrono::hours(24)) {
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [this] { return has_news(); });
-    return news();
-  }
-
-  // The same, but waits for at most `time`.
-  std::optional<GroupMember> wait_for(std::chrono::microseconds time) {
-    std::unique_lock lock(mutex_);
-    changed_.wait_for(lock, time, [this] { return has_news(); });
-    return news();
+    changed_.wait_for(lock, time, [this] { return group_ || exception_ || woken_; });
+    if (exception_) std::rethrow_exception(exception_);
+    woken_ = false;
+    return std::exchange(group_, {});
   }
 
   // Closes the group, also one that is connected later.
@@ -74,14 +69,6 @@ class Attempt {
   }
 
  private:
-  bool has_news() const { return group_ || exception_ || woken_; }
-
-  std::optional<GroupMember> news() {
-    if (exception_) std::rethrow_exception(exception_);
-    woken_ = false;
-    return std::exchange(group_, {});
-  }
-
   void end(std::optional<GroupMember> group, std::exception_ptr exception) {
     std::optional<GroupMember> unwanted;
     {

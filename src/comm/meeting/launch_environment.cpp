@@ -151,7 +151,7 @@ int tasks_of_node(const std::string& text, int node) {
   return 0;
 }
 
-// By default srun starts rank 0 on the step's first machine. The port follows from the job's number, and lies below the
+// srun starts rank 0 by default on the step's first machine. The port follows from the job's number, and lies below the
 // ports that systems hand out by themselves.
 void derive_rendezvous(const Reader& reader, LaunchEnvironment& launch) {
   launch.address = first_host(reader.text("SLURM_STEP_NODELIST"));

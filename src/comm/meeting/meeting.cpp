@@ -134,7 +134,7 @@ std::vector<int> identity(const c10::Device& device) {
   return numbers;
 }
 
-// Between processes there are only Gloo, for the CPU, and NCCL.
+// Only Gloo, for the CPU, and NCCL connect processes.
 void check_that_something_connects(const std::vector<Introduction>& all) {
   for (int process = 0; process < static_cast<int>(all.size()); ++process) {
     for (const c10::Device& device : all[process].devices) {

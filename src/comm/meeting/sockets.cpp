@@ -116,7 +116,7 @@ bool begins_to_listen(int fd) {
   return false;
 }
 
-Listener listen_at(const std::string& address, int port, bool both_kinds) {
+Listener listen_at(const std::string& address, int port, bool both_kinds = false) {
   Address where = to_address(address, port);
   Socket socket(where.storage.ss_family, SOCK_STREAM);
   const int yes = 1, no = 0;
@@ -160,12 +160,12 @@ bool is_loopback(const std::string& address) {
 }
 
 Listener listen_on(const std::string& address, int port) {
-  return listen_at(address, port, /*both_kinds=*/false);
+  return listen_at(address, port);
 }
 
 Listener listen_everywhere(int port) {
   const int probe = socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  if (probe < 0) return listen_at("0.0.0.0", port, /*both_kinds=*/false);  // the kernel has no IPv6
+  if (probe < 0) return listen_at("0.0.0.0", port);  // the kernel has no IPv6
   close(probe);
   return listen_at("::", port, /*both_kinds=*/true);
 }

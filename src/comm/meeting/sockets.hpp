@@ -45,7 +45,7 @@ struct Connection {
 };
 std::vector<Connection> connections_of_this_process();
 
-// From now on, this process's reads from its connections to that address fail if nothing comes for so long.
+// Makes this process's reads from its connections to that address fail if nothing comes for so long.
 void limit_silence(const std::string& address, int port, std::chrono::seconds limit);
 
 // Ends every connection of this process to that address, so that waits for an answer fail.

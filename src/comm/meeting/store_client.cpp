@@ -11,10 +11,10 @@
 #include "shared_store.hpp"
 #include "sockets.hpp"
 #include "store_server.hpp"
+#include "stored.hpp"
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <thread>
 #include <utility>
 
@@ -88,12 +88,6 @@ Fields question_of(const std::string& what, const Keys& keys) {
   Fields question{what};
   question.insert(question.end(), keys.begin(), keys.end());
   return question;
-}
-
-int64_t number_in(const std::string& text) {
-  int64_t number = 0;
-  std::from_chars(text.data(), text.data() + text.size(), number);
-  return number;
 }
 
 }  // namespace

@@ -30,7 +30,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr size_t kMostStrangers = 64;
-constexpr int kAcceptedAtOnce = 32;  // after so many, the peers are served
+constexpr int kAcceptedAtOnce = 32;  // the peers are served after so many
 constexpr size_t kReadAtOnce = 64 << 10;
 constexpr auto kUntilNextTry = std::chrono::milliseconds(100);  // if there are no more descriptors
 

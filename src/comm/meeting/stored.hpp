@@ -45,14 +45,21 @@ auto parse_stored(const std::string& key, const std::string& value, Parse&& pars
   }
 }
 
+// Throws if the text is not a number alone.
+inline int64_t number_in(const std::string& text) {
+  int64_t number = 0;
+  const char* const end = text.data() + text.size();
+  const auto [rest, error] = std::from_chars(text.data(), end, number);
+  if (error != std::errc() || rest != end) throw Error("no number");
+  return number;
+}
+
 // A count that several processes add to; 0 if nobody has. Throws ForeignValue if it is no count.
 inline int64_t stored_count(c10d::Store& store, const std::string& key) {
   if (!store.check({key})) return 0;
   return parse_stored(key, store.get_to_str(key), [](const std::string& text) {
-    int64_t count = 0;
-    const char* const end = text.data() + text.size();
-    const auto [rest, error] = std::from_chars(text.data(), end, count);
-    if (error != std::errc() || rest != end || count < 0) throw Error("no count");
+    const int64_t count = number_in(text);
+    if (count < 0) throw Error("no count");
     return count;
   });
 }

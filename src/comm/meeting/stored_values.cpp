@@ -5,21 +5,11 @@
 #include "stored.hpp"
 
 #include <algorithm>
-#include <charconv>
 #include <cstdint>
 #include <exception>
-#include <system_error>
 
 namespace lockstep::comm {
 namespace {
-
-int64_t stored_number(const std::string& text) {
-  int64_t number = 0;
-  const char* const end = text.data() + text.size();
-  const auto [rest, error] = std::from_chars(text.data(), end, number);
-  if (error != std::errc() || rest != end) throw Error("no number");
-  return number;
-}
 
 void check_question(bool is_right) {
   if (!is_right) throw Error("the store does not know this question");
@@ -74,8 +64,8 @@ Fields StoredValues::answer_of(const std::string& what, const Fields& question) 
 
 std::string StoredValues::add(const std::string& key, const std::string& number) {
   const auto found = values_.find(key);
-  const int64_t before = found == values_.end() ? 0 : parse_stored(key, found->second, stored_number);
-  return values_[key] = std::to_string(before + stored_number(number));
+  const int64_t before = found == values_.end() ? 0 : parse_stored(key, found->second, number_in);
+  return values_[key] = std::to_string(before + number_in(number));
 }
 
 std::string StoredValues::compare(const std::string& key, const std::string& before, const std::string& after) {

@@ -171,6 +171,16 @@ std::string text_of_silence(int process, const Roster& roster) {
          " is gone: it ended without a word (killed, or it crashed), or it stands still";
 }
 
+std::string text_of_stop(const OpenCall& call, const std::vector<RankState>& states, const Roster& roster) {
+  const std::string missing = missing_ranks(call, states, roster);
+  return roster.name(call.rank) + " waited in " + call.where() + (missing.empty() ? "" : " for " + missing) +
+         ": stopped by request";
+}
+
+std::string text_of_stop_at_the_end(int process, const Roster& roster) {
+  return "the ranks of " + roster.name_process(process) + " had returned, others had not: stopped by request";
+}
+
 std::string whereabouts(const OpenCall& call, const Calls& calls, int64_t steps, const Roster& roster) {
   const CollectiveCalls& of_group = calls.of(call.among.name);
   const int64_t last = of_group.complete - 1;

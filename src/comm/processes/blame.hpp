@@ -36,6 +36,11 @@ std::string text_of_lateness(const OpenCall& call, std::chrono::milliseconds tim
 // The error of a process that has no heartbeat any more.
 std::string text_of_silence(int process, const Roster& roster);
 
+// The errors of a stop that the user asked for while nothing happens: a rank waits for this call, or the ranks of
+// `process` have returned.
+std::string text_of_stop(const OpenCall& call, const std::vector<RankState>& states, const Roster& roster);
+std::string text_of_stop_at_the_end(int process, const Roster& roster);
+
 // Says where the rank was when the run failed, and what it had done by then. `steps` counts steps of training; 0:
 // nobody counts them.
 std::string whereabouts(const OpenCall& call, const Calls& calls, int64_t steps, const Roster& roster);

@@ -1,28 +1,16 @@
 #include "board.hpp"
 
 #include <lockstep/base/error.hpp>
+#include <nlohmann/json.hpp>
 
 #include "comm/meeting/stored.hpp"
 
-#include <charconv>
 #include <exception>
-#include <system_error>
+#include <tuple>
 #include <utility>
 
 namespace lockstep::comm {
 namespace {
-
-std::string beat_key(int process) {
-  return "beat/" + std::to_string(process);
-}
-
-std::string state_key(int rank) {
-  return "state/" + std::to_string(rank);
-}
-
-std::string calls_key(int rank) {
-  return "calls/" + std::to_string(rank);
-}
 
 const std::string kEndedWell = "ended well";  // a failure's text begins with the name of a rank or a process
 
@@ -31,22 +19,14 @@ Failure failure_in(const std::string& stored) {
 }
 
 std::string to_text(const Heartbeat& beat) {
-  return std::to_string(beat.count) + " " + std::to_string(beat.silence.count());
+  return nlohmann::json{beat.count, beat.activity, beat.silence.count()}.dump();
 }
 
 Heartbeat heartbeat_from(const std::string& text) {
-  int64_t numbers[2] = {};
-  const char* next = text.data();
-  const char* const end = next + text.size();
-  for (int64_t& number : numbers) {
-    const bool is_first = &number == numbers;
-    if (!is_first && (next == end || *next++ != ' ')) throw Error("no count");
-    const auto [rest, error] = std::from_chars(next, end, number);
-    if (error != std::errc() || number < (is_first ? 1 : 0)) throw Error("no count");
-    next = rest;
-  }
-  if (next != end) throw Error("no count");
-  return {numbers[0], std::chrono::milliseconds(numbers[1])};
+  if (text.empty()) return {};
+  const auto [count, activity, silence] = nlohmann::json::parse(text).get<std::tuple<int64_t, int64_t, int64_t>>();
+  if (count < 1 || activity < 0 || silence < 0) throw Error("no heartbeat");
+  return {count, activity, std::chrono::milliseconds(silence)};
 }
 
 }  // namespace
@@ -63,56 +43,44 @@ void Board::begin(const Heartbeat& first) {
 }
 
 // A process that has met the others may not have begun yet; then its values are "".
-std::vector<std::string> Board::read_all(const std::string& prefix, int count) {
-  std::vector<std::string> keys, values;
-  for (int index = 0; index < count; ++index) keys.push_back(prefix + std::to_string(index));
-  if (!store_->check(keys)) {  // then multiGet would wait
-    for (const auto& key : keys) values.push_back(store_->check({key}) ? store_->get_to_str(key) : "");
-    return values;
+template <class Parse>
+auto Board::read_all(const std::string& prefix, size_t count, const Parse& parse) {
+  std::vector<std::string> keys, texts;
+  for (size_t index = 0; index < count; ++index) keys.push_back(prefix + std::to_string(index));
+  if (store_->check(keys)) {  // else multiGet would wait
+    for (const auto& value : store_->multiGet(keys)) texts.emplace_back(value.begin(), value.end());
+  } else {
+    for (const auto& key : keys) texts.push_back(store_->check({key}) ? store_->get_to_str(key) : "");
   }
-  for (const auto& value : store_->multiGet(keys)) values.emplace_back(value.begin(), value.end());
+  std::vector<decltype(parse(prefix))> values;
+  for (size_t index = 0; index < count; ++index) values.push_back(parse_stored(keys[index], texts[index], parse));
   return values;
 }
 
 void Board::put_heartbeat(const Heartbeat& beat) {
-  store_->set(beat_key(process_), to_text(beat));
+  store_->set("beat/" + std::to_string(process_), to_text(beat));
 }
 
 std::vector<Heartbeat> Board::heartbeats() {
-  std::vector<Heartbeat> beats;
-  for (const auto& text : read_all("beat/", roster_.processes())) {
-    const std::string key = beat_key(static_cast<int>(beats.size()));
-    beats.push_back(text.empty() ? Heartbeat{} : parse_stored(key, text, heartbeat_from));
-  }
-  return beats;
+  return read_all("beat/", roster_.processes(), heartbeat_from);
 }
 
 void Board::put_state(int rank, const std::string& text) {
-  store_->set(state_key(rank), text);
+  store_->set("state/" + std::to_string(rank), text);
 }
 
 std::vector<RankState> Board::states() {
-  std::vector<RankState> states;
   const size_t world_size = roster_.devices().size();
-  for (const auto& text : read_all("state/", static_cast<int>(world_size))) {
-    states.push_back(parse_stored(state_key(static_cast<int>(states.size())), text,
-                                  [&](const auto& it) { return RankState::from_text(it, world_size); }));
-  }
-  return states;
+  return read_all("state/", world_size, [&](const auto& text) { return RankState::from_text(text, world_size); });
 }
 
 void Board::put_calls(int rank, const Calls& calls) {
-  store_->set(calls_key(rank), calls.to_text());
+  store_->set("calls/" + std::to_string(rank), calls.to_text());
 }
 
 std::vector<Calls> Board::calls() {
-  std::vector<Calls> calls;
   const size_t world_size = roster_.devices().size();
-  for (const auto& text : read_all("calls/", static_cast<int>(world_size))) {
-    calls.push_back(parse_stored(calls_key(static_cast<int>(calls.size())), text,
-                                 [&](const auto& it) { return Calls::from_text(it, world_size); }));
-  }
-  return calls;
+  return read_all("calls/", world_size, [&](const auto& text) { return Calls::from_text(text, world_size); });
 }
 
 void Board::put_come(const std::string& place) {
@@ -135,24 +103,22 @@ std::string Board::first_of(const std::string& key, const std::string& text) {
   return store_->compareSet(key, std::string(), text);
 }
 
-Failure Board::agreed_failure(const Failure& failure) {
-  if (store_is_lost_) return failure;
-  try {
-    return failure_in(first_of("failure", to_stored(failure)));
-  } catch (const std::exception&) {
-    store_is_lost_ = true;
-    return failure;
-  }
-}
-
-std::string Board::agreed_where(const std::string& text) {
+std::string Board::agreed(const std::string& key, const std::string& text) {
   if (store_is_lost_) return text;
   try {
-    return first_of("where", text);
+    return first_of(key, text);
   } catch (const std::exception&) {
     store_is_lost_ = true;
     return text;
   }
+}
+
+Failure Board::agreed_failure(const Failure& failure) {
+  return failure_in(agreed("failure", to_stored(failure)));
+}
+
+std::string Board::agreed_where(const std::string& text) {
+  return agreed("where", text);
 }
 
 Failure Board::lose_store() {

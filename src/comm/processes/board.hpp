@@ -28,6 +28,7 @@ namespace lockstep::comm {
 
 struct Heartbeat {
   int64_t count = 0;                    // the process's count of beats; 0: it has not begun
+  int64_t activity = 0;                 // see activity.hpp
   std::chrono::milliseconds silence{};  // how long the process may be silent before it counts as dead, by its own gaps
 };
 
@@ -68,8 +69,10 @@ class Board {
   const std::string& host() const { return host_; }
 
  private:
-  std::vector<std::string> read_all(const std::string& prefix, int count);
+  template <class Parse>
+  auto read_all(const std::string& prefix, size_t count, const Parse& parse);
   std::string first_of(const std::string& key, const std::string& text);
+  std::string agreed(const std::string& key, const std::string& text);
 
   const StorePtr store_;
   const Roster roster_;

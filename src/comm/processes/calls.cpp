@@ -11,6 +11,10 @@
 #include <utility>
 
 namespace lockstep::comm {
+
+// This makes functions that turn the fields into JSON and back. A count of complete calls is not told.
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(CollectiveCalls, count, recent, fingerprint)
+
 namespace {
 
 constexpr size_t kRecent = 8;
@@ -67,24 +71,15 @@ const CollectiveCalls& Calls::of(const std::string& group) const {
 }
 
 std::string Calls::to_text() const {
-  nlohmann::json groups = nlohmann::json::object();
-  for (const auto& [group, calls] : collective) {
-    groups[group] = {{"count", calls.count}, {"recent", calls.recent}, {"fingerprint", calls.fingerprint}};
-  }
-  return nlohmann::json{{"collective", groups}, {"sent", sent}, {"received", received}}.dump();
+  return nlohmann::json{{"collective", collective}, {"sent", sent}, {"received", received}}.dump();
 }
 
 Calls Calls::from_text(const std::string& text, size_t world_size) {
   const auto json = nlohmann::json::parse(text);
   Calls calls;
-  for (const auto& [group, of_group] : json.at("collective").items()) {
-    CollectiveCalls& collective = calls.collective[group];
-    collective.count = of_group.at("count").get<int64_t>();
-    collective.recent = of_group.at("recent").get<std::vector<std::string>>();
-    collective.fingerprint = of_group.at("fingerprint").get<uint64_t>();
-  }
-  calls.sent = json.at("sent").get<std::vector<int64_t>>();
-  calls.received = json.at("received").get<std::vector<int64_t>>();
+  json.at("collective").get_to(calls.collective);
+  json.at("sent").get_to(calls.sent);
+  json.at("received").get_to(calls.received);
   if (calls.sent.size() != world_size || calls.received.size() != world_size) {
     throw Error("calls of a world of another size");
   }

@@ -63,7 +63,7 @@ class CallLog {
  private:
   mutable std::mutex mutex_;
   std::map<int, Calls> by_rank_;                                                  // guarded by mutex_, as the next one
-  std::map<std::pair<std::string, int64_t>, std::map<int, at::Tensor>> changed_;  // by the call, then by the rank
+  std::map<std::pair<std::string, int64_t>, std::map<int, at::Tensor>> changed_;  // changed memory, by call and rank
 };
 
 }  // namespace lockstep::comm

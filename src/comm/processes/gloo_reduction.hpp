@@ -16,7 +16,7 @@ constexpr std::chrono::milliseconds kUntilClosed{2'000};  // how long to wait on
 
 struct Pending {
   c10::intrusive_ptr<c10d::Work> work;
-  std::function<void()> finish = {};  // called once the work is complete
+  std::function<void()> finish = {};  // call it once the work is complete
 };
 
 // Use it also in place of calls that have nothing to move: a call that differs from them on another rank must be

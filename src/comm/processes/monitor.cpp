@@ -26,9 +26,10 @@ Monitor::Monitor(StorePtr store, Roster roster, int process, const Options& opti
       process_(process),
       log_(roster_.ranks_of(process), roster_.devices().size()),
       board_(std::move(store), roster_, process, options.host),
-      watchdog_(
-          board_, waits_, log_, roster_, process,
-          {.long_wait = std::min<std::chrono::milliseconds>(1s, options.timeout / 4), .silence = options.silence}) {}
+      watchdog_(board_, waits_, log_, roster_, process,
+                {.long_wait = std::min<std::chrono::milliseconds>(1s, options.timeout / 4),
+                 .silence = options.silence,
+                 .stop = options.stop}) {}
 
 void Monitor::start(std::function<void()> on_failure, std::function<Failure()> look) {
   try {
@@ -88,9 +89,13 @@ void Monitor::look_for_failure() {
 }
 
 void Monitor::report_lateness(const OpenCall& call, std::chrono::milliseconds timeout) {
+  std::this_thread::sleep_for(Watchdog::kUntilSaid);
+  with_store([&] { report({text_of_lateness(call, timeout, board_.states(), roster_), {Error::late}}); });
+}
+
+void Monitor::with_store(const std::function<void()>& work) {
   try {
-    std::this_thread::sleep_for(Watchdog::kUntilSaid);
-    report({text_of_lateness(call, timeout, board_.states(), roster_), {Error::late}});
+    work();
   } catch (const ForeignValue& error) {
     report(error);
   } catch (const std::exception&) {
@@ -118,7 +123,7 @@ void Monitor::check_calls() {
 
 Failure Monitor::finish(const std::function<void()>& complete) {
   waits_.note_finish();
-  try {
+  with_store([&] {
     if (failure().empty()) {
       for (const int rank : waits_.snapshot().returned) board_.put_calls(rank, log_.of(rank));
     }
@@ -126,28 +131,20 @@ Failure Monitor::finish(const std::function<void()>& complete) {
     if (failure().empty()) check_calls();
     if (failure().empty()) complete();
     if (roster_.devices()[0].is_cpu()) agree_on_end();
-  } catch (const ForeignValue& error) {
-    report(error);
-  } catch (const std::exception&) {
-    waits_.fail(board_.lose_store());
-  }
+  });
   is_over_ = failure().empty();
   return last_words();
 }
 
 Failure Monitor::finish_taking_down() {
-  try {
+  with_store([&] {
     wait_for_all("closed");
     agree_on_end();
-  } catch (const ForeignValue& error) {
-    report(error);
-  } catch (const std::exception&) {
-    waits_.fail(board_.lose_store());
-  }
+  });
   return last_words();
 }
 
-// After this no failure counts. With GPUs it is called after the communicators are taken down.
+// No failure counts after this. On GPUs call it after the communicators are taken down.
 void Monitor::agree_on_end() {
   if (!failure().empty()) return;
   if (const auto first = board_.agreed_end(); !first.empty()) waits_.fail(first);
@@ -158,7 +155,7 @@ void Monitor::wait_for_all(const std::string& place) {
   while (failure().empty() && !board_.all_come(place)) waits_.sleep(10ms, [](bool failed) { return failed; });
 }
 
-// After a death all processes also name one place where a survivor's rank was.
+// All processes also name one place where a survivor's rank was when another died.
 Failure Monitor::last_words() {
   const Failure first = failure();
   if (!first.is(Error::death)) return first;

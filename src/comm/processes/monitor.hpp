@@ -30,6 +30,7 @@
 #include <exception>
 #include <functional>
 #include <mutex>
+#include <stop_token>
 #include <string>
 #include <utility>
 
@@ -44,6 +45,7 @@ class Monitor {
     std::chrono::milliseconds timeout;  // the timeout of the run's calls
     SilenceRange silence;               // how long a process may lack a heartbeat until it counts as dead
     std::string host;                   // who keeps the store, in words, for the error when it is gone
+    std::stop_token stop = {};
   };
 
   // `store` is the monitor's own connection.
@@ -103,6 +105,7 @@ class Monitor {
  private:
   void look_for_failure();
   void report_lateness(const OpenCall& call, std::chrono::milliseconds timeout);
+  void with_store(const std::function<void()>& work);  // reports a failure if the store is gone or has foreign values
   void note_where(const std::string& text);
   void agree_on_end();
   void wait_for_all(const std::string& place);

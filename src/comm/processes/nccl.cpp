@@ -134,7 +134,7 @@ class NotedNccl : public ProcessGroupNCCL {
 
 // Sets what the environment does not have already. Gives true.
 bool set_defaults_of_nccl() {
-  // At a timeout or an error of NCCL, c10d's watchdog would end the process. In mode 2 it only aborts the communicator.
+  // c10d's watchdog would end the process at a timeout or an error of NCCL. In mode 2 it only aborts the communicator.
   setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2", /*overwrite=*/0);
   // Kernels of a mesh's groups could wait for each other on two GPUs. From 2.26 on NCCL then runs them in the order in
   // which a rank queues them, which is the same on all ranks.

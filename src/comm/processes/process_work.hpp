@@ -146,7 +146,7 @@ class ProcessWork : public c10d::Work {
     return [work = pending_.work.get()] { work->abort(); };
   }
 
-  // While a rank polls, the monitor watches over the call as if the rank waited.
+  // The monitor watches over a call that is polled as if the rank waited.
   void throw_if_hopeless() {
     if (!polled_) {
       OpenCall call = call_;

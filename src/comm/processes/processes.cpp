@@ -109,7 +109,7 @@ WatchedPlace watched(const Place& place, const JobOptions& options) {
 
 Monitor::Options watched_by(const Place& place, const JobOptions& options) {
   const std::string host = place.launch.agent_store ? "the launcher" : "the process of " + place.roster.name_process(0);
-  return {options.timeout, options.silence, host};
+  return {options.timeout, options.silence, host, options.stop};
 }
 
 class ProcessesWorld : public WatchedWorld {

@@ -187,7 +187,7 @@ class Try {
       if (group) {
         std::this_thread::sleep_for(pause);
       } else {
-        group = attempt.wait_for(pause);
+        group = attempt.wait(pause);
       }
       if (group && store().check(keys_of_members(kProven, place_.group.size))) {
         if (group->shut) group->shut();

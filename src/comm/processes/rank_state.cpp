@@ -10,6 +10,10 @@ namespace lockstep::comm {
 using nlohmann::json;
 using Kind = RankState::Kind;
 
+// These make functions that turn the fields into JSON and back.
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Members, name, ranks)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(OpenCall, number, among, text, peer, sends, messages, message, content, polled)
+
 std::string OpenCall::place() const {
   return message.empty() ? "collective call " + std::to_string(number) + among.text() : message;
 }
@@ -25,12 +29,7 @@ bool OpenCall::concerns(int other) const {
 std::string RankState::to_text() const {
   if (kind == Kind::busy) return "";
   json state{{"calls", calls.to_text()}};
-  if (kind == Kind::waits) {
-    state["call"] = {{"number", call.number},     {"group", call.among.name}, {"members", call.among.ranks},
-                     {"text", call.text},         {"peer", call.peer},        {"sends", call.sends},
-                     {"messages", call.messages}, {"message", call.message},  {"content", call.content},
-                     {"polled", call.polled}};
-  }
+  if (kind == Kind::waits) state["call"] = call;
   return state.dump();
 }
 
@@ -40,18 +39,7 @@ RankState RankState::from_text(const std::string& text, size_t world_size) {
   const auto object = json::parse(text);
   state.calls = Calls::from_text(object.at("calls"), world_size);
   state.kind = object.contains("call") ? Kind::waits : Kind::returned;
-  if (state.kind == Kind::returned) return state;
-  const json& call = object["call"];
-  call.at("number").get_to(state.call.number);
-  call.at("group").get_to(state.call.among.name);
-  call.at("members").get_to(state.call.among.ranks);
-  call.at("text").get_to(state.call.text);
-  call.at("peer").get_to(state.call.peer);
-  call.at("sends").get_to(state.call.sends);
-  call.at("messages").get_to(state.call.messages);
-  call.at("message").get_to(state.call.message);
-  call.at("content").get_to(state.call.content);
-  call.at("polled").get_to(state.call.polled);
+  if (state.kind == Kind::waits) object["call"].get_to(state.call);
   if (state.call.peer >= static_cast<int>(world_size)) throw Error("a peer that is none");
   return state;
 }

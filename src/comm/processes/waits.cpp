@@ -7,12 +7,14 @@ namespace lockstep::comm {
 
 uint64_t Waits::begin(Wait wait, std::function<void()> interrupt) {
   const std::lock_guard lock(mutex_);
+  ++moves_;
   open_.emplace(next_id_, Open{std::move(wait), std::move(interrupt)});
   return next_id_++;
 }
 
 void Waits::end(uint64_t id) {
   const std::lock_guard lock(mutex_);
+  ++moves_;
   open_.erase(id);
 }
 
@@ -42,7 +44,7 @@ void Waits::note_finish() {
 
 Waits::Snapshot Waits::snapshot() const {
   const std::lock_guard lock(mutex_);
-  Snapshot now{{}, returned_, searching_ > 0, finishing_};
+  Snapshot now{{}, returned_, moves_, searching_ > 0, finishing_};
   for (const auto& [id, open] : open_) now.open.push_back(open.wait);
   return now;
 }

@@ -41,6 +41,7 @@ class Waits {
   struct Snapshot {
     std::vector<Wait> open;  // open waits in the order in which they began
     std::set<int> returned;  // ranks
+    int64_t moves = 0;       // how many waits have begun or ended
     bool searching = false;  // a rank searches for whoever closed its connection
     bool finishing = false;  // all ranks of this process have ended
   };
@@ -89,6 +90,7 @@ class Waits {
   std::map<uint64_t, Open> open_;
   uint64_t next_id_ = 0;
   std::set<int> returned_;
+  int64_t moves_ = 0;
   int searching_ = 0;  // how many ranks search
   bool finishing_ = false;
   Failure failure_;

@@ -20,6 +20,7 @@ using namespace std::chrono_literals;
 // How long a process may be silent in these cases, if its own limit is not shorter.
 constexpr auto kSilenceWhenClosed = 1200ms;    // once a connection was closed
 constexpr auto kSilenceOfConnecting = 1500ms;  // while a rank connects (Gloo does not tell if the other side is gone)
+constexpr auto kStop = 1s;                     // how long after a request to stop waits end if nothing happens
 constexpr auto kStandstill = 2s;               // if so long passes between two beats, this process stood still (Ctrl-Z)
 constexpr int kFewProcesses = 16;              // more than these look around less often, or the store would be too busy
 
@@ -56,7 +57,7 @@ void Watchdog::start(std::function<void()> on_failure, std::function<Failure()> 
   std::fill(seen_.begin(), seen_.end(), Clock::now());
   const Range ranks = roster_.ranks_of(process_);
   for (int64_t rank = ranks.begin; rank < ranks.end; ++rank) published_[static_cast<int>(rank)] = "";
-  board_.begin({++own_beats_, own_limit_.limit()});
+  board_.begin(next_heartbeat());
   thread_ = start_thread([this] { run(); });
 }
 
@@ -80,6 +81,16 @@ void Watchdog::run() {
   }
 }
 
+Heartbeat Watchdog::next_heartbeat() {
+  const auto now = waits_.snapshot();
+  std::set<int> others_turn = now.returned;
+  for (const auto& wait : now.open) {
+    if (!wait.call.polled) others_turn.insert(wait.call.rank);
+  }
+  const bool on_its_own = static_cast<int64_t>(others_turn.size()) < roster_.ranks_of(process_).size();
+  return {++own_beats_, activity_.count(now.moves, on_its_own), own_limit_.limit()};
+}
+
 void Watchdog::beat() {
   const auto now = Clock::now();
   const auto since_last = now - std::exchange(last_beat_, now);
@@ -90,7 +101,7 @@ void Watchdog::beat() {
   }
   own_limit_.beat(now);
   waits_.pass(stood_still ? Clock::duration(kBeat) : kStandstill);
-  board_.put_heartbeat({++own_beats_, own_limit_.limit()});
+  board_.put_heartbeat(next_heartbeat());
   if (!waits_.failure().empty()) return;
   if (const auto failure = board_.failure(); !failure.empty()) return waits_.fail(failure);
   if (const auto found = look_ ? look_() : Failure(); !found.empty()) return report(found);
@@ -106,7 +117,7 @@ void Watchdog::look_around() {
               waits.end());
   publish(waits, now.returned);
   const bool has_reason = !waits.empty() || connects || now.searching || now.finishing ||
-                          !roster_.devices()[0].is_cpu();  // no NCCL waits are seen
+                          options_.stop.stop_requested() || !roster_.devices()[0].is_cpu();  // no NCCL waits are seen
   if (!has_reason) {
     std::fill(beats_.begin(), beats_.end(), Heartbeat{});  // the next look starts anew
     return;
@@ -133,6 +144,7 @@ void Watchdog::look_around() {
     }
   }
   watch_hearts();
+  end_waits_of_a_stop(states);
 }
 
 // Puts one call per rank on the board: the one that the rank waits in, or else the oldest that it polls.
@@ -180,10 +192,26 @@ void Watchdog::watch_hearts() {
     const Heartbeat& beat = beats[process];
     const Heartbeat before = std::exchange(beats_[process], beat);
     if (beat.count != before.count) seen_[process] = Clock::now();
+    if (beat.activity != before.activity || before.count == 0) active_ = Clock::now();
     const auto silence = Clock::now() - seen_[process];
     if (process == process_ || silence < (beat.count == 0 ? options_.silence.most : limit)) continue;
     return report({text_of_silence(process, roster_), {Error::death, roster_.list_of(process)}});
   }
+}
+
+// A rank that does something will soon learn of the stop from the others. Or it has learned of it and writes a
+// checkpoint.
+void Watchdog::end_waits_of_a_stop(const std::vector<RankState>& states) {
+  if (!options_.stop.stop_requested() || !roster_.devices()[0].is_cpu() || !waits_.failure().empty()) return;
+  const auto now = Clock::now();
+  if (stop_asked_ == Clock::time_point()) stop_asked_ = now;
+  if (now - std::max(stop_asked_, active_) < kStop) return;
+  const auto present = waits_.snapshot();
+  for (const auto& wait : present.open) {
+    if (wait.call.polled || wait.waited < kStop) continue;
+    return report({text_of_stop(wait.call, states, roster_), {Error::stopped}});
+  }
+  if (present.finishing) report({text_of_stop_at_the_end(process_, roster_), {Error::stopped}});
 }
 
 void Watchdog::report(const Failure& failure) {

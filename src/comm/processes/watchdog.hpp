@@ -5,9 +5,11 @@
 // differs. It reports what it finds as the run's failure. It also counts how long the ranks have waited, and ends the
 // run at a timeout. Time in which the process stood still (Ctrl-Z) does not count.
 //
-// It alone writes this process's heartbeat. It holds no lock while it talks to the store.
+// Once the user has asked for a stop, it ends waits that go on while no process of the run does anything. It alone
+// writes this process's heartbeat. It holds no lock while it talks to the store.
 #pragma once
 
+#include "activity.hpp"
 #include "board.hpp"
 #include "calls.hpp"
 #include "comm/meeting/roster.hpp"
@@ -19,6 +21,7 @@
 #include <functional>
 #include <map>
 #include <set>
+#include <stop_token>
 #include <string>
 #include <thread>
 #include <vector>
@@ -34,6 +37,7 @@ class Watchdog {
   struct Options {
     Clock::duration long_wait;  // a wait that lasts longer is looked into
     SilenceRange silence;       // how long a process may lack a heartbeat until it counts as dead
+    std::stop_token stop = {};
   };
 
   // Keep the board, the waits, the log and the roster longer than the watchdog.
@@ -50,10 +54,12 @@ class Watchdog {
  private:
   void run();
   void beat();
+  Heartbeat next_heartbeat();
   void look_around();
   void publish(const std::vector<Waits::Wait>& waits, const std::set<int>& returned);
   void watch_hearts();
   Clock::duration silence_of_the_dead(const std::vector<Heartbeat>& beats) const;
+  void end_waits_of_a_stop(const std::vector<RankState>& states);
   void report(const Failure& failure);
 
   Board& board_;
@@ -67,12 +73,15 @@ class Watchdog {
   std::atomic<bool> stop_ = false;
 
   // Only the thread uses these.
+  Activity activity_;
   int64_t own_beats_ = 0;
   SilenceLimit own_limit_;
   std::map<int, std::string> published_;  // published texts by rank
   std::vector<Heartbeat> beats_;          // heartbeats by process, at the last look
   std::vector<Clock::time_point> seen_;   // times by process when its count had changed
   Clock::time_point last_beat_ = Clock::now();
+  Clock::time_point active_{};      // when some process's activity had changed
+  Clock::time_point stop_asked_{};  // when a request to stop was seen; the epoch before that
   Clock::time_point next_look_{};
 
   std::thread thread_;

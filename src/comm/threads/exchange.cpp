@@ -73,14 +73,6 @@ std::shared_ptr<Operation> Exchange::post(Group& group, int rank, Call call) {
   return operation;
 }
 
-std::shared_ptr<Operation> Exchange::post_send(Group& group, int rank, int destination, int tag, Call call) {
-  return post_message(group, {rank, destination, tag}, rank, std::move(call));
-}
-
-std::shared_ptr<Operation> Exchange::post_recv(Group& group, int rank, int source, int tag, Call call) {
-  return post_message(group, {source, rank, tag}, rank, std::move(call));
-}
-
 std::shared_ptr<Operation> Exchange::post_recv_any(Group& group, int rank, int tag, Call call) {
   const Lock lock(mutex_);
   throw_if_ended(group.members.ranks[rank]);

@@ -54,14 +54,14 @@ class Exchange {
   // The group of this name, made at the first call. It lives as long as the exchange.
   Group& group(const Members& members);
 
-  // In all that follows up to wait(), `rank` is the rank's number in the group.
+  // All that follows up to wait() takes the rank's number in the group.
 
   // Rank `rank` makes its next collective call. Throws Error if another rank's call at this place differs.
   std::shared_ptr<Operation> post(Group& group, int rank, Call call);
 
-  // Messages from one rank to another, matched in order per (source, destination, tag).
-  std::shared_ptr<Operation> post_send(Group& group, int rank, int destination, int tag, Call call);
-  std::shared_ptr<Operation> post_recv(Group& group, int rank, int source, int tag, Call call);
+  // Rank `rank` makes its call of a message, whose source or destination it is. Messages of one side are matched in
+  // order.
+  std::shared_ptr<Operation> post_message(Group& group, const Side& side, int rank, Call call);
   // Receives the message of this tag that any rank sent first, or else the next one that any rank will send.
   std::shared_ptr<Operation> post_recv_any(Group& group, int rank, int tag, Call call);
 
@@ -73,7 +73,7 @@ class Exchange {
   // 6.
   void wait(Operation& operation, int rank, std::chrono::milliseconds timeout);
 
-  // Below, `rank` is the rank's number in the world.
+  // All that follows takes the rank's number in the world.
 
   void abort(int rank, const Failure& reason);
 
@@ -94,7 +94,6 @@ class Exchange {
     std::vector<std::shared_ptr<Operation>> calls;
   };
 
-  std::shared_ptr<Operation> post_message(Group& group, const Side& side, int rank, Call call);
   void join(const std::shared_ptr<Operation>& joined, int rank, Call call);  // the last call makes work
 
   // Call these without the lock:

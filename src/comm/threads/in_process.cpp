@@ -245,7 +245,8 @@ class InProcessBackend : public OwnBackend, public TreeBackend {
     Call call{signature_of("send to", tensor), {in_a_row(tensor)}};
     call.signature.peer = destination;
     return post_message(OpType::SEND,
-                        exchange_->post_send(group_, rank_, destination, tag, as_message(std::move(call))), {});
+                        exchange_->post_message(group_, {rank_, destination, tag}, rank_, as_message(std::move(call))),
+                        {});
   }
 
   WorkPtr recv(Tensors& tensors, int source, int tag) override {
@@ -254,7 +255,8 @@ class InProcessBackend : public OwnBackend, public TreeBackend {
     Call call{signature_of("recv from", tensor)};
     call.signature.peer = source;
     call.out = {to_write(call, tensor)};
-    return post_message(OpType::RECV, exchange_->post_recv(group_, rank_, source, tag, as_message(std::move(call))),
+    return post_message(OpType::RECV,
+                        exchange_->post_message(group_, {source, rank_, tag}, rank_, as_message(std::move(call))),
                         tensors);
   }
 
@@ -363,7 +365,7 @@ class InProcessBackend : public OwnBackend, public TreeBackend {
     return parts_of(tensor, std::vector<int64_t>(size_, tensor.numel() / size_));
   }
 
-  // On GPUs one thread queues all of it, and more shares would be more launches.
+  // One thread queues all of it on GPUs, and more shares would be more launches.
   int shares_of(const Tensor& tensor) const { return !tensor.is_cpu() || tensor.nbytes() <= kWholeBytes ? 1 : size_; }
 
   const std::shared_ptr<Exchange> exchange_;

@@ -66,7 +66,7 @@ class Operation {
   std::string text_of(int world_rank) const { return call(of_.index_of(world_rank)).signature.text(); }
   int shares() const { return members_[0].call.shares; }
 
-  int source() const { return std::get<Side>(place_).source; }  // for a message that both sides have posted
+  int source() const { return std::get<Side>(place_).source; }  // call it for a message that both sides have posted
   int in_world(int rank) const { return of_.ranks[rank]; }
   std::string title() const;          // "collective call 3", "message 0 -> 1, tag 0 among ranks 0, 2"
   std::string where(int rank) const;  // the rank's call and the title: "barrier (collective call 3)"
@@ -74,7 +74,7 @@ class Operation {
  private:
   friend class Exchange;
   Member& member(int rank);
-  void set_source(int rank);  // for a receive from any rank: `rank` sends the message
+  void set_source(int rank);  // says that `rank` sends the message of a receive from any rank
   bool has_work() const { return posted_ && next_share_ < shares(); }
 
   const Members& of_;

@@ -200,13 +200,18 @@ std::chrono::steady_clock::duration outlives_a_death() {
 }
 
 // Asks both processes of a job to stop once rank 1 lets rank 0 wait. A launcher would end them itself.
-TwoProcesses stopped_while_one_computes() {
+TwoProcesses stop_while(const std::string& rank_1) {
   const std::string port = free_port();
-  Program first = start_rank(0, port, {"is_asked_to_stop"}), second = start_rank(1, port, {"is_asked_to_stop"});
+  Program first = start_rank(0, port, {"is_asked_to_stop", "cpu", rank_1});
+  Program second = start_rank(1, port, {"is_asked_to_stop", "cpu", rank_1});
   EXPECT_TRUE(second.wait_for("ready"));
+  const auto begin = std::chrono::steady_clock::now();
   first.send(SIGTERM);
   second.send(SIGTERM);
-  return {first.finish(), {}, second.finish()};
+  TwoProcesses stopped{first.finish(), std::chrono::steady_clock::now() - begin, {}};
+  if (rank_1 == "freezes") second.send(SIGKILL);
+  stopped.other = second.finish();
+  return stopped;
 }
 
 TwoProcesses with_a_store_that_freezes() {
@@ -315,7 +320,9 @@ auto in_background(const Work& work) {
 class ProcessFailuresInTime : public testing::Test {
  protected:
   struct Jobs {
-    std::future<TwoProcesses> stopped_computing = in_background(stopped_while_one_computes);
+    std::future<TwoProcesses> stopped_asleep = in_background([] { return stop_while("sleeps"); });
+    std::future<TwoProcesses> stopped_frozen = in_background([] { return stop_while("freezes"); });
+    std::future<TwoProcesses> stopped_computing = in_background([] { return stop_while("computes"); });
     std::future<TwoProcesses> frozen_store = in_background(with_a_store_that_freezes);
     std::future<TwoProcesses> store_frozen_from_start = in_background(with_a_store_that_is_frozen_from_the_start);
     std::future<TimedJob> frozen = in_background([] { return timed(3, {"freezes"}); });
@@ -326,6 +333,18 @@ class ProcessFailuresInTime : public testing::Test {
   static void TearDownTestSuite() { jobs_.reset(); }
   static inline std::unique_ptr<Jobs> jobs_;
 };
+
+TEST_F(ProcessFailuresInTime, AStopEndsAWaitInWhichNothingHappens) {
+  for (auto* const job : {&jobs_->stopped_asleep, &jobs_->stopped_frozen}) {
+    const auto stopped = job->get();
+    EXPECT_EQ(stopped.waiting.code, 3);
+    EXPECT_THAT(stopped.waiting.err, FailsIn(0, Error::stopped));
+    EXPECT_THAT(stopped.waiting.out, HasSubstr("stopped\n"));
+    EXPECT_LT(stopped.took, kSlowdown * 6s);  // one and a half seconds, and what a loaded machine needs
+    if (stopped.other.code == 3)
+      EXPECT_THAT(stopped.other.out, HasSubstr("stopped\n"));  // what it learned in the store
+  }
+}
 
 TEST_F(ProcessFailuresInTime, AStopWaitsForARankThatComputes) {
   const auto stopped = jobs_->stopped_computing.get();

@@ -68,7 +68,7 @@ struct LateBeats : testing::Test {
     static int64_t count = 0;
     for (const auto end = Clock::now() + time; Clock::now() < end; std::this_thread::sleep_for(50ms)) {
       ++count;
-      for (auto* const board : boards) board->put_heartbeat({count, silence});
+      for (auto* const board : boards) board->put_heartbeat({count, count, silence});
     }
     return waits.failure().text;
   }
@@ -84,8 +84,8 @@ struct LateBeats : testing::Test {
     comm::CallLog log(roster.ranks_of(0), 3);
     comm::Watchdog watchdog(board, waits, log, roster, 0, {.long_wait = 0ms, .silence = range});
     waits.begin({comm::OpenCall{.text = "barrier", .connects = connects}, 100s}, {});
-    second.begin({1, told});
-    third.begin({1, told});
+    second.begin({1, 0, told});
+    third.begin({1, 0, told});
     watchdog.start([] {});
     EXPECT_EQ(beat_for(comm::SilenceLimit::kLearns + 500ms, {&second, &third}, told, waits), "");
     const auto begin = Clock::now();

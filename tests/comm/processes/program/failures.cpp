@@ -193,13 +193,20 @@ void scenarios::is_asked_to_stop(const Setup& setup) {
     rank.barrier();
     if (rank.index() == 1) {
       std::cout << "ready\n" << std::flush;
-      while (!stop.stop_requested()) std::this_thread::sleep_for(1ms);
+      if (setup.argument == "freezes") std::raise(SIGSTOP);
+      if (setup.argument == "sleeps") std::this_thread::sleep_for(8s);
+      while (setup.argument == "computes" && !stop.stop_requested()) std::this_thread::sleep_for(1ms);
       const auto end = std::chrono::steady_clock::now() + 3s;
-      while (std::chrono::steady_clock::now() < end) torch::ones({100, 100}).sum();
+      while (setup.argument == "computes" && std::chrono::steady_clock::now() < end) torch::ones({100, 100}).sum();
     }
     wait_in_a_collective(rank);
   };
-  lockstep::run(setup.devices, body, {.stop = stop.get_token(), .silence = 30s});
+  try {
+    lockstep::run(setup.devices, body, {.stop = stop.get_token(), .silence = 30s});
+  } catch (const lockstep::Stopped&) {
+    std::cout << "stopped\n" << std::flush;
+    throw;
+  }
 }
 
 // Rank 1 writes "abc" into the run's keys in the store, under the one that the argument names.

@@ -46,7 +46,7 @@ void message_fails(const Setup& setup);
 void serves(const Setup& setup);             // as a parameter server; the rank that `argument` names is killed
 void freezes(const Setup& setup);            // rank 0
 void sleeps(const Setup& setup);             // rank 1, and lets the others wait for three seconds
-void is_asked_to_stop(const Setup& setup);   // by SIGTERM, while the others wait for rank 1, which computes
+void is_asked_to_stop(const Setup& setup);   // by SIGTERM, while the others wait for rank 1, which `argument`
 void has_a_stranger(const Setup& setup);     // in its store, under the key `argument`
 void has_a_batch_fewer(const Setup& setup);  // than the others' DataParallel, and then waits in a barrier
 void waits_crosswise(const Setup& setup);    // both wait for a message of the other; "mixed": rank 0 in an allreduce
