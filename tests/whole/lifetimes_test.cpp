@@ -150,18 +150,7 @@ TEST_P(LifetimesWorlds, AMovedSplitModelTrains) {
 }
 
 static_assert(!std::is_move_constructible_v<Optimizer> && !std::is_move_constructible_v<Balance> &&
-              !std::is_move_constructible_v<NoSync>);
-
-TEST_P(LifetimesWorlds, AMovedLocalSgdSaysSo) {
-  on_ranks([](Rank& rank) {
-    nn::Linear net(6, 3);
-    LocalSgd first(net->parameters(), rank);
-    LocalSgd second = std::move(first);
-    EXPECT_TRUE(second.step());
-    EXPECT_THAT(error_of([&] { first.step(); }), Refused());
-    EXPECT_THAT(error_of([&] { first.synchronize(); }), Refused());
-  });
-}
+              !std::is_move_constructible_v<NoSync> && !std::is_move_constructible_v<LocalSgd>);
 
 // ---- What is kept after run().
 

@@ -301,7 +301,7 @@ TEST(OneLoop, AStepsGradientsAreClearedByTheOptimizerAlone) {
         adam.step();
       }
     });
-    EXPECT_THAT(error, HasSubstr("call lockstep::Optimizer::zero_grad()")) << to_string(split);
+    EXPECT_THAT(error, Refused()) << to_string(split);
   }
 }
 
@@ -367,7 +367,7 @@ TEST(OneLoop, ParametersMayBeFrozenOrFreedBetweenSaveAndLoadInEverySplit) {
           },
           {.on_warning = [&](const std::string& text) { warnings.push_back(text); }});
     }
-    const auto told = [&](const std::string& text) { return testing::Contains(HasSubstr(text)); };
+    const auto told = [&](const std::string& text) { return testing::Contains(testing::HasSubstr(text)); };
     EXPECT_THAT(warnings, told("state of parameters that are frozen now is left out")) << to_string(split);
     EXPECT_THAT(warnings, told("no state of these parameters, which begin anew")) << to_string(split);
     return found;

@@ -28,7 +28,7 @@ TEST(CallCost, DoesNotGrowWithTheGroupsOfTheRank) {
       store, roster, 0, comm::Monitor::Options{.timeout = 60s, .silence = {60s, 60s}, .host = "the test"});
   const auto group = comm::make_gloo_group({.store = store, .rank = 0, .size = 1, .timeout = 60s}, "127.0.0.1");
   const auto backend = c10::make_intrusive<comm::ProcessBackend>(0, comm::Members{.ranks = {0}}, group, store, monitor,
-                                                                 nullptr, std::make_shared<comm::OpenWorks>(), 60s);
+                                                                 std::make_shared<comm::OpenWorks>(), 60s);
   const auto seconds_of_calls = [&] {
     std::vector<torch::Tensor> values{torch::ones({4})};
     const auto begin = thread_seconds();
