@@ -1,6 +1,7 @@
 #include "backwards.hpp"
 
 #include <ATen/record_function.h>
+#include <c10/util/Exception.h>
 #include <lockstep/base/error.hpp>
 
 #include "data/latest_batch.hpp"
@@ -79,6 +80,7 @@ void Backwards::check(PartSizes& sizes) {
 
 void Backwards::run(const std::function<void()>& compute, const PartSizes& sizes, const std::vector<int64_t>& runs) {
   const HiddenGradients::Shown gradients(replica_.hidden_gradients());
+  TORCH_INTERNAL_ASSERT(sizes.by_grains == !runs.empty());
   if (runs.empty()) return compute_all(compute, sizes);
   replica_.averaging()->begin_grains({.runs = runs, .samples = sizes.global, .mark = sizes.mark});
   compute_all(compute, sizes);

@@ -119,11 +119,13 @@ void GrainStatistics::forward(int64_t number, const std::function<void()>& compu
 std::vector<GrainStatistics::Layer> GrainStatistics::replace(std::vector<Note>& notes) {
   const c10::NoGradGuard no_grad;
   std::vector<Layer> saved(layers_.size());
+  std::vector<Tensor> batches(layers_.size());  // allocated with the others, so that a failure leaves all layers whole
   for (size_t i = 0; i < saved.size(); ++i) {
     const Layer& layer = layers_[i];
     if (!layer.module->is_training()) continue;
     notes[i].mean = at::zeros_like(layer.mean);
     notes[i].variance = at::zeros_like(layer.variance);
+    batches[i] = at::zeros_like(layer.batches);
     // Each forward makes one change of this buffer, which the host can count without waiting for a GPU.
     notes[i].forwards = -(layer.counts_batches ? layer.batches : layer.mean)._version();
     saved[i] = {layer.module, layer.mean.variable_data(), layer.variance.variable_data(),
@@ -133,7 +135,7 @@ std::vector<GrainStatistics::Layer> GrainStatistics::replace(std::vector<Note>& 
     if (saved[i].module == nullptr) continue;
     layers_[i].mean.set_data(notes[i].mean);
     layers_[i].variance.set_data(notes[i].variance);
-    layers_[i].batches.set_data(at::zeros_like(saved[i].batches));
+    layers_[i].batches.set_data(batches[i]);
   }
   open_ = true;
   return saved;

@@ -5,7 +5,7 @@
 
 namespace lockstep {
 
-// Gives every Dropout in `module` its name there. DataParallel, Pipeline, ParameterServer and shard() call this.
+// Gives every Dropout in `module` its name there. DataParallel, SplitModel and ParameterServer call this.
 void name_dropouts(torch::nn::Module& module);
 
 }  // namespace lockstep

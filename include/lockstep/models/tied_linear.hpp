@@ -5,8 +5,8 @@
 //   net->push_back("head", lockstep::TiedLinear("words.weight"));
 //   lockstep::tie_layers(*net);
 //
-// The parameter belongs to its own layer alone: optimizers, checkpoints and ranks see it once. shard(), Pipeline and
-// SplitModel keep the tie, also where the two layers are on different ranks. Used by one thread at a time.
+// The parameter belongs to its own layer alone: optimizers, checkpoints and ranks see it once. SplitModel keeps
+// the tie, also where the two layers are on different ranks. Used by one thread at a time.
 #pragma once
 
 #include <ATen/core/Tensor.h>

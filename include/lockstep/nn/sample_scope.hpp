@@ -1,6 +1,6 @@
 // SampleScope: tells the layers which samples this thread computes. Layers like Dropout draw by the samples' places.
 //
-// DataParallel::loss() and Pipeline open a scope around forward. If you call forward yourself, open one by
+// DataParallel::loss() and SplitModel open a scope around forward. If you call forward yourself, open one by
 // DataParallel::samples(). A scope belongs to its thread, hence to one rank. Scopes nest, and the innermost counts.
 // Cost: an entry in a map for each layer that draws.
 //

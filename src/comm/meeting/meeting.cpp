@@ -188,7 +188,7 @@ std::string only_in(const std::string& text, const std::string& other) {
     const std::string setting = text.substr(begin, end - begin);
     if (others.find(comma + setting + comma) == others.npos) only += (only.empty() ? "" : comma) + setting;
   }
-  return only.empty() ? "nothing of that" : only;
+  return only;
 }
 
 bool is_of_build(const std::string& setting) {
@@ -223,8 +223,13 @@ Roster meet(c10d::Store& store, const LaunchEnvironment& launch, const Devices& 
   for (int process = 1; process < launch.world_size; ++process) {
     const std::string &theirs = all[process].configuration, &first = all[0].configuration;
     if (theirs == first) continue;
-    const std::string differs = only_in(theirs, first);
-    const std::string of_first = only_in(first, theirs);
+    std::string differs = only_in(theirs, first), of_first = only_in(first, theirs);
+    if (differs.empty() && of_first.empty()) {  // they differ in their order, or in how often a setting occurs
+      differs = theirs;
+      of_first = first;
+    }
+    if (differs.empty()) differs = "nothing of that";
+    if (of_first.empty()) of_first = "nothing of that";
     const bool is_build = is_of_build(differs) || is_of_build(of_first);
     throw Error("process " + std::to_string(process) + " runs another program or configuration than process 0: " +
                     differs + "; process 0: " + of_first + ". All processes must run the same, on the same data" +

@@ -137,12 +137,14 @@ std::optional<int> CallLog::changes(int rank, const std::string& group, int64_t 
 
 void CallLog::complete(int rank, const std::string& group, int64_t number) {
   const std::lock_guard lock(mutex_);
-  if (const auto call = changed_.find({group, number}); call != changed_.end()) {
-    call->second.erase(rank);
-    if (call->second.empty()) changed_.erase(call);
-  }
   int64_t& complete = by_rank_.at(rank).collective[group].complete;
   complete = std::max(complete, number + 1);
+  int64_t least = complete;
+  for (const auto& [other, calls] : by_rank_) {
+    if (calls.collective.contains(group)) least = std::min(least, calls.of(group).complete);
+  }
+  // A broadcast can be complete on its root before another rank of this process has posted it.
+  changed_.erase(changed_.lower_bound({group, 0}), changed_.lower_bound({group, least}));
 }
 
 int64_t CallLog::add_message(int rank, int peer, bool sends) {
