@@ -10,7 +10,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
-#include <cstdlib>
 #include <exception>
 #include <memory>
 #include <new>
@@ -46,16 +45,6 @@ void complain(const CommandLine& line, const std::string& text) {
   Output(STDERR_FILENO).print(line.name + ": " + with_flags(without_call_stacks(text)) + "\n");
 }
 
-// Says what is wrong with the command line, and which help would have prevented it. If `lockstep launch` has started
-// all its processes with these words, the one with rank 0 says it for all.
-int complain_of_usage(const CommandLine& line, const std::vector<std::string>& words, const std::string& text) {
-  const char* const launched = std::getenv("LOCKSTEP_LAUNCH_WORDS");
-  const char* const rank = std::getenv("RANK");
-  const bool first_says_it = launched != nullptr && join(words) == launched && rank != nullptr && *rank != '0';
-  if (!first_says_it) complain(line, text);
-  return kWrongUsage;
-}
-
 // Runs the chosen command.
 int run_chosen(const CommandLine& line, const std::vector<const char*>& words, Output& output) {
   CLI::App program(line.description, line.name);
@@ -75,7 +64,8 @@ int run_chosen(const CommandLine& line, const std::vector<const char*>& words, O
   } catch (const CLI::ParseError& error) {
     // A user may ask for help or the version beside a word that is unknown.
     if (dynamic_cast<const CLI::Success*>(&error) == nullptr || !program.remaining().empty()) {
-      return complain_of_usage(line, given, explain(program, error, given) + "\n" + which_help(program));
+      complain(line, explain(program, error, given) + "\n" + which_help(program));
+      return kWrongUsage;
     }
     const bool all = dynamic_cast<const CLI::CallForAllHelp*>(&error) != nullptr;
     const bool is_version = dynamic_cast<const CLI::CallForVersion*>(&error) != nullptr;
@@ -90,7 +80,8 @@ int run_chosen(const CommandLine& line, const std::vector<const char*>& words, O
   try {
     return chosen()->work(output);
   } catch (const UsageError& error) {
-    return complain_of_usage(line, given, std::string(error.what()) + "\n" + which_help(program));
+    complain(line, std::string(error.what()) + "\n" + which_help(program));
+    return kWrongUsage;
   }
 }
 

@@ -95,10 +95,10 @@ int launch_command(const LaunchFlags& flags) {
   LaunchedJob job;
   for (int attempt = 0;; ++attempt) {
     const auto ending = run_once(flags, attempt, job, messages);
-    const bool is_in_vain = would_fail_again(flags, ending.code);
-    if (!ending.failed || ending.by_request || attempt == flags.restarts() || is_in_vain) {
-      if (is_in_vain && flags.restarts() > 0)
-        messages.say("it does not start again, since it would fail in the same way");
+    const bool restarts = ending.failed && !ending.by_request && attempt < flags.restarts();
+    const bool is_in_vain = restarts && would_fail_again(flags, ending.code);
+    if (!restarts || is_in_vain) {
+      if (is_in_vain) messages.say("it does not start again, since it would fail in the same way");
       if (!ending.first_failure.empty()) messages.say("the job failed: " + ending.first_failure);
       return ending.code;
     }

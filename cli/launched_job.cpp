@@ -36,7 +36,6 @@ std::vector<std::string> variables(const LaunchFlags& flags, const JobStore& sto
                                         "MASTER_PORT=" + port,
                                         "LOCKSTEP_STORE_PORT=" + port,
                                         "LOCKSTEP_JOB_KEY_FILE=" + store.key_file,
-                                        "LOCKSTEP_LAUNCH_WORDS=" + join({flags.words.begin() + 1, flags.words.end()}),
                                         "TORCHELASTIC_USE_AGENT_STORE=True",
                                         "TORCHELASTIC_RESTART_COUNT=" + std::to_string(attempt),
                                         "TORCHELASTIC_MAX_RESTARTS=" + std::to_string(flags.restarts())};

@@ -128,7 +128,11 @@ TrainOptions to_options(const TrainFlags& flags) {
   Devices devices = flags.of("devices") ? from_flags([&] { return parse_devices(flags.text("devices")); }) : Devices();
   std::optional<Plan> plan;
   if (!flags.plan().empty() && flags.plan() != "auto" && flags.plan() != "none") {
-    plan = read_plan(flags.plan());
+    try {
+      plan = read_plan(flags.plan());
+    } catch (const Error& error) {
+      throw Error(std::string("--plan: ") + error.what(), error.data());
+    }
     if (!flags.of("devices")) devices = devices_of(*plan, flags.plan());
   }
   if (!flags.resume().empty() && !flags.config.empty()) {

@@ -90,4 +90,9 @@ bool is_fashion_mnist(const DataDigests& digests) {
   return digests == known_images()[0].digests;
 }
 
+bool has_images_of_mnist(const DataDigests& digests) {
+  const DataDigests& mnist = known_images()[1].digests;
+  return digests.train_images == mnist.train_images || digests.test_images == mnist.test_images;
+}
+
 }  // namespace lockstep

@@ -47,5 +47,6 @@ const std::array<KnownImages, 2>& known_images();  // Fashion-MNIST, MNIST
 
 // True for Fashion-MNIST's files. MNIST's pass every other check, because sizes and counts are the same.
 bool is_fashion_mnist(const DataDigests& digests);
+bool has_images_of_mnist(const DataDigests& digests);
 
 }  // namespace lockstep

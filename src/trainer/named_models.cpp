@@ -26,8 +26,22 @@ Task task_of(const TrainOptions& options, const ImageData& data) {
   return task;
 }
 
+Workload workload_of_images(const TrainOptions& options, const ImageData& data, const DataDigests& digests) {
+  const bool is_mnist = has_images_of_mnist(digests);
+  const bool is_known = data.synthetic || is_fashion_mnist(digests);
+  const std::string remark = is_known ? "" : is_mnist ? " (the digits of MNIST)" : " (not the images as published)";
+  const std::string name = data.synthetic ? data.source : std::string(to_string(options.data.source));
+  return {.task = task_of(options, data),
+          .digests = digests,
+          .announcement = data.source + remark,
+          .warning = is_mnist ? "the files in " + data.source +
+                                    " have Fashion-MNIST's names, but hold the digits of MNIST; if clothes are meant, "
+                                    "put Fashion-MNIST's files there"
+                              : "",
+          .title = to_string(options.model) + " on " + name + remark};
+}
+
 Workload workload_of(const TrainOptions& options) {
-  const std::string model = to_string(options.model);
   if (learns_text(options.model)) {
     const TextData data = load_text(options.data.text, options.model.context);
     Task task = task_of_samples(options, data.train, data.test, data.source);
@@ -35,16 +49,10 @@ Workload workload_of(const TrainOptions& options) {
     return {.task = task,
             .digests = digests_of(data.train, data.test),
             .announcement = data.source,
-            .title = model + " on " + options.data.text.filename().string()};
+            .title = to_string(options.model) + " on " + options.data.text.filename().string()};
   }
   const ImageData data = load_data(options.data);
-  const DataDigests digests = digests_of(data);
-  const std::string remark = data.synthetic || is_fashion_mnist(digests) ? "" : " (not the images as published)";
-  const std::string name = data.synthetic ? data.source : std::string(to_string(options.data.source));
-  return {.task = task_of(options, data),
-          .digests = digests,
-          .announcement = data.source + remark,
-          .title = model + " on " + name + remark};
+  return workload_of_images(options, data, digests_of(data));
 }
 
 TrainResult train(const TrainOptions& options, const TrainCallbacks& callbacks) {

@@ -86,6 +86,7 @@ class Run {
       trace_.emplace(trace_file(settings_.keep.trace, this_process().index), settings_.devices);
     kept_.create(workload_);
     if (callbacks_.on_data) callbacks_.on_data(workload_.announcement);
+    if (!workload_.warning.empty()) callbacks_.on_warning(workload_.warning);
   }
 
   // Gives false if the job was done before this process could join it.

@@ -74,6 +74,11 @@ void check_split_of(const TrainOptions& options) {
   }
 }
 
+bool has_batchnorm(const ModelOptions& options) {
+  const auto names = make_model(options)->named_buffers().keys();
+  return std::any_of(names.begin(), names.end(), [](const auto& name) { return name.ends_with("running_mean"); });
+}
+
 }  // namespace
 
 TrainOptions checked_for_fit(TrainOptions options) {
@@ -101,7 +106,12 @@ TrainOptions checked_for_fit(TrainOptions options) {
 
 TrainOptions checked(TrainOptions options) {
   check_model(options.model);
-  return checked_for_fit(std::move(options));
+  options = checked_for_fit(std::move(options));
+  if (options.sync_batchnorm && is_of_lockstep(options) && !has_batchnorm(options.model)) {
+    throw Error("`sync_batchnorm`: " + options.model.name + " has no BatchNorm; leave it out",
+                {.options = {"sync_batchnorm"}});
+  }
+  return options;
 }
 
 bool is_of_lockstep(const TrainOptions& options) {

@@ -15,6 +15,7 @@ struct Workload {
   Task task;
   DataDigests digests = {};
   std::string announcement = {};  // text about the data, for TrainCallbacks::on_data
+  std::string warning = {};       // warning about the data; empty: there is none
   std::string title = {};         // title of the curve: the network and the data
 };
 
@@ -24,6 +25,8 @@ TrainResult run_workload(const TrainOptions& settings, const TrainCallbacks& cal
                          const std::function<Workload()>& load);
 
 Task task_of(const TrainOptions& options, const ImageData& data);
+
+Workload workload_of_images(const TrainOptions& options, const ImageData& data, const DataDigests& digests);
 
 // The workload of train() with these options; loads the data.
 Workload workload_of(const TrainOptions& options);

@@ -133,7 +133,7 @@ TEST_F(CliGpt, RefusesWhatDoesNotGoTogether) {
   const auto gpt = [&](const Words& more) { return with_model({"train", "--devices", "2xcpu"}, more); };
   expect_error(gpt({}), 2, "--model gpt and no --text do not go together");
   expect_error(gpt({"--text", ""}), 2, "--text");
-  expect_error(gpt({"--text", "missing"}), 1, "missing': No such file");
+  expect_error(gpt({"--text", "missing"}), 1, "missing: No such file");
   expect_error(gpt({"--text", text(), "--context", "700"}), 1,
                "held out and must be longer than the context, 700 bytes");
   expect_error(gpt({"--text", text(), "--context", "0"}), 2, "--context: 0 is too small");

@@ -208,6 +208,18 @@ TEST(FashionMnist, AFlippedBitInAPlainFileIsRefused) {
   EXPECT_NO_THROW(load_fashion_mnist(folder.path()));
 }
 
+TEST(Mnist, IsToldByTheDigestsOfItsImages) {
+  const DataDigests mnist{.train_images = "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+                          .train_labels = "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+                          .test_images = "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+                          .test_labels = "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2"};
+  EXPECT_TRUE(has_images_of_mnist(mnist));
+  EXPECT_FALSE(is_fashion_mnist(mnist));
+  EXPECT_TRUE(has_images_of_mnist({.train_images = mnist.train_images}));  // beside other files
+  EXPECT_TRUE(has_images_of_mnist({.test_images = mnist.test_images}));
+  EXPECT_FALSE(has_images_of_mnist({.train_images = mnist.test_images, .train_labels = mnist.train_labels}));
+}
+
 TEST(SyntheticImages, LookLikeTheRealOnes) {
   ImageData data = synthetic_images(3000, 500);
   EXPECT_TRUE(data.synthetic);

@@ -434,12 +434,36 @@ TEST_F(Trainer, ImagesAreInMemoryOnceForAllRanks) {
   EXPECT_LT(four - one, images * pixels * 4 / 2);  // not even half a copy as float for three ranks more
 }
 
-TEST_F(Trainer, SaysThatImagesAreNotThoseThatWerePublished) {
+TEST_F(Trainer, WarnsOfTheDigitsOfMnistInFashionMnistsFiles) {
   TrainOptions settings = options(1);
   settings.epochs = 1;
-  std::string announcement;
-  train(settings, {.on_data = [&](const std::string& text) { announcement = text; }});
-  EXPECT_EQ(announcement, images_.path().string() + " (not the images as published)");
+  const lockstep::ImageData data = lockstep::load_data(settings.data);
+  lockstep::DataDigests digests = lockstep::digests_of(data);
+  std::string announcement, title;
+  std::vector<std::string> warnings;
+  const auto run = [&] {
+    warnings.clear();
+    lockstep::TrainCallbacks callbacks;
+    callbacks.on_data = [&](const std::string& text) { announcement = text; };
+    callbacks.on_warning = [&](const std::string& text) { warnings.push_back(text); };
+    run_workload(lockstep::checked(settings), callbacks, [&] {
+      lockstep::Workload workload = workload_of_images(settings, data, digests);
+      title = workload.title;
+      return workload;
+    });
+  };
+  const std::string folder = images_.path().string();
+  run();
+  EXPECT_THAT(warnings, testing::IsEmpty());
+  EXPECT_EQ(announcement, folder + " (not the images as published)");
+
+  digests.train_images = "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db";
+  run();
+  EXPECT_THAT(warnings, ElementsAre("the files in " + folder +
+                                    " have Fashion-MNIST's names, but hold the digits of MNIST; if clothes are meant, "
+                                    "put Fashion-MNIST's files there"));
+  EXPECT_EQ(announcement, folder + " (the digits of MNIST)");
+  EXPECT_EQ(title, "lenet on fashion-mnist (the digits of MNIST)");
 }
 
 TEST_F(Trainer, ARunThatFailsInItsFirstEpochLeavesNothing) {

@@ -209,10 +209,9 @@ TEST(ErrorTexts, OfAnOptionNameItsValueAndWhatItMustBe) {
 }
 
 TEST(ErrorTexts, OfOptionsThatDoNotGoTogetherSayWhyAndWhatToTakeInstead) {
-  EXPECT_THAT(
-      error_of([] { train_options_from_json(R"({"way": {"zero_stage": 2, "compress": "bf16"}})"); }),
-      AllOf(HasSubstr("`zero_stage` and `compress` do not go together: ZeRO exchanges gradients in its own way"),
-            HasSubstr("; leave one of the two out")));
+  EXPECT_THAT(error_of([] { train_options_from_json(R"({"way": {"zero_stage": 2, "compress": "bf16"}})"); }),
+              AllOf(HasSubstr("`zero_stage` and `compress` do not go together: they are two ways to share the work"),
+                    HasSubstr("; leave one of the two out")));
 }
 
 TEST(ErrorTexts, OfAnUnknownModelNameThoseThatAre) {

@@ -120,16 +120,6 @@ TEST_F(TrainUnderALauncher, ANameThatIsTakenIsRefused) {
   EXPECT_EQ(metrics("taken").size(), 1u);
 }
 
-TEST_F(TrainUnderALauncher, WrongWordsOfAllProcessesAreSaidOnce) {
-  auto words = train({"--epochs", "0", "--devices", "cpu"});
-  words.insert(words.begin(), {"launch", "-n", "3", from_environment("LOCKSTEP_PROGRAM")});
-  const auto job = run_program(words, surroundings());
-  const std::string what = "lockstep: --epochs: 0 is too small; it must be at least 1\n";
-  EXPECT_THAT(job.err, AllOf(HasSubstr(what + "lockstep train --help-all shows what there is.\n"),
-                             ContainsRegex("lockstep launch: rank [0-2] ended with exit code 2 after [0-9.]+ s\n")));
-  EXPECT_EQ(job.err.find(what), job.err.rfind(what)) << job.err;
-}
-
 TEST_F(TrainUnderALauncher, WhatWouldFailInTheSameWayDoesNotStartAgain) {
   const Words launch = {"launch", "-n", "2", "--max-restarts", "3", from_environment("LOCKSTEP_PROGRAM")};
   std::vector<Finished> jobs(2);
