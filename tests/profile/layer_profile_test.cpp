@@ -1,3 +1,4 @@
+// Labels: thorough
 // What is measured of small nets: bytes exactly, times plausibly.
 #include <gmock/gmock.h>
 #include <torch/torch.h>

@@ -1,4 +1,4 @@
-// Labels: simulated processes
+// Labels: simulated processes thorough
 // Ranks over NCCL in several processes, with a stand-in for NCCL on simulated GPUs: what they compute, and that all
 // others end soon if one fails, wherever that is.
 #include "comm/processes/running_job.hpp"

@@ -1,4 +1,4 @@
-// Labels: simulated long
+// Labels: simulated long thorough
 // Every way to train, on lists of simulated GPUs, on the default stream and on streams of the ranks' own: the losses of
 // as many CPU ranks, no report of the device, and no wait of the host in a step. SIMULATED_DELAY_US holds tasks up.
 // What this prints is the table of docs/results.

@@ -62,7 +62,8 @@ set(simulated_tests
   "weights_test|CheckpointTest.AShardedNetsOptimizerGoesOn*|shared"
   "trainer_test|Trainer.Evaluates*:Trainer.ARequest*|own")
 
-# A program runs all of its files in one process: starting it, and loading LibTorch, takes a second each time.
+# A program runs all of its files in one process: starting it, and loading LibTorch, takes a second each time. Those of
+# the core's rooms run in CI each time, and the wings' in turns.
 set(ways own shared)
 set(not_own */3Ranks*:*Worlds.*/2)
 set(not_shared */1Ranks*:*/4Ranks*:*Worlds.*/0:*Worlds.*/3)
@@ -77,7 +78,7 @@ else()
   set(gpu_environment "${test_environment}")
   set(gpu_properties LABELS gpu SKIP_REGULAR_EXPRESSION "SKIPPED: no such devices")
 endif()
-set(programs)
+set(groups)
 foreach(entry ${simulated_tests})
   string(REGEX MATCH "^([^|]*)[|]([^|]*)[|]?(.*)$" parts "${entry}")
   set(file ${CMAKE_MATCH_1})
@@ -86,26 +87,35 @@ foreach(entry ${simulated_tests})
   if(NOT ways_of_file)
     set(ways_of_file ${ways})
   endif()
-  set(program ${${file}_program})
-  list(APPEND programs ${program})
+  set(group ${${file}_program})
+  if(NOT ${file}_is_core)
+    string(PREPEND group wings_)
+  endif()
+  set(${group}_program ${${file}_program})
+  list(APPEND groups ${group})
   foreach(way ${ways_of_file})
     set(separator "-")
     if(filter MATCHES "-")
       set(separator ":")
     endif()
-    string(APPEND ${program}_${way} "${file}.cpp|${filter}${separator}${not_${way}}\n")
+    string(APPEND ${group}_${way} "${file}.cpp|${filter}${separator}${not_${way}}\n")
   endforeach()
 endforeach()
-list(REMOVE_DUPLICATES programs)
+list(REMOVE_DUPLICATES groups)
 
-foreach(program ${programs})
+foreach(group ${groups})
   foreach(way ${ways})
-    set(list ${CMAKE_CURRENT_BINARY_DIR}/simulated/${program}_${way}.txt)
-    file(CONFIGURE OUTPUT ${list} CONTENT "${${program}_${way}}")
-    set(name ${program}_on_${way}_gpus)
-    add_test(NAME ${name} COMMAND $<TARGET_FILE:${program}> --tests ${list})
+    set(list ${CMAKE_CURRENT_BINARY_DIR}/simulated/${group}_${way}.txt)
+    file(CONFIGURE OUTPUT ${list} CONTENT "${${group}_${way}}")
+    set(name ${group}_on_${way}_gpus)
+    add_test(NAME ${name} COMMAND $<TARGET_FILE:${${group}_program}> --tests ${list})
     set_tests_properties(${name} PROPERTIES TIMEOUT ${seconds_per_test} COST 90 ${gpu_properties}
       ENVIRONMENT "${gpu_environment};LOCKSTEP_TEST_DEVICES=${devices_${way}}")
+    if(group MATCHES "^wings_")
+      set_property(TEST ${name} APPEND PROPERTY LABELS repeated)
+    else()
+      set_property(TEST ${name} APPEND PROPERTY LABELS thorough)
+    endif()
   endforeach()
 endforeach()
 if(NOT with_simulated_device)
@@ -129,7 +139,7 @@ set_tests_properties(schemes_test_over_nccl PROPERTIES TIMEOUT ${seconds_per_tes
 # A rank is lost at each of its calls over NCCL's stand-in.
 add_test(NAME elastic_steps_test_over_nccl COMMAND $<TARGET_FILE:gpu_tests> --only elastic_steps_test.cpp
   --gtest_filter=*AreWholeWheneverARankIsGone)
-set_tests_properties(elastic_steps_test_over_nccl PROPERTIES TIMEOUT ${seconds_per_test} LABELS simulated
+set_tests_properties(elastic_steps_test_over_nccl PROPERTIES TIMEOUT ${seconds_per_test} LABELS "simulated;repeated"
   ENVIRONMENT "${test_environment};LOCKSTEP_TEST_DEVICES=cuda:0,cuda:1")
 add_test(NAME c10d_cases_test_over_nccl COMMAND $<TARGET_FILE:gpu_tests> --only c10d_cases_test.cpp
   --gtest_filter=*/2Ranks:*/3Ranks:C10dRefused.*)

@@ -1,4 +1,4 @@
-// Labels: processes program long
+// Labels: processes program long thorough
 // lockstep train under lockstep launch --elastic: killed processes change neither the weights nor the metrics.
 #include <lockstep/models/models.hpp>
 

@@ -1,3 +1,4 @@
+// Labels: thorough
 // Files that were damaged at random: each is refused with an Error, or means what the whole one means. Seeds are fixed.
 #include <gmock/gmock.h>
 #include <torch/torch.h>

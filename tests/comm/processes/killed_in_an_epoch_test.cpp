@@ -1,4 +1,4 @@
-// Labels: processes program
+// Labels: processes program thorough
 // A process of a job that is killed in an evaluation, or while it writes a checkpoint: the others end soon, and say
 // where they were, or go on to the same bits if the job is elastic. Nothing is left.
 #include "elastic_fixture.hpp"

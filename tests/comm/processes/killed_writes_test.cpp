@@ -1,4 +1,4 @@
-// Labels: processes program
+// Labels: processes program thorough
 // lockstep train that is killed at a call which changes its run folder (faulty_files.cpp): it goes on to the same bits.
 #include "cli/cli_fixture.hpp"
 #include "running_job.hpp"

@@ -1,4 +1,4 @@
-// Labels: processes long
+// Labels: processes long thorough
 // lockstep launch: the environment that it makes, exit codes, signals, what it says.
 #include "memory_group.hpp"
 #include "running_job.hpp"

@@ -1,4 +1,4 @@
-// Labels: processes program
+// Labels: processes program thorough
 // A job whose processes compute on processors of several kinds. LibTorch's variable makes one of another kind here.
 #include <ATen/Version.h>
 

@@ -1,4 +1,4 @@
-// Labels: processes long
+// Labels: processes long thorough
 // Not under sanitizers: *IsGoneWithinASecond
 // What goes wrong between processes: every process says who is to blame, soon, and nothing waits for ever.
 #include "timed_job.hpp"

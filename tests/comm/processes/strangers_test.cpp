@@ -1,4 +1,4 @@
-// Labels: processes
+// Labels: processes thorough
 // Strangers at the ports of a job that trains: it ends with the weights of an undisturbed one, and says who was turned
 // away. Whom the store lets in is comm/meeting/store_test.cpp's.
 #include <arpa/inet.h>
