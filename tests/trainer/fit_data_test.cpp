@@ -18,6 +18,7 @@
 #include "support/small_training.hpp"
 #include "support/test_devices.hpp"
 
+#include <atomic>
 #include <cstdlib>
 #include <filesystem>
 #include <memory>
@@ -258,6 +259,7 @@ TEST_P(FitDataWorlds, FilesGiveWhatLibTorchsLoopGivesAndGoOnFromWithinAnEpoch) {
   EXPECT_THAT(error_of([&] { fit(task, again); }), Fails(Error::file, {}, {"train_labels"}));
 }
 
+// They are refused before the first step.
 TEST_P(FitDataWorlds, ProcessesWithOtherFilesAreRefused) {
   const ScratchFolder folder;
   const Dataset all = masked_sentences(this_process().index > 0 ? 51 : 50, 1);
@@ -266,11 +268,18 @@ TEST_P(FitDataWorlds, ProcessesWithOtherFilesAreRefused) {
   save_tensors(folder / "part.safetensors", tensors);
   Task task = masked();
   task.train = samples_of({folder / "part.safetensors"});
+  std::atomic<int> losses = 0;
+  task.criterion = [&](const Tensor& y_hat, const Batch& batch) {
+    ++losses;
+    return weighted_loss(y_hat, batch);
+  };
   const auto error = error_of([&] { fit(task, settings(GetParam())); });
   if (this_process().count == 1) {
     EXPECT_EQ(error, "(no error)");
+    EXPECT_GT(losses, 0);
   } else {
     EXPECT_THAT(error, Fails(Error::difference));
+    EXPECT_EQ(losses, 0);
   }
 }
 

@@ -123,15 +123,22 @@ TEST_P(FitWorlds, GivesWhatLibTorchsLoopGives) {
     expect_near(kept.named_parameters()[item.key()], item.value(), 1e-10, item.key());
 }
 
-// Where the ranks are of several processes; one process has one task.
+// Where the ranks are of several processes; one process has one task. They are refused before the first step.
 TEST_P(FitWorlds, ProcessesWithOtherMetricsAreRefused) {
   Task task = regression();
+  std::atomic<int> losses = 0;
+  task.criterion = [&](const Tensor& y_hat, const Tensor& y) {
+    ++losses;
+    return squares(y_hat, y);
+  };
   if (this_process().index > 0) task.metrics.pop_back();
   const auto error = error_of([&] { fit(task, settings(GetParam())); });
   if (this_process().count == 1) {
     EXPECT_EQ(error, "(no error)");
+    EXPECT_GT(losses, 0);
   } else {
     EXPECT_THAT(error, Fails(Error::difference));
+    EXPECT_EQ(losses, 0);
   }
 }
 
