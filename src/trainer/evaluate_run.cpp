@@ -40,7 +40,7 @@ EvalResult evaluate_run(const std::filesystem::path& run_dir, const EvalOptions&
   if (!std::filesystem::exists(run_dir / kWeightsFile)) {
     throw Error(
         "'" + run_dir.string() + "' holds no " + std::string(kWeightsFile) + ": the run ended before an epoch was done",
-        {Error::file});
+        {Error::file, {}, {"run_dir"}});
   }
 
   const Workload data = workload_of(config);

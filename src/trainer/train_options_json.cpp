@@ -103,7 +103,7 @@ TrainOptions read_config(const std::filesystem::path& run_dir, const Devices& de
   if (!std::filesystem::exists(file, unknown) && !unknown) {
     throw Error(run_dir.string() + " is not the folder of a run: there is no " + kConfigFile +
                     " in it. `lockstep train` makes one",
-                {Error::file});
+                {Error::file, {}, {"run_dir"}});
   }
   return read_json(file, [&](const std::string& text) { return train_options_from_json(text, devices); });
 }

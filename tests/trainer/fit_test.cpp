@@ -135,10 +135,10 @@ TEST_P(FitWorlds, ProcessesWithOtherMetricsAreRefused) {
   const auto error = error_of([&] { fit(task, settings(GetParam())); });
   if (this_process().count == 1) {
     EXPECT_EQ(error, "(no error)");
-    EXPECT_GT(losses, 0);
+    EXPECT_GT(losses.load(), 0);
   } else {
     EXPECT_THAT(error, Fails(Error::difference));
-    EXPECT_EQ(losses, 0);
+    EXPECT_EQ(losses.load(), 0);
   }
 }
 

@@ -8,14 +8,17 @@
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 #include <lockstep/data/data.hpp>
+#include <lockstep/data_parallel/check_replicas.hpp>
 #include <lockstep/data_parallel/data_parallel.hpp>
 #include <lockstep/devices/devices.hpp>
 #include <lockstep/layout/model_split.hpp>
 #include <lockstep/models/models.hpp>
 #include <lockstep/ranks/rank.hpp>
 #include <lockstep/trainer/fit.hpp>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "comm/meeting/launch_environment.hpp"
+#include "comm/meeting/meeting.hpp"
 #include "devices/check_devices.hpp"
 #include "io/read_text.hpp"
 #include "io/safetensors.hpp"
@@ -26,7 +29,9 @@
 #include "tensor_parallel/shard.hpp"
 
 #include <chrono>
+#include <filesystem>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
@@ -49,6 +54,15 @@ TEST(ErrorTexts, OfARankThatThrowsNameRankAndDeviceWithoutABacktrace) {
                                rank.barrier();
                              }),
               AllOf(StartsWith("rank 1 (cpu): "), HasSubstr("2x3"), Not(HasSubstr("frame #"))));
+}
+
+TEST(ErrorTexts, OfARankThatThrowsHaveItsOwnWords) {
+  EXPECT_THAT(error_on_ranks(2,
+                             [](Rank& rank) {
+                               if (rank.index() == 0) throw std::runtime_error("out of luck");
+                               rank.barrier();
+                             }),
+              HasSubstr("rank 0 (cpu): out of luck"));
 }
 
 TEST(ErrorTexts, OfCallsThatDifferNameBothAndWhatToDo) {
@@ -91,6 +105,20 @@ TEST(ErrorTexts, OfModulesThatDifferNameTheParameterAndBothShapes) {
   EXPECT_THAT(error_on_ranks(2, [](Rank& rank) { DataParallel net(torch::nn::Linear(2, 3 + rank.index()), rank); }),
               AllOf(HasSubstr("weight, Float [3, 2] on rank 0, and weight, Float [4, 2] on rank 1"),
                     HasSubstr("Every rank must build the same module")));
+}
+
+TEST(ErrorTexts, OfReplicasThatDifferNameTheFirstTensorAndCountTheOthers) {
+  EXPECT_THAT(error_on_ranks(3,
+                             [](Rank& rank) {
+                               DataParallel net(torch::nn::Linear(2, 3), rank);
+                               const torch::NoGradGuard no_grad;
+                               if (rank.index() == 2) {
+                                 net->weight.add_(1);
+                                 net->bias.add_(1);
+                               }
+                               check_replicas(net);
+                             }),
+              HasSubstr("rank 2 (cpu) from the others in weight and 1 more. "));
 }
 
 TEST(ErrorTexts, OfABatchThatIsNotSplitSayHowToSplitIt) {
@@ -226,6 +254,18 @@ TEST(ErrorTexts, OfALaunchNameTheVariablesThatLack) {
                     HasSubstr("Start the program through the launcher")));
 }
 
+TEST(ErrorTexts, OfConfigurationsThatDifferInOrderAloneShowBothWhole) {
+  const comm::StorePtr store = c10::make_intrusive<c10d::HashStore>();
+  const auto error_with = [&](int index, const std::string& configuration) {
+    comm::LaunchEnvironment launch{.launcher = "a test", .rank = index, .world_size = 2};
+    launch.job = "test";
+    return error_of([&] { comm::meet(*store, launch, {torch::kCPU}, configuration, comm::WaitLimit{20s}); });
+  };
+  std::thread other([&] { EXPECT_THAT(error_with(1, "b, a"), Fails(Error::difference)); });
+  EXPECT_THAT(error_with(0, "a, b"), HasSubstr("than process 0: b, a; process 0: a, b. "));
+  other.join();
+}
+
 // ---- Files.
 
 TEST(ErrorTexts, OfAMissingFileNameItAndTheReason) {
@@ -245,6 +285,30 @@ TEST(ErrorTexts, OfDataThatIsNotThereSayWhereToGetIt) {
   const ScratchFolder folder;
   EXPECT_THAT(error_of([&] { load_fashion_mnist(folder.path()); }),
               AllOf(HasSubstr(folder.path().string()), HasSubstr("train-images-idx3-ubyte")));
+}
+
+TEST(ErrorTexts, OfARunsFilesThatWereRemovedNameWhatIsGone) {
+  const ScratchFolder folder;
+  Task task = small_task();
+  task.test = task.train;
+  TrainOptions options;
+  options.devices = test_devices(1);
+  options.batch.size = 8;
+  options.epochs = 1;
+  const auto error_after = [&](const std::string& run, const std::string& removed) {
+    options.keep.run_dir = folder / run;
+    const TrainCallbacks callbacks{
+        .on_epoch = [&](const EpochMetrics&) { std::filesystem::rename(folder / removed, folder / ("no " + run)); }};
+    return error_of([&] { fit(task, options, callbacks); });
+  };
+  EXPECT_THAT(error_after("moved", "moved"),
+              AllOf(HasSubstr((folder / "moved").string() + " is gone"), HasSubstr("so the run is not kept there")));
+  EXPECT_THAT(error_after("emptied", "emptied/model.safetensors"), HasSubstr("model.safetensors is gone"));
+  EXPECT_THAT(error_of([&] {
+                options.keep.run_dir = "/proc/self/run";
+                fit(task, options);
+              }),
+              HasSubstr("cannot make the run's folder /proc/self/run"));
 }
 
 }  // namespace error_texts_test
