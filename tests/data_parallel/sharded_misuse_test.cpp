@@ -265,12 +265,13 @@ TEST(ShardedMisuse, WhatAnOptimizerCannotDo) {
       use(net, optimizer);
     });
   };
-  EXPECT_THAT(error_on_ranks(1,
-                             [](Rank& rank) {
-                               DataParallel(torch::nn::Linear(2, 2), rank,
-                                            {.bucket_bytes = 0, .sharded = Sharded::state});
-                             }),
-              Refused());
+  const auto error_with_buckets_of = [](int64_t bytes) {
+    return error_on_ranks(1, [&](Rank& rank) {
+      DataParallel(torch::nn::Linear(2, 2), rank, {.bucket_bytes = bytes, .sharded = Sharded::state});
+    });
+  };
+  EXPECT_THAT(error_with_buckets_of(0), Refused());
+  EXPECT_EQ(error_with_buckets_of(1), "(no error)");
   EXPECT_THAT(error_with([](auto&, auto& optimizer) { optimizer.step({}); }), Refused());
   EXPECT_THAT(error_on_ranks(1,
                              [&](Rank& rank) {
@@ -283,19 +284,26 @@ TEST(ShardedMisuse, WhatAnOptimizerCannotDo) {
                                optimizer.step();
                              }),
               Refused());
-  EXPECT_THAT(error_on_ranks(1,
-                             [&](Rank& rank) {
-                               torch::nn::Sequential norm(torch::nn::BatchNorm1d(2));
-                               convert_sync_batchnorm(*norm, rank);
-                               DataParallel net(norm, rank, {.sharded = Sharded::gradients});
-                             }),
-              Refused());
+  const auto error_of_sync_batchnorm_in = [](Sharded stage) {
+    return error_on_ranks(1, [&](Rank& rank) {
+      torch::nn::Sequential norm(torch::nn::BatchNorm1d(2));
+      convert_sync_batchnorm(*norm, rank);
+      DataParallel net(norm, rank, {.sharded = stage});
+    });
+  };
+  EXPECT_THAT(error_of_sync_batchnorm_in(Sharded::gradients), Refused());
+  EXPECT_EQ(error_of_sync_batchnorm_in(Sharded::state), "(no error)");
   EXPECT_THAT(error_on_ranks(1,
                              [&](Rank& rank) {
                                DataParallel net(torch::nn::Linear(2, 2), rank, {.sharded = Sharded::gradients});
                                Balance balance(net, rank);
                              }),
               Refused());
+  EXPECT_EQ(error_with([&](auto& net, auto& optimizer) {
+              net.loss(batch, F::cross_entropy).backward();
+              optimizer.step({});
+            }),
+            "(no error)");
   EXPECT_THAT(error_with([&](auto& net, auto& optimizer) {
                 const auto guard = net.no_sync();
                 net.loss(batch, F::cross_entropy).backward();

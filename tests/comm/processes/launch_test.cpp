@@ -66,6 +66,15 @@ TEST(Launch, ReturnsTheFirstFailuresCodeAndEndsTheOthers) {
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(30));
 }
 
+TEST(Launch, TheLastLineNamesTheFirstOfSeveralThatFailAndNoneThatWasAlone) {
+  const auto both = launch_shell(2, "test $RANK != 1 || exit 7; trap 'exit 8' TERM; while :; do sleep 0.1; done");
+  EXPECT_EQ(both.code, 7);
+  EXPECT_THAT(both.err, EndsWith("lockstep launch: the job failed: rank 1 ended with exit code 7\n"));
+  const auto alone = launch_shell(1, "exit 7");
+  EXPECT_EQ(alone.code, 7);
+  EXPECT_THAT(alone.err, AllOf(HasSubstr("exit code 7"), Not(HasSubstr("the job failed"))));
+}
+
 TEST(Launch, AProcessThatDoesNotComeToItsRunIsToldToThoseThatWait) {
   for (const auto& [what, how, code] : {std::tuple("exit 9", "it ended with exit code 9", 9),
                                         std::tuple("kill -9 $$", "it was ended by signal 9 (Killed)", 128 + 9),
