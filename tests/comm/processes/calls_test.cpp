@@ -89,4 +89,17 @@ TEST(CallsTest, AMessageWithoutItsOtherSideIsNamed) {
   EXPECT_THAT(comm::unanswered(all, roster), HasSubstr("for want of rank 0 (cpu)"));
 }
 
+// A broadcast's root may have completed it before another rank posts it.
+TEST(CallLogTest, KeepsWhatACallChangesUntilAllRanksOfTheProcessHaveCompletedIt) {
+  comm::CallLog log({0, 2}, 2);
+  const torch::Tensor memory = torch::ones({4});
+  const int64_t number = log.add_collective(0, "", "broadcast of float [4]");
+  EXPECT_FALSE(log.changes(0, "", number, memory).has_value());
+  log.complete(0, "", number);
+  ASSERT_EQ(log.add_collective(1, "", "broadcast of float [4]"), number);
+  EXPECT_THAT(log.changes(1, "", number, memory), testing::Optional(0));
+  log.complete(1, "", number);
+  EXPECT_FALSE(log.changes(1, "", number, memory).has_value());
+}
+
 }  // namespace calls_test
