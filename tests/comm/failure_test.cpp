@@ -40,7 +40,7 @@ TEST(Failure, ThrowsStoppedForAStopAlone) {
   } catch (const lockstep::Stopped&) {
     FAIL() << "it was no stop";
   } catch (const Error& error) {
-    EXPECT_STREQ(error.what(), "over");
+    EXPECT_EQ(lockstep::comm::failure_of(std::current_exception()).text, "over");
     EXPECT_EQ(error.cause(), Error::death);
     EXPECT_THAT(error.ranks(), ElementsAre(2));
   }
