@@ -1,5 +1,4 @@
-// Waits has the calls that the ranks of this process wait in, and the failure that ends their waits. All are
-// thread-safe.
+// Waits has the calls that this process's ranks wait in, and the failure that ends their waits. It is thread-safe.
 //
 //  1. One mutex guards everything here. Nobody talks to the store while holding it.
 //  2. Under the mutex two things are called: the waits' interrupts, and the conditions of sleep(). These take locks of
