@@ -16,7 +16,7 @@ namespace lockstep::comm {
 std::string describe(const at::Tensor& tensor);
 std::string describe(const std::vector<at::Tensor>& tensors);
 
-// Whether two contiguous tensors have memory in common, so that ranks that change both would spoil each other's.
+// Tells whether two contiguous tensors have memory in common. Ranks that change both would spoil each other's values.
 bool share_memory(const at::Tensor& a, const at::Tensor& b);
 
 class Arguments {
@@ -26,14 +26,16 @@ class Arguments {
 
   [[noreturn]] void refuse(const std::string& why) const;
 
-  void check_tensor(const at::Tensor& tensor, const std::string& what) const;  // dense, and on the rank's device
+  // Throws unless the tensor is dense and on the rank's device.
+  void check_tensor(const at::Tensor& tensor, const std::string& what) const;
   const at::Tensor& only(const std::vector<at::Tensor>& tensors, const std::string& operation) const;
   void check_list(const std::vector<at::Tensor>& tensors, const std::string& what) const;
-  // `lists` must be one list with one tensor per rank, each like `one`: check_alike(outputs, input, "allgather",
-  // "output", "input").
+  // Throws unless `lists` is one list with one tensor per rank, each like `one`: check_alike(outputs, input,
+  // "allgather", "output", "input").
   void check_alike(const std::vector<std::vector<at::Tensor>>& lists, const at::Tensor& one,
                    const std::string& operation, const std::string& what, const std::string& of_what) const;
-  // `whole` must hold one tensor like `part` per rank: check_whole(output, input, "allgather", "output", "input").
+  // Throws unless `whole` holds one tensor like `part` per rank: check_whole(output, input, "allgather", "output",
+  // "input").
   void check_whole(const at::Tensor& whole, const at::Tensor& part, const std::string& operation,
                    const std::string& what, const std::string& of_what) const;
   int checked_rank(int64_t rank, const std::string& what) const;
@@ -42,7 +44,7 @@ class Arguments {
   c10d::ReduceOp::RedOpType checked_op(const c10d::ReduceOp& op, const at::Tensor& tensor,
                                        const std::string& operation) const;
 
-  // How many elements of `whole` belong to each rank if `sizes` cut up its first dimension; no sizes mean equal ones.
+  // Gives each rank's number of elements of `whole` if `sizes` cut up its first dimension. No sizes mean equal ones.
   std::vector<int64_t> elements_of_parts(const at::Tensor& whole, const std::vector<int64_t>& sizes,
                                          const std::string& what) const;
 

@@ -1,4 +1,4 @@
-// Failure: what ended a run on all of its ranks. It is the same everywhere, so the store keeps it as a text.
+// A Failure says what ended a run. All ranks get the same failure, so the store keeps it as a text.
 #pragma once
 
 #include <lockstep/base/error.hpp>
@@ -10,7 +10,7 @@
 namespace lockstep::comm {
 
 struct Failure {
-  Failure() = default;  // no failure: all is well
+  Failure() = default;  // makes no failure: all is well
   Failure(std::string text, Error::Data data) : text(std::move(text)), data(std::move(data)) {}
   Failure(const Error& error) : Failure(error.what(), error.data()) {}
 
@@ -22,10 +22,10 @@ struct Failure {
   Error::Data data;
 };
 
-// The failure of a rank that ended with this exception.
+// Gives the failure of a rank that ended with this exception.
 Failure failure_of(const std::exception_ptr& exception);
 
-// The text by which the store keeps a failure. A text that is no failure's, as a stranger may leave it, becomes one's
+// Gives the text by which the store keeps a failure. A text of a stranger, which is no failure's, becomes a failure's
 // text unchanged.
 std::string to_stored(const Failure& failure);
 Failure failure_from(const std::string& stored);

@@ -1,4 +1,4 @@
-// GroupMember: one member of a c10d backend between processes: Gloo for tensors in the CPU's memory, NCCL for GPUs.
+// A GroupMember is one member of a c10d backend between processes: Gloo for tensors in the CPU's memory, NCCL for GPUs.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -37,16 +37,16 @@ struct GroupPlace {
   bool hushed = false;  // needs `guarded`: whoever has connected cannot talk until let in (processes/guests.hpp)
 };
 
-// Functions that are called for each call once it is posted, on the thread that makes it.
+// The backend calls these functions for each call once it is posted, on the thread that posts.
 struct CallNotes {
-  std::string rank;                                         // "rank 1 (cuda:1)"
-  std::function<bool()> is_over;                            // whether the run is over; then no more calls can be made
+  std::string rank;               // "rank 1 (cuda:1)"
+  std::function<bool()> is_over;  // tells whether the run is over; then no more calls can be made
   std::function<void(const std::string& call)> collective;  // "allreduce(sum) of float [2]"
   std::function<void(int peer, bool sends)> message;        // `peer` as the group numbers it
 };
 
-// Connects to all other members, which must make the same call. Tensors must lie on the CPU. `local_address` is where
-// peers reach this machine; GLOO_SOCKET_IFNAME in the environment overrules it. Throws Error in a build without Gloo.
+// Connects to all other members; call it on all of them. Use it for tensors on the CPU. `local_address` is where peers
+// reach this machine; GLOO_SOCKET_IFNAME in the environment overrules it. Throws Error in a build without Gloo.
 GroupMember make_gloo_group(const GroupPlace& place, const std::string& local_address);
 
 // Connects to all other members, without a limit of time: only its waits in the store can end early. `place.timeout` is

@@ -1,6 +1,6 @@
-// JobKey: a secret of 256 bits that the processes of a job know, and nobody else. Two processes prove that they know
-// the key without saying it: each signs (HMAC-SHA256) a nonce that the other has just made up. No text of the key
-// exists anywhere, so none can be printed. Thread-safe. A signature takes about a microsecond.
+// A JobKey is a secret of 256 bits that the processes of a job know, and nobody else. Two processes prove, without
+// saying the key, that they know it: each signs (HMAC-SHA256) a nonce that the other has just made up. No text of the
+// key exists anywhere, so none can be printed. A JobKey is thread-safe. A signature takes about a microsecond.
 #pragma once
 
 #include <array>
@@ -11,7 +11,7 @@
 
 namespace lockstep::comm {
 
-// 32 bytes that nobody has seen before.
+// Gives 32 bytes that nobody has seen before.
 std::string fresh_nonce();
 
 class JobKey {
@@ -22,14 +22,14 @@ class JobKey {
   // the file is missing, too short or too long, belongs to another user, or can be read by others.
   static JobKey from_file(const std::filesystem::path& file);
 
-  // The key of a job that was given none. It keeps out what is no process of lockstep, but nobody who knows this
-  // source.
+  // Gives the key of a job that was given none. Such a key keeps out what is no process of lockstep, but nobody who
+  // knows this source.
   static JobKey known_to_all() { return {}; }
 
   // Signs all parts, also where one ends and the next one begins.
   std::string sign(const std::vector<std::string>& parts) const;
 
-  // Whether this is the signature of the parts. Takes the same time wherever two signatures differ.
+  // Tells whether this is the signature of the parts. Takes the same time wherever two signatures differ.
   bool has_signed(const std::string& signature, const std::vector<std::string>& parts) const;
 
   ~JobKey();
@@ -42,7 +42,7 @@ class JobKey {
   std::array<unsigned char, kBytes> secret_{};
 };
 
-// A fresh key in memory. While it lives, processes of the same user can read it as a file.
+// Holds a fresh key in memory. Processes of the same user can read the key as a file while the object lives.
 class HandedKey {
  public:
   HandedKey();  // throws Error

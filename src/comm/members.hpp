@@ -1,4 +1,4 @@
-// Members: ranks of a run that make collective calls together: all of them, or a group that Rank::group made.
+// Members are ranks of a run that make collective calls together: all ranks, or a group that Rank::group made.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +16,7 @@ struct Members {
   int index_of(int world_rank) const {
     return static_cast<int>(std::lower_bound(ranks.begin(), ranks.end(), world_rank) - ranks.begin());
   }
-  // " among ranks 0, 2": where a call took place; empty for the world.
+  // Gives " among ranks 0, 2", where a call took place, or nothing for the world.
   std::string text() const {
     if (name.empty()) return "";
     std::string list;

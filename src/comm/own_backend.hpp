@@ -1,5 +1,5 @@
-// OwnBackend: the base of lockstep's two c10d backends. It refuses the calls of c10d that neither offers, with an Error
-// that says what to do instead.
+// OwnBackend is the base of lockstep's two c10d backends. It refuses the calls of c10d that neither offers, with an
+// Error that says what to do instead.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>

@@ -6,7 +6,7 @@
 
 namespace lockstep::comm {
 
-// A text that goes with a thread's calls while it lives. Each `Kind` has a text of its own.
+// A ThreadText goes with a thread's calls while it lives. Each `Kind` has a text of its own.
 template <class Kind>
 class ThreadText {
  public:
@@ -15,7 +15,7 @@ class ThreadText {
   ThreadText(const ThreadText&) = delete;
   ThreadText& operator=(const ThreadText&) = delete;
 
-  static const std::string* current() { return now(); }  // null: there is none
+  static const std::string* current() { return now(); }  // gives null if there is none
 
  private:
   static const std::string*& now() {

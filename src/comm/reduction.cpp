@@ -45,8 +45,7 @@ void combine(at::Tensor& sum, const at::Tensor& value, ReduceOp::RedOpType op) {
   }
 }
 
-// The sum may begin in place with the value at `home` if that is one of the first two: a + b and b + a have the same
-// bits.
+// The sum may begin in place with the value at `home` if that is among the first two: a + b has the bits of b + a.
 void reduce_tensors(TensorPointers values, ReduceOp::RedOpType op, TensorPointers targets, const Range& part,
                     size_t home) {
   const bool in_place = targets[home] == values[home] && home < 2 && home < values.size();
@@ -147,7 +146,7 @@ void add_blocks(TensorPointers values, const Sum& sum, TensorPointers targets, c
   }
 }
 
-// Gives false if LibTorch must do it.
+// Gives false if LibTorch has to add instead.
 bool add_in_blocks(TensorPointers values, const Sum& sum, TensorPointers targets, const Range& part, int64_t to) {
   const at::Tensor& first = *values[0];
   if (part.size() == 0) return true;

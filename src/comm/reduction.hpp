@@ -1,5 +1,5 @@
-// Reductions over the ranks' values, added in the order of the ranks or of a tree. Not a collective: one caller does
-// all of it.
+// These reductions add the ranks' values in the order of the ranks or of a tree. They are no collectives: one caller
+// does all of the work.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,14 +18,14 @@ using TensorPointers = c10::ArrayRef<const at::Tensor*>;
 std::string name_of(c10d::ReduceOp::RedOpType op);
 bool is_offered(c10d::ReduceOp::RedOpType op);
 
-// "float [2, 3]".
+// Gives "float [2, 3]".
 std::string describe(at::ScalarType type, at::IntArrayRef sizes);
 
-// The tensor itself, or a copy without a graph: contiguous, and with the tensor's values in memory. With LibTorch's
-// negative or conjugate bit set, a tensor's memory has other signs than the tensor.
+// Gives the tensor itself, or a copy without a graph, that is contiguous and has the tensor's values in memory. With
+// LibTorch's negative or conjugate bit set, a tensor's memory has other signs than the tensor.
 at::Tensor in_a_row(const at::Tensor& tensor);
 
-// Elements `part` of a contiguous tensor, as a flat view.
+// Gives elements `part` of a contiguous tensor as a flat view.
 at::Tensor slice(const at::Tensor& tensor, const Range& part);
 
 // Reduces elements `part` of `values`, in their order, into the same elements of each of `targets`. All are contiguous

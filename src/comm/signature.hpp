@@ -1,4 +1,4 @@
-// Signature: the properties of a call that must be equal on all ranks that make it together.
+// A Signature has the properties of a call that must be equal on all ranks that make it together.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,18 +22,18 @@ struct Signature {
   std::string purpose = {};  // "DataParallel's backward 3"; empty: a call of the user's
 
   bool operator==(const Signature&) const = default;
-  std::string text() const;  // "allreduce(sum) of float [2, 3]"
+  std::string text() const;  // gives "allreduce(sum) of float [2, 3]"
 };
 
 Signature signature_of(const char* name, const at::Tensor& tensor);
 
-// The call in words, for backends that compare nothing else. An alltoall's words have the parts that all ranks agreed
-// on.
+// Gives the call in words, for backends that compare nothing else. An alltoall's words have the parts that all ranks
+// agreed on.
 std::string call_text(const char* name, const at::Tensor& tensor, std::optional<c10d::ReduceOp::RedOpType> op = {},
                       int root = -1, int peer = -1);
 std::string alltoall_text();
 
-// The signature of a call whose parts AgreedParts decide.
+// Gives the signature of a call whose parts AgreedParts decide.
 Signature signature_of_agreed_parts(const char* name);
 
 }  // namespace lockstep::comm

@@ -8,7 +8,7 @@ namespace lockstep::comm {
 
 namespace {
 
-// The likely cause of a call that some ranks miss, by a word of the call's text.
+// Gives the likely cause of a call that some ranks miss, by a word of the call's text.
 std::string hint_for(const std::string& calls) {
   static constexpr std::pair<const char*, const char*> kHints[] = {
       {" for mean()",

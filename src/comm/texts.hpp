@@ -1,5 +1,5 @@
-// Texts of all backends: the names of ranks, and the errors that ranks in threads and in processes share. A rank is a
-// name here, and `where` is a call in words with its place: "barrier (collective call 3)".
+// These texts are of all backends: the names of ranks, and the errors that ranks in threads and in processes share. A
+// rank is a name here, and `where` is a call in words with its place: "barrier (collective call 3)".
 #pragma once
 
 #include <lockstep/devices/devices.hpp>
@@ -9,7 +9,7 @@
 
 namespace lockstep::comm {
 
-// "rank 1 (cpu)": how every text names a rank.
+// Gives "rank 1 (cpu)", as every text names a rank.
 std::string name_of(int rank, const Devices& devices);
 
 // The beginning of a text, and the advice at its end.

@@ -1,4 +1,4 @@
-// An average over rows of several ranks that are added in a given order, and the backends that make it in one call.
+// A TreeAverage adds rows of several ranks in a given order. A TreeBackend makes the average in one call.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -38,7 +38,7 @@ class TreeBackend {
                                                          bool in_slices) = 0;
 
  private:
-  virtual bool averages_in_tree() const { return true; }  // false: it wraps a backend that does not
+  virtual bool averages_in_tree() const { return true; }  // false means that it wraps a backend that does not
 };
 
 }  // namespace lockstep::comm

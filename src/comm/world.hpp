@@ -22,18 +22,18 @@
 
 namespace lockstep::comm {
 
-// More than twelve functions: who is here, how to reach the others, and what has failed.
+// More than twelve functions: they say who is here, how to reach the others, and what has failed.
 class World {
  public:
   explicit World(Devices devices)
       : devices_(std::move(devices)), ranks_here_{0, static_cast<int64_t>(devices_.size())} {}
   virtual ~World() = default;
 
-  const Devices& devices() const { return devices_; }  // the devices of all ranks
-  Range ranks_here() const { return ranks_here_; }     // the ranks that are threads of this process
-  int process() const { return process_; }             // this process's number among those of its launcher
+  const Devices& devices() const { return devices_; }  // gives the devices of all ranks
+  Range ranks_here() const { return ranks_here_; }     // gives the ranks that are threads of this process
+  int process() const { return process_; }             // gives this process's number among its launcher's
 
-  // Each rank's kind of processor, see devices/processor_kind.hpp. Empty: all ranks are in this process.
+  // Gives each rank's kind of processor, see devices/processor_kind.hpp, or nothing if all ranks are in this process.
   virtual std::vector<std::string> processor_kinds() const { return {}; }
 
   // The seed that LibTorch's CPU generator had when the run began, or that a rank set in its turn. The second says
@@ -42,23 +42,24 @@ class World {
   std::atomic<bool> another_seed_seen{false};
   std::atomic<bool> shared_draws_seen{false};  // a layer draws from that generator
 
-  // All ranks, as the members of the calls that they make together.
+  // Gives all ranks, as the members of the calls that they make together.
   Members everybody() const;
 
-  // The backend of `rank` among `members`, of which it is one. Called once per rank for everybody(), and once per
-  // member of each group, from that rank's thread; all members of a group call it.
+  // Gives the backend of `rank`, which is one of `members`. Call it once per rank for everybody(), and once on every
+  // member of each group, from that rank's thread.
   virtual c10::intrusive_ptr<c10d::Backend> backend(int rank, const Members& members) = 0;
 
   // Throws Error on rank `rank` if the run has failed. Backends whose calls throw by themselves do not override it.
   virtual void check(int /*rank*/) {}
 
-  // The same for when the host of rank `rank` has waited for its device: after a failure, calls left no values there.
+  // Throws likewise, once the host of rank `rank` has waited for its device: after a failure, calls left no values
+  // there.
   virtual void check_values(int /*rank*/) {}
 
   // Rank `rank` failed for `reason`: every wait of the others ends at once with an Error.
   virtual void abort(int rank, const Failure& reason) = 0;
 
-  // Why the run has failed, as other processes told this one; empty if it has not.
+  // Gives the run's failure, as other processes told this one; it is empty if there is none.
   virtual Failure failure() const { return {}; }
 
   // Rank `rank` is done and will make no further call: whoever waits for it fails at once. Throws Error if it was the
@@ -89,13 +90,13 @@ inline Members World::everybody() const {
   return members;
 }
 
-// Ranks as threads that exchange through shared memory, or through peer copies between GPUs. Works for any device list.
+// Makes a world of threads that exchange through shared memory, or between GPUs through peer copies, on any devices.
 std::unique_ptr<World> make_in_process_world(const Devices& devices, std::chrono::milliseconds timeout);
 
-// Ranks as threads that exchange through NCCL; needs distinct GPUs. Null in a build without CUDA.
+// Makes a world of threads that exchange through NCCL; give it distinct GPUs. Gives null in a build without CUDA.
 std::unique_ptr<World> make_nccl_world(const Devices& devices, std::chrono::milliseconds timeout);
 
-// The fields of RunOptions (rank.hpp) that the processes of a job need, under the same names.
+// JobOptions has the fields of RunOptions (rank.hpp) that the processes of a job need, under the same names.
 struct JobOptions {
   std::chrono::milliseconds timeout, rendezvous_timeout;
   SilenceRange silence;
@@ -103,8 +104,8 @@ struct JobOptions {
   std::string configuration;  // a text that must be equal in all processes
 };
 
-// Ranks in several processes, as the launcher in the environment says; `devices` is this machine's list. Null if no
-// launcher started this process, or if it started this one alone. See processes.cpp.
+// Makes a world of several processes, as the launcher in the environment says; `devices` is this machine's list. Gives
+// null if no launcher started this process, or started this one alone. See processes.cpp.
 std::unique_ptr<World> make_processes_world(const Devices& devices, const JobOptions& options);
 
 }  // namespace lockstep::comm

@@ -20,7 +20,7 @@ constexpr int64_t kValues = 1024;   // the fewest values that are read, if there
 constexpr int64_t kSums = 8;        // several sums, since one alone may be equal by chance
 constexpr double kRounding = 1e-3;  // the tolerance, as a fraction of the sum of the absolute values
 
-// The sums are those of a cosine transform, so that they depend on the order of the samples.
+// The sums are a cosine transform's, so that they depend on the order of the samples.
 at::Tensor sums_of(const at::Tensor& x) {
   const at::Tensor all = x.detach().reshape({-1});
   const int64_t stride = std::max<int64_t>(1, all.numel() / kValues);

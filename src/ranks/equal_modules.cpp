@@ -28,8 +28,8 @@ std::string describe_entry(const ModuleTensors& tensors, int64_t i) {
   return name + ", " + c10::toString(tensor.scalar_type()) + " " + classic_text(tensor.sizes()) + order;
 }
 
-// Names, shapes, types and orders in memory as one number each. So a difference is found before bytes come to the wrong
-// places: gradients are sent in the order in which they lie in memory.
+// Gives names, shapes, types and orders in memory as one number each. So a difference is found before bytes come to the
+// wrong places: gradients are sent in the order in which they lie in memory.
 std::vector<int64_t> kinds_of(const ModuleTensors& tensors) {
   std::vector<int64_t> kinds;
   for (size_t i = 0; i < tensors.size(); ++i) {
@@ -167,7 +167,7 @@ void make_modules_equal(torch::nn::Module& module, Rank& rank, const std::string
   module.to(rank.device());
   ModuleTensors tensors;
   for (const auto& item : module.named_parameters()) {
-    const bool frozen = !item.value().requires_grad();  // must be equal on all ranks: frozen ones are not averaged
+    const bool frozen = !item.value().requires_grad();  // has to be equal on all ranks: frozen ones are not averaged
     tensors.emplace_back(item.key() + (frozen ? " (requires_grad false)" : ""), item.value());
   }
   for (const auto& item : module.named_buffers()) tensors.emplace_back(item.key(), item.value());

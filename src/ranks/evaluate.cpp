@@ -26,7 +26,7 @@ std::vector<double> evaluate_sums(const std::function<at::Tensor(const Batch&)>&
                                   const std::vector<SampleSum>& sums, Rank& rank, int64_t batch_size, int64_t grain) {
   const c10::NoGradGuard no_grad;
   const int64_t size = in_whole_grains(batch_size, grain);
-  // The table has a row for each grain of the data, which one rank fills, so that the ranks' sum is exact; without a
+  // The table has a row for each grain of the data, which one rank fills, so that the ranks' sum is exact. Without a
   // grain it has one row.
   const int64_t rows = grain == 0 ? 1 : std::max<int64_t>(1, (samples.size() + grain - 1) / grain);
   const auto columns = static_cast<int64_t>(sums.size());

@@ -1,7 +1,7 @@
-// Sums over a data set of any function of a network's outputs and the targets, computed on all ranks at once.
+// Computes sums over a data set of any function of a network's outputs and the targets, on all ranks at once.
 //
-// With a grain they have the same bits on any number of ranks. Call it on all ranks. Cost: one forward per batch, or
-// with a grain one per grain, and one small allreduce at the end.
+// With a grain the sums have the same bits on any number of ranks. Call it on all ranks. It costs one forward per
+// batch, or with a grain one per grain, and one small allreduce at the end.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,7 +17,7 @@ namespace lockstep {
 // Maps (y_hat, batch) of some samples to a sum over them, one number on their device.
 using SampleSum = std::function<at::Tensor(const at::Tensor& y_hat, const Batch& batch)>;
 
-// The sums over all `samples`, each counted once, the same on all ranks. All else is as for evaluate().
+// Gives the sums over all `samples`, each counted once, the same on all ranks. All else is as for evaluate().
 std::vector<double> evaluate_sums(const std::function<at::Tensor(const Batch&)>& forward, const Samples& samples,
                                   const std::vector<SampleSum>& sums, Rank& rank, int64_t batch_size, int64_t grain);
 

@@ -22,7 +22,7 @@ at::Tensor on_the_host(const Rank& rank, const at::Tensor& values) {
   return here;
 }
 
-// The text as uint8, one dimension, on the CPU.
+// Gives the text as uint8, of one dimension, on the CPU.
 at::Tensor bytes_of_text(const std::string& text) {
   at::Tensor bytes = at::empty({static_cast<int64_t>(text.size())}, at::kByte);
   if (!text.empty()) std::memcpy(bytes.data_ptr<uint8_t>(), text.data(), text.size());

@@ -16,7 +16,7 @@ namespace lockstep {
 // Row r of the result, int64 [ranks, numbers] on the CPU, is what rank r gave. Give as many numbers on all ranks.
 at::Tensor of_all_ranks(Rank& rank, const std::vector<int64_t>& numbers);
 
-// A check makes the host wait for a GPU in so many first steps only; later that would cost too much.
+// A check makes the host wait for a GPU in so many first steps only; later the wait would cost too much.
 constexpr int kChecksOnGpu = 3;
 
 // Makes a number fit for of_all_ranks, which passes on whole numbers.
@@ -24,10 +24,10 @@ inline int64_t bits_of(double number) {
   return std::bit_cast<int64_t>(number);
 }
 
-// Element r is the text of rank r.
+// Gives all ranks' texts; element r is rank r's.
 std::vector<std::string> texts_of_all_ranks(const std::string& text, Rank& rank);
 
-// The `text` of rank `root`, on every rank.
+// Gives the `text` of rank `root` on every rank.
 std::string shared_text(const std::string& text, Rank& rank, int root = 0);
 
 }  // namespace lockstep

@@ -9,7 +9,7 @@
 namespace lockstep {
 
 // Names two ranks of two kinds, for texts: "rank 1 (cpu) computes on DEFAULT 1a2b3c4d, and rank 0 (cpu) on AVX512 …".
-// Gives "" if all are of one kind, as far as is known.
+// Gives "" if all are of one kind, as far as anybody knows.
 std::string mixed_processors(const comm::World& world);
 
 }  // namespace lockstep

@@ -11,7 +11,7 @@ namespace {
 
 using c10d::OpType;
 
-// Calls function() and says how long it took.
+// Calls function() and says how long the call took.
 template <class Function>
 auto timed(const CallObservers& observers, Function&& function) {
   const auto start = std::chrono::steady_clock::now();

@@ -1,4 +1,4 @@
-// ObservedBackend: a c10d backend that passes every call on to another backend and tells observers of it.
+// An ObservedBackend is a c10d backend that passes every call on to another backend and tells observers of it.
 #pragma once
 
 #include <lockstep/ranks/rank.hpp>
@@ -22,14 +22,15 @@ class CallObserver {
   // A call among `ranks` ranks begins. `bytes` is the size of the tensor that is reduced, broadcast or sent. For a
   // gather or scatter it is the size of one rank's part, for an alltoall of the parts for all ranks, for a recv 0.
   virtual void posts(c10d::OpType type, int64_t bytes, int ranks) = 0;
-  virtual void spent(double seconds) = 0;        // seconds spent on posting a call, or on polling or waiting for it
-  virtual void waits() {}                        // called before the rank waits for a call
+  virtual void spent(double seconds) = 0;        // tells the seconds of posting a call, or of polling or waiting for it
+  virtual void waits() {}                        // comes before the rank waits for a call
   virtual void found_complete(int64_t bytes) {}  // a poll found a call of so many bytes complete
 };
 
 using CallObservers = std::vector<std::shared_ptr<CallObserver>>;
 
-// A rank that does what `rank` does, and tells these of its calls and of those of its groups. A null is left out.
+// Gives a rank that makes the calls of `rank`, and tells the observers of its own and its groups' calls. Give null for
+// no observer.
 Rank observed(const Rank& rank, CallObservers observers);
 
 std::shared_ptr<CallObserver> observer_for(std::shared_ptr<Traffic> traffic);

@@ -1,4 +1,4 @@
-// Keeps the ranks of this process that have not ended, and which code of their user they are in. Thread-safe.
+// Keeps the ranks of this process that have not ended, and which code of their user they are in. It is thread-safe.
 #pragma once
 
 #include <lockstep/devices/devices.hpp>
@@ -26,7 +26,7 @@ class OpenRanks {
   UserCode& add(int rank) {
     const std::lock_guard lock(mutex_);
     open_.insert(rank);
-    return codes_[rank];  // stays: its thread may look at it to its very end
+    return codes_[rank];  // the code stays: the rank's thread may look there to its very end
   }
 
   void end(int rank) {
@@ -35,7 +35,8 @@ class OpenRanks {
     changed_.notify_all();
   }
 
-  // "rank 1 (cpu) has been in …": those for which another may have waited too long. They may have come there after it.
+  // Gives "rank 1 (cpu) has been in …" for the ranks for which another may have waited too long. They may have come
+  // there later.
   std::string standing() const {
     const std::lock_guard lock(mutex_);
     std::string text;
@@ -43,8 +44,8 @@ class OpenRanks {
     return text;
   }
 
-  // Waits until all have ended. Tells of each that stands still, once: if others may wait for it, after the timeout;
-  // if the run should end, for which `why` has the reason, soon after that.
+  // Waits until all ranks have ended. Tells once of each rank that stands still: after the timeout if others may wait
+  // for that rank, or soon after `why` has a reason to end the run.
   void wait(const std::function<comm::Failure()>& why, const std::function<void(const std::string&)>& tell) {
     bool ended_before = false;
     std::set<int> told;

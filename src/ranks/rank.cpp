@@ -35,7 +35,7 @@ void put_back(const at::Tensor& packed, at::Tensor& tensor) {
   if (!packed.is_same(tensor)) tensor.copy_(packed);
 }
 
-// This is no Error, since the tensor may only be a value to look at. Parameters have no graph.
+// Throws no Error, since the tensor may only be a value to look at. Parameters have no graph.
 void warn_of_graph(const Rank& rank, const at::Tensor& tensor, const std::string& call) {
   if (!at::GradMode::is_enabled() || !tensor.defined() || !tensor.grad_fn()) return;
   const comm::RankPlace& place = comm::RankPlace::of(rank);

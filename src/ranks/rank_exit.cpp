@@ -31,7 +31,7 @@ RankExit::Watch::~Watch() {
 }
 
 void RankExit::enter(std::function<void()> end_others) {
-  Watch& here = watch();  // made before the thread's other objects, so that it is destroyed after them
+  Watch& here = watch();  // made before the thread's other objects, and so destroyed after them
   std::unique_lock lock(mutex_);
   if (exiting_) {
     lock.unlock();

@@ -1,5 +1,5 @@
 // RankExit: lets a rank's thread call std::exit. That destroys what all threads use, LibTorch's own objects too, so the
-// other ranks of the run must have ended before.
+// other ranks of the run have to end before.
 #pragma once
 
 #include <condition_variable>
@@ -8,15 +8,15 @@
 
 namespace lockstep {
 
-// One for each run() in this process. Thread-safe.
+// Make one for each run() in this process. It is thread-safe.
 class RankExit {
  public:
-  // `nested`: this is a run() inside of another run's rank.
+  // `nested` says that this is a run() inside of another run's rank.
   explicit RankExit(bool nested) : nested_(nested) {}
 
-  // The calling thread is a rank until leave(). If it calls std::exit before that, end_others() is called, and
-  // std::exit goes on when the other ranks' threads have ended. If they take too long, or the run is nested, the
-  // process ends at once. It keeps the status and flushes C's streams, but does nothing else that std::exit does.
+  // The calling thread is a rank until leave(). If it calls std::exit before that, std::exit calls end_others(), and
+  // goes on when the other ranks' threads have ended. If they take too long, or the run is nested, the process ends at
+  // once. It keeps the status and flushes C's streams, but does nothing else that std::exit does.
   void enter(std::function<void()> end_others);
   void leave();
 

@@ -8,13 +8,13 @@
 
 namespace lockstep {
 
-// A new generator. LibTorch's CPU generator takes the seed's low 32 bits.
+// Gives a new generator. LibTorch's CPU generator takes the seed's low 32 bits.
 at::Generator generator_on(const c10::Device& device, uint64_t seed);
 
-// Row r: the state of rank r's device, uint8 [ranks, bytes]. All ranks must call it.
+// Gives uint8 [ranks, bytes], whose row r is the state of rank r's device. Call it on all ranks.
 at::Tensor generators_of_all_ranks(Rank& rank);
 
-// Sets the states. All ranks must call it. Draws that ranks made before are done when it returns.
+// Sets the states. Call it on all ranks. Draws that ranks made before are done when it returns.
 void set_generator(Rank& rank, const at::Tensor& states);
 
 }  // namespace lockstep

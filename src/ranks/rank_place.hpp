@@ -1,5 +1,5 @@
-// RankPlace: the ranks that a Rank makes its calls with, and the world that can make groups of them while its run
-// lasts.
+// A RankPlace has the ranks that a Rank makes its calls with, and the world that can make groups of these ranks while
+// its run lasts.
 #pragma once
 
 #include <lockstep/base/error.hpp>
@@ -25,13 +25,13 @@ class Succession;
 
 namespace lockstep::comm {
 
-// A rank's random numbers, in all groups that it is in.
+// RankRandom has a rank's random numbers, in all groups of the rank.
 struct RankRandom {
   uint64_t seed = 0;  // the run's seed
   at::Generator generator;
 };
 
-// A run's world, as its ranks know it. They may be kept longer than the world lasts.
+// A RunningWorld is a run's world, as its ranks know it. Ranks may be kept longer than the world lasts.
 class RunningWorld {
  public:
   RunningWorld(World& world, std::chrono::milliseconds timeout, std::function<void(const std::string&)> on_warning)
@@ -43,10 +43,10 @@ class RunningWorld {
         world_(&world),
         on_warning_(std::move(on_warning)) {}
 
-  World* world() const { return world_; }  // null: the run is over
+  World* world() const { return world_; }  // gives null if the run is over
   void end() { world_ = nullptr; }
 
-  // See RunOptions::on_warning.
+  // Warns as RunOptions::on_warning says.
   void warn(const std::string& text) {
     const std::lock_guard lock(warning_);
     if (on_warning_) return on_warning_(text);
@@ -81,7 +81,7 @@ class RankPlace {
 
   static const RankPlace& of(const Rank& rank) { return *rank.place_; }
 
-  // This rank as a group of its own. No other rank needs to call it.
+  // Gives this rank as a group of its own. No other rank needs to call it.
   static Rank alone(const Rank& rank) {
     const auto& place = of(rank);
     const std::string name = place.members.name + "/alone." + std::to_string(place.world_rank);
@@ -100,7 +100,7 @@ class RankPlace {
   const int world_rank;
   const Members members;
   const RankRandom random;
-  int groups = 0;  // how many groups were made so far; equal on all members
+  int groups = 0;  // the number of groups that were made so far; equal on all members
 };
 
 }  // namespace lockstep::comm

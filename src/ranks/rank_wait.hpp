@@ -1,5 +1,5 @@
-// Waits of a rank for its device. A CUDA graph's calls of NCCL have no timeout, and c10d's watchdog does not see them.
-// So wait for a graph with these functions alone.
+// These functions make a rank wait for its device. A CUDA graph's calls of NCCL have no timeout, and c10d's watchdog
+// does not see them. So wait for a graph with these functions alone.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Work.hpp>
@@ -40,8 +40,7 @@ inline bool queues_its_calls(Rank& rank) {
 }
 
 // Use it after a failure: the current stream, and not the host, waits for a call that is still under way. Otherwise the
-// next user of the call's memory, such as a later run in this process, would write to it while the call may still do
-// so.
+// next user of the call's memory, such as a later run in this process, could write there at the same time as the call.
 inline void wait_on_stream(const c10::intrusive_ptr<c10d::Work>& work) {
   try {
     if (work) work->wait();

@@ -35,7 +35,7 @@
 namespace lockstep {
 namespace {
 
-// The failure of the rank that failed first; the others' failures follow from it.
+// FirstFailure keeps the failure of the rank that failed first; the others' failures follow from it.
 class FirstFailure {
  public:
   void record(std::exception_ptr exception, comm::Failure failure) {
@@ -168,7 +168,7 @@ void warn_of_machine(comm::RunningWorld& running, comm::World& world, const RunO
   }
 }
 
-// The ranks of a world that are threads of this process, from their start to their end.
+// RanksHere has the ranks of a world that are threads of this process, from their start to their end.
 class RanksHere {
  public:
   RanksHere(comm::World& world, std::shared_ptr<comm::RunningWorld> running, const std::function<void(Rank&)>& body,
@@ -234,7 +234,7 @@ class RanksHere {
     world_.abort(index, said);
   }
 
-  // Why the run ends; empty if it does not.
+  // Gives why the run ends, or an empty failure if it goes on.
   comm::Failure why() const {
     if (const comm::Failure there = world_.failure(); !there.empty()) return there;
     if (const comm::Failure here = failure_.first(); !here.empty()) return here;

@@ -1,4 +1,4 @@
-// Watches what the ranks of one process do to the seed of LibTorch's CPU generator, which they share.
+// Watches how the ranks of one process change the seed of LibTorch's CPU generator, which they share.
 #pragma once
 
 #include <lockstep/ranks/rank.hpp>
@@ -8,7 +8,7 @@
 
 namespace lockstep {
 
-uint64_t shared_seed();  // the seed of LibTorch's CPU generator, as it is now
+uint64_t shared_seed();  // gives the seed of LibTorch's CPU generator, as it is now
 
 // Accepts the seed as it is now.
 void keep_shared_seed(const Rank& rank);

@@ -1,8 +1,8 @@
-// StopAgreement: lets all ranks stop after the same step, though each hears of the request at another moment.
+// A StopAgreement lets all ranks stop after the same step, though each hears of the request at another moment.
 //
 // The ranks ask each other every few steps, about four times a second, since an exchange in each step would cost small
 // networks too much. All ranks learn from the slowest one how many steps lie in between. If nobody can ask any rank to
-// stop, they ask only when now() is called.
+// stop, they ask in now() alone.
 #pragma once
 
 #include <lockstep/ranks/rank.hpp>

@@ -1,6 +1,6 @@
-// Succession: lets a run() outlive processes. Each set of processes that works together is a generation, with a world
+// A Succession lets a run() outlive processes. Each set of processes that works together is a generation, with a world
 // of its own, and run() calls its body once for each. Whoever starts the run brings it (RunOptions::succession); run()
-// knows no more of it than this. Used on the thread that calls run().
+// knows only these functions. Use it from the thread that calls run().
 #pragma once
 
 namespace lockstep {
@@ -12,10 +12,10 @@ class Succession {
   // Waits until this process is in the newest generation. Gives false if the job is done without it.
   virtual bool enter() = 0;
 
-  // The generation has broken off, since one of its processes is gone. Waits until all agree on another one.
+  // Waits until all agree on another generation. Call it when a process is gone, which breaks the generation off.
   virtual void leave() = 0;
 
-  // The bodies of the generation's ranks have returned. Gives whether another generation follows.
+  // Gives whether another generation follows. Call it when the bodies of the generation's ranks have returned.
   virtual bool goes_on() = 0;
 };
 

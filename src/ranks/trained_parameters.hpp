@@ -1,7 +1,7 @@
-// TrainedParameters: the parameters of a network that need a gradient, by name, each once.
+// TrainedParameters has the parameters of a network that need a gradient, by name, each once.
 //
 // Code that exchanges gradients or weights takes this list when it is made. A parameter that needs a gradient later is
-// not on it, and training would leave it out in silence: check() refuses that. A plain value.
+// not on the list, and training would leave it out in silence: check() refuses that. The class is a plain value.
 #pragma once
 
 #include <torch/nn/module.h>

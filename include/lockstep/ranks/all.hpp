@@ -1,4 +1,4 @@
-// ranks: run() and Rank, and what all ways to divide work use.
+// The room ranks has run() and Rank, and what all ways to divide work use.
 //   evaluate  accuracy and loss on a data set, computed on all ranks
 //   rank      run() and Rank: one thread per device, and what they say to each other
 //   traffic   how much a rank sends, and how long it waits

@@ -1,8 +1,8 @@
-// evaluate: accuracy and loss of a model on a data set, computed on all ranks at once.
+// Computes accuracy and loss of a model on a data set, on all ranks at once.
 //
-// Exact: every sample is counted once, whatever the number of ranks and the batch size (the section's exercise on
-// evaluating on several devices). Call it on all ranks; each gets the whole result. Cost: one forward per
-// batch, or with a grain one per grain, and one small allreduce at the end.
+// The result is exact: every sample is counted once, whatever the number of ranks and the batch size (the section's
+// exercise on evaluating on several devices). Call it on all ranks; each gets the whole result. It costs one forward
+// per batch, or with a grain one per grain, and one small allreduce at the end.
 #pragma once
 
 #include <ATen/core/Tensor.h>

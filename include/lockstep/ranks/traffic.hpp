@@ -5,7 +5,7 @@
 //   lockstep::DataParallel net(MyNet(), counted);  // whatever is made on `counted`, or calls it, is counted
 //   traffic->sent = 0;                             // leaves out what making the replicas equal took
 //
-// Used by the thread that makes the calls. Cost: two readings of the clock per call.
+// Use it from the thread that makes the calls. It costs two readings of the clock per call.
 #pragma once
 
 #include <lockstep/ranks/rank.hpp>
@@ -22,7 +22,7 @@ struct Traffic {
   double sent = 0;     // bytes sent
   double seconds = 0;  // seconds in calls: posting, polling and waiting
 
-  // A rank that does what `rank` does, and counts its own calls and those of its groups.
+  // Gives a rank that makes the calls of `rank`, and counts its own and its groups' calls.
   static Rank observed(const Rank& rank, std::shared_ptr<Traffic> traffic);
 };
 

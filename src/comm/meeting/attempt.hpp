@@ -1,6 +1,6 @@
 // Attempt: connects a group, or takes one down, on a thread of its own, since Gloo and NCCL cannot be called off while
 // they do so. A caller that no longer wants the result leaves the thread alone. The thread ends soon if it waits in the
-// store, or else at Gloo's timeout or with the process. Thread-safe.
+// store, or else at Gloo's timeout or with the process. All calls are thread-safe.
 #pragma once
 
 #include "base/signals.hpp"
@@ -21,12 +21,12 @@ namespace lockstep::comm {
 
 class Attempt {
  public:
-  // `connect` must own all that it uses; its argument says whether the attempt was called off. Throws Error if no
-  // thread can be started.
+  // Let `connect` own all that it uses. Its argument says whether the attempt was called off. Throws Error if no thread
+  // can be started.
   static std::shared_ptr<Attempt> start(std::function<GroupMember(std::stop_token)> connect) {
     auto attempt = std::make_shared<Attempt>();
     start_thread([attempt, connect = std::move(connect)] {
-      const SignalBlocked sigpipe_blocked(SIGPIPE);  // here and in the threads that the connected group starts
+      const SignalBlocked sigpipe_blocked(SIGPIPE);  // holds here and in the threads that the group starts
       std::optional<GroupMember> group;
       std::exception_ptr exception;
       try {

@@ -1,5 +1,5 @@
-// The store of a job over the system's sockets: how to keep one, and how to connect to one. All other code of a job
-// reaches its store through these functions, so tests of whole runs can put a store of their own in their place
+// These functions keep the store of a job over the system's sockets, and connect to one. All other code of a job
+// reaches its store through them, so tests of whole runs can put a store of their own in their place
 // (tools/simulated_jobs).
 #pragma once
 
@@ -19,19 +19,19 @@ struct KeptStore {
   int port = 0;    // the port where the store listens
 };
 
-// A store that listens at a numeric address; port 0 takes a free one. Throws Error that names both.
+// Makes a store that listens at a numeric address; port 0 takes a free one. Throws Error that names both.
 KeptStore host_store(const std::string& address, int port, StoreGuard guard);
 
-// The same at every address of this machine.
+// Makes one that listens at every address of this machine.
 KeptStore host_store_everywhere(int port, StoreGuard guard);
 
-// A connection to the store there. A store that does not answer for 10 s counts as gone. Throws c10::Error.
+// Connects to the store there. A store that does not answer for 10 s counts as gone. Throws c10::Error.
 StorePtr connect_to_store(const std::string& address, int port, const JobKey& key);
 
-// The same to torchrun's store, which is c10d's TCPStore and lets everybody in.
+// Connects likewise to torchrun's store, which is c10d's TCPStore and lets everybody in.
 StorePtr connect_to_tcp_store(const std::string& address, int port);
 
-// Whether a store accepts connections there now. Never waits past the deadline.
+// Tells whether a store accepts connections there now. Never waits past the deadline.
 bool store_answers(const std::string& address, int port, std::chrono::steady_clock::time_point deadline);
 
 }  // namespace lockstep::comm

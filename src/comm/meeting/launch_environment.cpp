@@ -127,7 +127,7 @@ LaunchEnvironment open_mpi(const Reader& reader) {
   return launch;
 }
 
-// "node[03-05,07],other" -> "node03".
+// Makes "node03" of "node[03-05,07],other".
 std::string first_host(const std::string& list) {
   const size_t end = list.find_first_of(",[");
   std::string host = list.substr(0, end);
@@ -137,7 +137,7 @@ std::string first_host(const std::string& list) {
   return host;
 }
 
-// SLURM's "2(x3),1": how many processes the machine with index `node` has; 0 if the text does not say.
+// Reads from SLURM's "2(x3),1" how many processes the machine with index `node` has. Gives 0 if the text does not say.
 int tasks_of_node(const std::string& text, int node) {
   for (size_t begin = 0; begin < text.size();) {
     const size_t end = std::min(text.find(',', begin), text.size());

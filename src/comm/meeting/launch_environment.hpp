@@ -1,4 +1,4 @@
-// LaunchEnvironment: what a launcher tells each process that it starts, in the environment.
+// A LaunchEnvironment is what a launcher tells each process that it starts, in the environment.
 //
 // It knows torchrun's variables, which `lockstep launch` sets too, Open MPI's (mpirun) and SLURM's (srun). It only
 // reads text, and makes no connection. If one launcher runs within another (srun torchrun …), the innermost counts, in
@@ -31,19 +31,19 @@ struct LaunchEnvironment {
   int fewest = 1;   // the fewest processes with which an elastic job goes on (LOCKSTEP_ELASTIC_MIN)
 };
 
-// The value of a variable, or null.
+// Gives the value of a variable, or null.
 using Environment = std::function<const char*(const char* name)>;
 
-// Gives nothing if no launcher started this process. Throws Error that names the variables if some of a launcher's are
-// missing, are no numbers, or contradict each other, or if there are several machines and no MASTER_ADDR.
+// Gives nothing if no launcher started this process. Throws Error that names a launcher's variables if some are
+// missing, are no numbers, or contradict each other. Throws it too for several machines without MASTER_ADDR.
 std::optional<LaunchEnvironment> read_launch_environment(const Environment& environment);
 
-// LOCKSTEP_RENDEZVOUS_TIMEOUT: how long processes wait for each other before a run. Throws Error if it is no number of
-// seconds.
+// Reads LOCKSTEP_RENDEZVOUS_TIMEOUT, for which processes wait for each other before a run. Throws Error if it is no
+// number of seconds.
 std::optional<std::chrono::milliseconds> rendezvous_timeout_in(const Environment& environment);
 
-// LOCKSTEP_MIXED_PROCESSORS: whether processors of several kinds are allowed with a grain too. Throws Error if it is
-// neither 0 nor 1.
+// Reads LOCKSTEP_MIXED_PROCESSORS, which says whether processors of several kinds are allowed with a grain too. Throws
+// Error if it is neither 0 nor 1.
 bool mixed_processors_in(const Environment& environment);
 
 // Divides the machine's device list among its processes, equally and in order, and gives the devices of one process. If

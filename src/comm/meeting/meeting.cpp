@@ -37,7 +37,7 @@ std::string came_key(int process) {
 
 const std::string kMet = "met";  // the key of the size of the job whose processes have met
 
-// Otherwise a job that comes later could end the one that has met, whose processes all read its failure.
+// A job that comes later must not end the one that has met, whose processes all read the store's failure.
 void leave_another_job_alone(c10d::Store& store, const LaunchEnvironment& launch) {
   if (!store.check({kMet})) return;
   const std::string size = store.get_to_str(kMet);
@@ -172,14 +172,14 @@ StorePtr store_of_run(const StorePtr& store, const LaunchEnvironment& launch, in
   return c10::make_intrusive<c10d::PrefixStore>(job_prefix(launch.job) + run_prefix(run), store);
 }
 
-// Gives the last run that this process came to; 0 if there is none.
+// Gives the last run that this process came to, or 0 if there is none.
 int last_run_of(const StorePtr& store, const LaunchEnvironment& launch) {
   int run = 0;
   while (store_of_run(store, launch, run + 1)->check({came_key(launch.rank)})) ++run;
   return run;
 }
 
-// The settings that only the first of two comma-separated lists has.
+// Gives the settings that only the first of two comma-separated lists has.
 std::string only_in(const std::string& text, const std::string& other) {
   const std::string comma = ", ", others = comma + other + comma;
   std::string only;

@@ -15,11 +15,11 @@
 
 namespace lockstep::comm {
 
-// The prefix of the job's k-th run, as this process counts; k must be equal in all processes.
+// Gives the prefix of the job's k-th run, as this process counts. Give an equal k in all processes.
 std::string run_prefix(int run);
 
-// Another process has this one's rank, or the job has another size, although all processes of the first job have met:
-// this is a second job at the same port. The first one goes on.
+// Says that this is a second job at a port where all processes of a first one have met: another process has this one's
+// rank, or the job has another size. The first job goes on.
 class NobodyMissed : public Error {
  public:
   using Error::Error;
@@ -35,8 +35,8 @@ void call_off(c10d::Store& store, const Failure& failure);
 
 // Call this from a launcher that keeps the store and sees how its processes end. Processes that wait for this one, or
 // will, are told at once; the other processes of its run are told if it failed. A failure that a rank left before
-// stays. To those that wait for it to come, a process that a user stopped counts as a stop. Gives the text for those
-// that wait.
+// stays. A process that a user stopped counts as a stop to the processes that wait for its coming. Gives the text for
+// those that wait.
 struct ProcessEnd {
   bool failed = false;
   bool stopped = false;        // a user asked for it

@@ -1,5 +1,5 @@
-// PortNote: a file of the temporary folder by which the process of rank 0 tells the other processes of its machine the
-// port of the job's store. The file may be left from an earlier job, so check that a store answers at the port.
+// A PortNote is a file of the temporary folder. By it the process of rank 0 tells the others of its machine the port of
+// the job's store. The file may be left from an earlier job, so check that a store answers at the port.
 #pragma once
 
 #include <string>
@@ -8,13 +8,13 @@ namespace lockstep::comm {
 
 class PortNote {
  public:
-  explicit PortNote(const std::string& job);  // a name that no other running job has on this machine
+  explicit PortNote(const std::string& job);  // takes a name that no other running job has on this machine
   ~PortNote() { take_away(); }
   PortNote(const PortNote&) = delete;
   PortNote& operator=(const PortNote&) = delete;
 
   void leave(int port);
-  int read() const;  // 0: nothing is there, or another user's file
+  int read() const;  // gives 0 if nothing is there, or another user's file
 
   bool is_left() const { return is_left_; }  // this process left the note, and takes it away
   void take_away();                          // does nothing if this process left no note

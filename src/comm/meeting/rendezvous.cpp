@@ -23,7 +23,7 @@ constexpr auto kPause = std::chrono::milliseconds(30);
 // The key of the job's size, in words, which the process that keeps the store leaves.
 const std::string kSize = "lockstep/size";
 
-// Such a name means the machine itself on every machine, so it is a mistake if there are several. Other names may mean
+// Such a name means the machine itself on every machine, so it is a mistake for several machines. Other names may mean
 // loopback on one machine alone: Debian's /etc/hosts gives a machine's own name the address 127.0.1.1.
 bool is_every_machines_own(const std::string& host) {
   return is_loopback(host) || host.find("localhost") != std::string::npos || host == "ip6-loopback";
@@ -45,7 +45,7 @@ std::string loopback_address() {
   for (const char* const address : {"127.0.0.1", "::1"}) {
     try {
       if (local_address_towards(address, /*port=*/1) == address) return address;
-    } catch (const Error&) {  // no way to it
+    } catch (const Error&) {  // there is no way to it
     }
   }
   throw Error(
@@ -136,8 +136,8 @@ void Rendezvous::find_host(Clock::time_point deadline, const WaitLimit& limit) {
               {Error::late});
 }
 
-// The process that keeps the store has the port, so the processes of another job are wrong here. They must leave
-// nothing that this job's processes would take for a message of their own job.
+// The process that keeps the store has the port, so the processes of another job are wrong here. Let them leave nothing
+// that this job's processes would take for a message of their own job.
 void Rendezvous::check_size(Clock::time_point deadline, const WaitLimit& limit) {
   const StorePtr store = idle_client();
   deadline = std::min(deadline, Clock::now() + std::chrono::seconds(5));  // an older release does not say its size

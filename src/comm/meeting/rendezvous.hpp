@@ -1,9 +1,10 @@
-// Rendezvous: how the processes of a job find each other, through a store.
+// By a Rendezvous the processes of a job find each other, through a store.
 //
 // torchrun and `lockstep launch` keep the store themselves, and every process is a client. Otherwise the process of
 // rank 0 keeps it at MASTER_ADDR and MASTER_PORT. On one machine it may take a free port of loopback, which a note
 // tells the others (port_note.hpp). The store listens on loopback unless MASTER_ADDR names another address. It answers
-// only clients that know the job's key, but torchrun's store answers everybody. Every wait has a deadline. Thread-safe.
+// only clients that know the job's key, but torchrun's store answers everybody. Every wait has a deadline. All calls
+// are thread-safe.
 #pragma once
 
 #include "job_store.hpp"
@@ -20,11 +21,11 @@
 
 namespace lockstep::comm {
 
-// The prefix of all of a job's keys in its store.
+// Gives the prefix of all of a job's keys in its store.
 std::string job_prefix(const std::string& job);
 
-// The address where processes of one machine meet: 127.0.0.1, or ::1 if the machine has IPv6 alone. Throws Error if it
-// has neither.
+// Gives the address where processes of one machine meet: 127.0.0.1, or ::1 if the machine has IPv6 alone. Throws Error
+// if it has neither.
 std::string loopback_address();
 
 // Says why a process is wrong at its MASTER_PORT: words that follow its name. `size` is the size of the job that is
@@ -39,9 +40,9 @@ class Rendezvous {
 
   const LaunchEnvironment& launch() const { return launch_; }
 
-  // A connection for the caller alone, since a client of torchrun's store serves one thread at a time. It does not see
-  // keys of other jobs and attempts. A connection that an earlier caller has let go is used again: for every new one
-  // c10d asks the name service, which may take seconds.
+  // Gives a connection for the caller alone, since a client of torchrun's store serves one thread at a time. It does
+  // not see keys of other jobs and attempts. A connection that an earlier caller has let go is used again: for every
+  // new one c10d asks the name service, which may take seconds.
   StorePtr connect(const std::string& prefix);
 
   // Call this when a run has failed. The store may still owe an answer, which would be taken for the answer to the next
@@ -52,10 +53,10 @@ class Rendezvous {
   // met, so that a process that is killed later leaves no file.
   void take_note_away();
 
-  // This machine's numeric address that peers reach; it may be loopback.
+  // Gives this machine's numeric address that peers reach, perhaps loopback.
   const std::string& local_address() const { return local_address_; }
 
-  const std::optional<JobKey>& key() const { return key_; }  // nothing: the job has none
+  const std::optional<JobKey>& key() const { return key_; }  // gives nothing if the job has none
 
   bool hosts_store() const { return server_ != nullptr; }
 
@@ -73,7 +74,7 @@ class Rendezvous {
 
   const LaunchEnvironment launch_;
   const std::optional<JobKey> key_;
-  std::string address_;  // numeric
+  std::string address_;  // the numeric address
   int port_ = 0;
   std::string local_address_;
   StorePtr server_;  // null: another process keeps the store

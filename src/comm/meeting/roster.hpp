@@ -1,4 +1,4 @@
-// Roster: which ranks the processes of a job hold. Ranks are numbered by process, then by thread.
+// A Roster says which ranks the processes of a job hold. Ranks are numbered by process, then by thread.
 #pragma once
 
 #include <lockstep/devices/devices.hpp>
@@ -17,10 +17,10 @@ struct Roster {
 
   int processes() const { return static_cast<int>(by_process.size()); }
   Range ranks_of(int process) const;
-  std::vector<int> list_of(int process) const;  // the same as indices
-  Devices devices() const;                      // the devices of all ranks
-  std::string name(int rank) const;             // "rank 1 (cpu)"
-  std::string name_process(int process) const;  // "rank 1 (cpu)", or "ranks 2 to 3"
+  std::vector<int> list_of(int process) const;  // gives the process's ranks as indices
+  Devices devices() const;                      // gives the devices of all ranks
+  std::string name(int rank) const;             // gives "rank 1 (cpu)"
+  std::string name_process(int process) const;  // gives "rank 1 (cpu)" or "ranks 2 to 3"
 };
 
 }  // namespace lockstep::comm

@@ -1,8 +1,9 @@
-// SharedStore: some of a store's keys, on a connection that several threads share, and waits that can be called off.
+// A SharedStore has some of a store's keys, on a connection that several threads share, and waits that can be called
+// off.
 //
 // A wait asks again and again, so it does not keep other threads from the connection. Once `stop` is requested, a wait
 // throws DistStoreError, as at its deadline. One connection serves all groups, since c10d asks the name service for
-// each new one, which may take seconds. Thread-safe, as the stores are that it stands before.
+// each new one, which may take seconds. All calls are thread-safe, as the store's are.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>

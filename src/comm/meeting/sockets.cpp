@@ -96,7 +96,7 @@ class Socket {
   int fd_;
 };
 
-// This machine's address from which that one is reached. If there is no way, its size is 0, and errno says why.
+// Gives this machine's address from which that one is reached. If there is no way, its size is 0, and errno says why.
 Address local_address(const sockaddr* towards, socklen_t size) {
   const Socket socket(towards->sa_family, SOCK_DGRAM);  // connecting it sends nothing
   Address here;
@@ -120,7 +120,7 @@ Listener listen_at(const std::string& address, int port, bool both_kinds = false
   Address where = to_address(address, port);
   Socket socket(where.storage.ss_family, SOCK_STREAM);
   const int yes = 1, no = 0;
-  setsockopt(socket.fd(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);  // a port whose last owner has just ended
+  setsockopt(socket.fd(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);  // allows a port whose last owner has just ended
   if (both_kinds) setsockopt(socket.fd(), IPPROTO_IPV6, IPV6_V6ONLY, &no, sizeof no);
   if (bind(socket.fd(), where.get(), where.size) != 0 || !begins_to_listen(socket.fd())) {
     const int error = errno;
@@ -218,7 +218,7 @@ std::vector<Connection> connections_of_this_process() {
     const int fd = std::atoi(entry.path().filename().c_str());
     Address here, peer;
     here.size = peer.size = sizeof peer.storage;
-    if (getpeername(fd, peer.get(), &peer.size) != 0) continue;  // no socket, or not connected
+    if (getpeername(fd, peer.get(), &peer.size) != 0) continue;  // this is no socket, or not connected
     if (peer.storage.ss_family != AF_INET && peer.storage.ss_family != AF_INET6) continue;
     if (getsockname(fd, here.get(), &here.size) == 0) found.push_back({fd, here.place(), peer.place()});
   }

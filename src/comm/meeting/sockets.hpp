@@ -1,4 +1,5 @@
-// The few calls of the system's sockets that LibTorch does not offer. Addresses are numeric texts: "127.0.0.1", "::1".
+// These are the few calls of the system's sockets that LibTorch does not offer. Addresses are numeric texts:
+// "127.0.0.1", "::1".
 #pragma once
 
 #include <chrono>
@@ -7,8 +8,8 @@
 
 namespace lockstep::comm {
 
-// The numeric address of a host. If a host has several, the address is one that this machine reaches, preferably of
-// IPv4. Throws Error that names the host.
+// Gives the numeric address of a host. If a host has several, the address is one that this machine reaches, preferably
+// of IPv4. Throws Error that names the host.
 std::string numeric_address(const std::string& host);
 
 bool is_loopback(const std::string& address);
@@ -18,27 +19,27 @@ struct Listener {
   int port;
 };
 
-// A socket that listens at this address alone; port 0 takes a free one. Throws Error that names both.
+// Makes a socket that listens at this address alone; port 0 takes a free one. Throws Error that names both.
 Listener listen_on(const std::string& address, int port);
 
-// The same at every address of this machine, IPv4 and IPv6.
+// Makes one that listens at every address of this machine, IPv4 and IPv6.
 Listener listen_everywhere(int port);
 
-// A connection, which does not block, to what listens there. Gives -1 if nothing accepts it by the deadline, or within
-// 3 s.
+// Makes a connection, which does not block, to what listens there. Gives -1 if nothing accepts it by the deadline, or
+// within 3 s.
 int connect_to(const std::string& address, int port, std::chrono::steady_clock::time_point deadline);
 
-// Whether something accepts connections there now. Never waits past the deadline.
+// Tells whether something accepts connections there now. Never waits past the deadline.
 bool answers(const std::string& address, int port, std::chrono::steady_clock::time_point deadline);
 
 void send_at_once(int fd);         // sends small messages without waiting for more
-std::string own_address(int fd);   // a socket's address, as place_text gives it; "": it has none
-std::string peer_address(int fd);  // the address of a connection's other end
+std::string own_address(int fd);   // gives a socket's address, as place_text does, or ""
+std::string peer_address(int fd);  // gives the address of a connection's other end
 
-// "127.0.0.1:80", "[::1]:80"
+// Gives "127.0.0.1:80" or "[::1]:80".
 std::string place_text(const std::string& address, int port);
 
-// This process's connections over TCP, both ends as place_text gives them.
+// A Connection is one of this process's over TCP, with both ends as place_text gives them.
 struct Connection {
   int fd;
   std::string here, peer;
@@ -51,9 +52,9 @@ void limit_silence(const std::string& address, int port, std::chrono::seconds li
 // Ends every connection of this process to that address, so that waits for an answer fail.
 void hang_up(const std::string& address, int port);
 
-// This machine's address from which `address` is reached. Throws Error if there is no way to it.
+// Gives this machine's address from which `address` is reached. Throws Error if there is no way to it.
 std::string local_address_towards(const std::string& address, int port);
 
-std::string host_name();  // the name of this machine
+std::string host_name();  // gives the name of this machine
 
 }  // namespace lockstep::comm

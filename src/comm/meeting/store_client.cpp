@@ -34,7 +34,7 @@ constexpr milliseconds kBetweenTries{20};
   C10_THROW_ERROR(DistNetworkError, "the connection to the store is lost: " + why);
 }
 
-// How many bytes recv() or send() got through. Throws if `result` says that the connection is lost.
+// Gives how many bytes recv() or send() got through. Throws if `result` says that the connection is lost.
 size_t progress(ssize_t result, milliseconds& waited) {
   if (result > 0) return static_cast<size_t>(result);
   if (result == 0) lose_store("it was closed");
@@ -61,7 +61,7 @@ void send_all(int fd, const std::string& text) {
 
 void wait_in_slices(int fd) {
   const timeval slice{0, 1000 * kSlice.count()};
-  fcntl(fd, F_SETFL, 0);  // no longer O_NONBLOCK
+  fcntl(fd, F_SETFL, 0);  // ends O_NONBLOCK
   setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &slice, sizeof slice);
   setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &slice, sizeof slice);
 }

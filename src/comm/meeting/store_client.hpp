@@ -1,8 +1,8 @@
-// StoreClient: a connection to a job's store as c10d knows stores (store_server.hpp has the other end).
+// A StoreClient is a connection to a job's store as c10d knows stores (store_server.hpp has the other end).
 //
 // A question takes one message and its answer. A wait asks again and again, so that other threads get to the store
 // meanwhile. A store that does not answer for ten seconds counts as gone, but time in which this process stood still
-// does not count. A connection that failed once stays so. Thread-safe.
+// does not count. A connection that failed once stays so. All calls are thread-safe.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Store.hpp>

@@ -1,7 +1,7 @@
-// The bytes that go over a connection to the job's store (store_server.hpp). Lengths have four bytes, the lowest first.
+// These bytes go over a connection to the job's store (store_server.hpp). Lengths have four bytes, the lowest first.
 //
 //  1. The server greets: the protocol's name, and a nonce. The client answers with a nonce of its own and its signature
-//     of both; the server with its own signature of both. Each must be the job key's. Until then the server takes 64
+//     of both; the server with its own signature of both. Each has to be the job key's. Until then the server takes 64
 //     bytes, and says nothing more.
 //  2. Then messages follow in turn: a question, its answer. A message is its length and its fields; a field is its
 //     length and its bytes.
@@ -19,8 +19,8 @@ inline const std::string kGreeting = "lockstep store 1";
 inline constexpr size_t kGreetingBytes = 16 + JobKey::kBytes;
 inline constexpr size_t kProofBytes = 2 * JobKey::kBytes;  // the client's nonce, and its signature
 
-// The text that a side of a new connection signs. The sides' texts differ, so nobody can send a side its own signature
-// back.
+// Gives the text that a side of a new connection signs. The sides' texts differ, so nobody can send a side its own
+// signature back.
 inline std::vector<std::string> signed_by(const std::string& side, const std::string& servers_nonce,
                                           const std::string& clients_nonce) {
   return {kGreeting, side, servers_nonce, clients_nonce};
@@ -35,7 +35,7 @@ inline void append_length(std::string& to, size_t length) {
   for (size_t byte = 0; byte < kLengthBytes; ++byte) to += static_cast<char>((length >> (8 * byte)) & 0xff);
 }
 
-// The text must have at least four bytes.
+// Give a text of at least four bytes.
 inline size_t length_at_start(std::string_view text) {
   size_t length = 0;
   for (size_t byte = 0; byte < kLengthBytes; ++byte) {

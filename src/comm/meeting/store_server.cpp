@@ -63,7 +63,7 @@ class Strangers {
   int64_t count_ = 0, next_ = 10;
 };
 
-// The work of the server's thread.
+// A Service does the work of the server's thread.
 class Service {
  public:
   Service(int listener, int stop, int own_end, StoreGuard guard)
@@ -235,7 +235,7 @@ class Service {
 }  // namespace
 
 StoreServer::StoreServer(const Listener& listener, StoreGuard guard) {
-  io::libcrypto();  // called here, since the thread could tell nobody that libcrypto is missing
+  io::libcrypto();  // finds out here that libcrypto is missing, since the thread could tell nobody
   int ends[2] = {-1, -1};
   stop_ = eventfd(0, EFD_CLOEXEC);
   if (stop_ < 0 || socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0 ||

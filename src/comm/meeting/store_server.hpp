@@ -19,11 +19,11 @@
 
 namespace lockstep::comm {
 
-// The key that lets clients into a store, and a function that is told of strangers.
+// A StoreGuard has the key that lets clients into a store, and a function that hears of strangers.
 struct StoreGuard {
   JobKey key = JobKey::known_to_all();
-  std::function<void(const std::string& text)> say = [](const std::string&) {};  // called on the server's thread
-  std::chrono::milliseconds patience{5'000};  // how long a stranger has to show the key
+  std::function<void(const std::string& text)> say = [](const std::string&) {};  // the server's thread calls it
+  std::chrono::milliseconds patience{5'000};  // a stranger has so long to show the key
 };
 
 class StoreServer {
@@ -34,7 +34,7 @@ class StoreServer {
   StoreServer(const StoreServer&) = delete;
   StoreServer& operator=(const StoreServer&) = delete;
 
-  // The other end of a connection that this process itself may use. Close it; call this once.
+  // Gives the other end of a connection that this process itself may use. Call it once, and close the connection.
   int own_connection() const { return own_end_; }
 
  private:

@@ -13,7 +13,7 @@
 
 namespace lockstep::comm {
 
-// A key of the run holds a value that none of its processes can have written. The store itself is there.
+// Says that a key of the run holds a value that none of its processes can have written. The store itself is there.
 class ForeignValue : public Error {
  public:
   ForeignValue(const std::string& key, const std::string& value)
@@ -35,7 +35,7 @@ class ForeignValue : public Error {
   }
 };
 
-// Gives parse(value). If that throws, it throws ForeignValue.
+// Gives parse(value), or throws ForeignValue if parse throws.
 template <class Parse>
 auto parse_stored(const std::string& key, const std::string& value, Parse&& parse) {
   try {
@@ -54,7 +54,7 @@ inline int64_t number_in(const std::string& text) {
   return number;
 }
 
-// A count that several processes add to; 0 if nobody has. Throws ForeignValue if it is no count.
+// Gives a count that several processes add to, or 0 if nobody has. Throws ForeignValue if it is no count.
 inline int64_t stored_count(c10d::Store& store, const std::string& key) {
   if (!store.check({key})) return 0;
   return parse_stored(key, store.get_to_str(key), [](const std::string& text) {

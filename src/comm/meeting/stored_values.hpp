@@ -1,5 +1,5 @@
-// StoredValues: what a job's store holds, and its answers to questions. Keys and values are bytes. One thread at a
-// time.
+// StoredValues are what a job's store holds, and its answers to questions. Keys and values are bytes. Use them from one
+// thread at a time.
 //
 //   set KEY VALUE ...           ->
 //   get KEY ...                 -> for each "=" and its value, or ""

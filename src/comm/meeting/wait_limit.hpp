@@ -1,5 +1,5 @@
-// WaitLimit: how long a process waits for the others before a run, unless the user stops it. pause_after: the pause
-// between two looks into the store.
+// A WaitLimit says how long a process waits for the others before a run, unless the user stops it. pause_after gives
+// the pause between two looks into the store.
 #pragma once
 
 #include <lockstep/base/error.hpp>
@@ -21,8 +21,8 @@ struct WaitLimit {
   }
 };
 
-// The pause before the next look into the store: an eighth of the time waited so far, within limits. So a value that
-// comes soon is seen at once, and a long wait costs few questions.
+// Gives the pause before the next look into the store: an eighth of the time waited so far, within limits. So a value
+// that comes soon is seen at once, and a long wait costs few questions.
 inline std::chrono::microseconds pause_after(std::chrono::steady_clock::duration waited,
                                              std::chrono::microseconds longest) {
   constexpr std::chrono::microseconds shortest(250);

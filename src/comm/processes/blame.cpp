@@ -56,7 +56,7 @@ std::string text_of_last_step(int64_t steps) {
   return steps > 0 ? "; the last complete step was step " + std::to_string(steps) : "";
 }
 
-// Whether `rank` waits for a call that `other`, which waits too, has not made yet.
+// Tells whether `rank` waits for a call that `other`, which waits too, has not made yet.
 bool lacks(const std::vector<RankState>& states, int rank, int other) {
   const OpenCall& call = states[rank].call;
   const Calls& theirs = states[other].calls;

@@ -1,4 +1,4 @@
-// Board: by these keys in the store the processes of a run tell each other how they are.
+// The Board has the keys in the store by which the processes of a run tell each other how they are.
 //
 //   failure          the job's first failure, or that it ended well; whichever comes first is final
 //   where            where one rank was when another process died
@@ -9,7 +9,7 @@
 //   closed           how many have taken their communicators down
 //
 // Reading throws ForeignValue for a value that no process of the run can have written. Every call but the agreed_ ones
-// throws if the store does not answer. Thread-safe.
+// throws if the store does not answer. All calls are thread-safe.
 #pragma once
 
 #include "calls.hpp"
@@ -29,10 +29,10 @@ namespace lockstep::comm {
 struct Heartbeat {
   int64_t count = 0;                    // the process's count of beats; 0: it has not begun
   int64_t activity = 0;                 // see activity.hpp
-  std::chrono::milliseconds silence{};  // how long the process may be silent before it counts as dead, by its own gaps
+  std::chrono::milliseconds silence{};  // the silence after which the process counts as dead, by its own gaps
 };
 
-// More than twelve functions: some for each key.
+// More than twelve functions: each key has some.
 class Board {
  public:
   // `store` is the board's own connection. `host` says in words who keeps the store.
@@ -41,25 +41,25 @@ class Board {
   void begin(const Heartbeat& first);  // leaves this process's first keys
 
   void put_heartbeat(const Heartbeat& beat);
-  std::vector<Heartbeat> heartbeats();  // heartbeats by process
+  std::vector<Heartbeat> heartbeats();  // gives heartbeats by process
 
-  void put_state(int rank, const std::string& text);  // RankState::to_text()
-  std::vector<RankState> states();                    // states by rank
+  void put_state(int rank, const std::string& text);  // takes RankState::to_text()
+  std::vector<RankState> states();                    // gives states by rank
 
   void put_calls(int rank, const Calls& calls);
-  std::vector<Calls> calls();  // calls by rank
+  std::vector<Calls> calls();  // gives calls by rank
 
   void put_come(const std::string& place);  // says that this process has come to "done" or "closed"
-  bool all_come(const std::string& place);  // whether every process has come there
+  bool all_come(const std::string& place);  // tells whether every process has come there
 
-  Failure failure();  // empty while there is none, or if the run ended well
+  Failure failure();  // gives an empty one while all is well, or if the run ended well
 
   // Call this when all processes are done and all is well. Gives the failure that came before all the same. Later
   // failures do not count, since some processes may have returned by then.
   Failure agreed_end();
 
-  // All processes get the same from these: what the first of them gave. If the store does not answer, this process gets
-  // its own. agreed_failure gives an empty one if the run had ended well before.
+  // These give all processes the value of the process that called first. If the store does not answer, this process
+  // gets its own value. agreed_failure gives an empty failure if the run had ended well before.
   Failure agreed_failure(const Failure& failure);
   std::string agreed_where(const std::string& text);
 

@@ -16,16 +16,16 @@
 
 namespace lockstep::comm {
 
-// The collective calls among some ranks: all ranks, or a group's.
+// These are the collective calls among some ranks: all ranks, or a group's.
 struct CollectiveCalls {
   void add(const std::string& text);
-  std::string text_of(int64_t number) const;  // "" if it is not among the recent ones
+  std::string text_of(int64_t number) const;  // gives "" if it is not among the recent ones
   std::string last() const { return recent.empty() ? "" : recent.back(); }
 
   int64_t count = 0;
   std::vector<std::string> recent = {};  // the last few: "allreduce(sum) of float [2]"
-  int64_t complete = 0;                  // how many came about, as this rank knows; it is not told to other processes
-  uint64_t fingerprint = 0;              // a hash of all texts, in order
+  int64_t complete = 0;      // the number that came about, as this rank alone knows; no other process hears of it
+  uint64_t fingerprint = 0;  // a hash of all texts, in order
 };
 
 struct Calls {
@@ -34,7 +34,7 @@ struct Calls {
   std::map<std::string, CollectiveCalls> collective;  // calls by the group's name; "": all ranks
   std::vector<int64_t> sent, received;                // messages, in groups too, by the other rank
 
-  // The calls in the group of this name; it is empty if the rank does not know the group.
+  // Gives the calls in the group of this name, or none if the rank does not know the group.
   const CollectiveCalls& of(const std::string& group) const;
 
   std::string to_text() const;
@@ -42,11 +42,11 @@ struct Calls {
 };
 
 // Ask this when all ranks are done, each without an error. Says which call came about on some ranks only, and whose is
-// missing, or whose calls differ although they are as many. Gives "" if all fit together. Calls that were waited for
-// fit in any case.
+// missing, or whose calls differ although their number is equal. Gives "" if all calls fit together. Calls that a rank
+// waited for fit in any case.
 std::string unanswered(const std::vector<Calls>& by_rank, const Roster& roster);
 
-// The calls of this process's ranks. Thread-safe.
+// A CallLog has the calls of this process's ranks. It is thread-safe.
 class CallLog {
  public:
   CallLog(const Range& ranks, size_t world_size);

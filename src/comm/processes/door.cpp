@@ -21,7 +21,7 @@ bool listens(int fd) {
   return getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &answer, &size) == 0 && answer != 0;
 }
 
-// The bytes of a socket's kind of address, port and address. The bytes after them may be anything.
+// Gives the bytes of a socket's kind of address, port and address. The bytes after them may be anything.
 std::vector<uint8_t> address_bytes(int fd) {
   sockaddr_storage address{};
   socklen_t size = sizeof address;

@@ -1,5 +1,5 @@
-// Doors: Gloo's listening sockets. Gloo itself lets everybody in for as long as a group lives. When a door is shut, the
-// system drops whoever knocks, without an answer; connections that are there stay. Keep the sockets open meanwhile.
+// Doors are Gloo's listening sockets. Gloo itself lets everybody in for as long as a group lives. When a door is shut,
+// the system drops whoever knocks, without an answer; connections that are there stay. Keep the sockets open meanwhile.
 #pragma once
 
 #include <cstdint>
@@ -8,18 +8,18 @@
 
 namespace lockstep::comm {
 
-// This process's listening sockets whose address, as the system writes it, stands somewhere in these bytes. The bytes
-// that Gloo tells its peers have it.
+// Gives this process's listening sockets whose address, as the system writes addresses, stands somewhere in these
+// bytes. The bytes that Gloo tells its peers have that address.
 std::vector<int> doors_told_in(const std::vector<uint8_t>& bytes);
 
-// Says why a door stays open; "": none does.
+// Says why a door stays open, or "" if none does.
 [[nodiscard]] std::string shut_doors(const std::vector<int>& doors);
 
-// Lets everybody connect, but drops what they then say, until the connection itself is opened like a door. Says why a
-// door is not hushed; "": all are.
+// Lets everybody connect, but drops what comes over a connection until the connection itself is opened like a door.
+// Says why a door is not hushed, or "" if all are.
 [[nodiscard]] std::string hush_doors(const std::vector<int>& doors);
 
-// A door that is not shut, or that its owner has closed meanwhile, is left as it is.
+// Opens doors again, and leaves a door as it is that is not shut, or that its owner has closed meanwhile.
 void open_doors(const std::vector<int>& doors);
 
 }  // namespace lockstep::comm

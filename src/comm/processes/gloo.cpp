@@ -1,5 +1,5 @@
-// c10d's Gloo. LibTorch's wheel holds it without Gloo's headers; those come from the system, and nothing of the
-// system's Gloo is linked.
+// This file calls c10d's Gloo. LibTorch's wheel holds Gloo without its headers. The headers come from the system, and
+// nothing of the system's Gloo is linked.
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
@@ -31,17 +31,17 @@ namespace {
 using c10d::ProcessGroupGloo;
 
 constexpr int kMostThreadsTried = 16;
-constexpr int kClosingTag = 0x7fff << 16;  // used only once a run has failed, so a message may have the same tag
-// How long to wait for calls whose connections are closed. Most end within the first time.
+constexpr int kClosingTag = 0x7fff << 16;  // serves only once a run has failed, so a message may have the same tag
+// These limit the wait for calls whose connections are closed. Most end within the first time.
 constexpr std::chrono::milliseconds kUntilEnded{20}, kUntilForgotten{500};
 
-// Members of c10d's class that only a class derived from it may name.
+// Insides names members of c10d's class that only a derived class may name.
 struct Insides : ProcessGroupGloo {
   // c10d counts its collectives and takes the count as their tag. Our tag says more (see tag_of in
   // process_backend.cpp), so the count is set before each call.
   static void set_counter(ProcessGroupGloo& group, uint32_t count) { group.*(&Insides::collectiveCounter_) = count; }
 
-  // The collective calls that its threads work at, or have in their queue.
+  // Gives the collective calls that the group's threads work at, or have in their queue.
   static std::vector<c10::intrusive_ptr<c10d::Work>> open_calls(ProcessGroupGloo& group) {
     const std::lock_guard lock(group.*(&Insides::workMutex_));
     std::vector<c10::intrusive_ptr<c10d::Work>> calls;
@@ -69,8 +69,8 @@ std::vector<std::shared_ptr<gloo::transport::Device>> devices_for(const std::str
 }
 
 // c10d offers no way to end Gloo's waits. But a receive that times out closes all connections of its context, and so
-// ends all waits on them on either side. There is one context per device, picked by the tag. If a peer's connection is
-// closed already, a receive from it fails at once and closes nothing, so each peer is tried.
+// ends all waits on either side. There is one context per device, picked by the tag. If a peer's connection is closed
+// already, a receive from the peer fails at once and closes nothing, so each peer is tried.
 void close_connections(ProcessGroupGloo& group, int contexts) {
   const SignalBlocked sigpipe_blocked(SIGPIPE);
   for (int context = 0; context < contexts; ++context) {
@@ -85,11 +85,11 @@ void close_connections(ProcessGroupGloo& group, int contexts) {
   }
 }
 
-// When a connection closes, Gloo wakes the calls that wait for a message over it. It forgets calls whose tensor was
-// just being written: Pair::signalException() of its TCP transport leaves that queue out. Such a call never ends,
+// When a connection closes, Gloo wakes the calls that wait for a message over it. Gloo forgets calls whose tensor was
+// just being written: Pair::signalException() of the TCP transport leaves that queue out. Such a call never ends,
 // c10d's thread stays in it, and the group's destructor would wait for the thread. So a call that does not end soon is
-// ended here, and its rank goes on. If Gloo's thread does not come back either, the group must live as long as the
-// process: this reference is never given back.
+// ended here, and its rank goes on. If Gloo's thread does not come back either, the group lives as long as the process:
+// this reference is never given back.
 void end_forgotten_calls(const c10::intrusive_ptr<ProcessGroupGloo>& group) {
   using Clock = std::chrono::steady_clock;
   const auto begin = Clock::now();
@@ -107,9 +107,9 @@ void end_forgotten_calls(const c10::intrusive_ptr<ProcessGroupGloo>& group) {
   [[maybe_unused]] const auto* const kept = c10::intrusive_ptr<ProcessGroupGloo>(group).release();
 }
 
-// The store as Gloo sees it while it connects a guarded group. For each device, Gloo writes its own listening address
-// there, and connects to the others once it has read theirs. So a door is open from when all members have one until all
-// are connected, and nobody learns sooner where it is.
+// A Gate is the store as Gloo sees it while a guarded group connects. For each device, Gloo writes its own listening
+// address there, and connects to the others once it has read theirs. So a door is open from when all members have one
+// until all are connected, and nobody learns sooner where it is.
 class Gate : public c10d::PrefixStore {
  public:
   explicit Gate(GroupPlace place) : PrefixStore("gloo", place.store), place_(std::move(place)) {}

@@ -13,7 +13,7 @@ namespace {
 
 using c10d::ReduceOp;
 
-// The type in which Gloo reduces values of `type`.
+// Gives the type in which Gloo reduces values of `type`.
 at::ScalarType gloo_type(at::ScalarType type) {
   switch (type) {
     case at::kShort:
@@ -33,7 +33,7 @@ bool adds(ReduceOp::RedOpType op) {
 struct InOrder {
   at::Tensor largest;  // the largest of the integers
 
-  // From a number's bits to its integer, and back. Below 0 the order of the bits is reversed.
+  // Turns a number's bits into its integer, and back. Below 0 the order of the bits is reversed.
   at::Tensor turned(const at::Tensor& bits) const { return bits.bitwise_xor(bits.lt(0).mul(largest)); }
 
   at::Tensor integers(const at::Tensor& numbers, bool nan_is_largest) const {

@@ -4,8 +4,8 @@
 //  2. That member lets the connection talk. The system sends again what the connection said too soon.
 //  3. What strangers say is dropped before Gloo can read it. So no stranger gets a rank's place, however fast it is.
 //
-// It takes some 0.2 s, the time after which a system sends again, so it is for groups that strangers have disturbed.
-// Used by one thread at a time.
+// It takes some 0.2 s, after which a system sends again. So use it for groups that strangers have disturbed. Use it
+// from one thread at a time.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -18,10 +18,10 @@ namespace lockstep::comm {
 
 class Guests {
  public:
-  // Member `rank` of `size`. The store's keys are of this group and of the present try.
+  // Makes member `rank` of `size`. Let the store's keys be of this group and of the present try.
   Guests(c10::intrusive_ptr<c10d::Store> store, int rank, int size);
 
-  // Tells the other members where this member's doors are, before they learn it from Gloo.
+  // Tells the other members where this member's doors are, before Gloo tells them.
   static void tell_of_doors(c10d::Store& store, int rank, const std::vector<int>& doors);
 
   // Call this again and again while the group connects. Throws what the store throws.

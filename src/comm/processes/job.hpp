@@ -1,5 +1,5 @@
-// Job: this process's place in its launcher's job, and its store, for the process's whole life. In an elastic job the
-// place changes with each generation (ranks/succession.hpp).
+// A Job has this process's place in its launcher's job, and the job's store, for the process's whole life. In an
+// elastic job the place changes with each generation (ranks/succession.hpp).
 #pragma once
 
 #include <lockstep/base/error.hpp>
@@ -27,7 +27,7 @@ class Job {
   Job(const Job&) = delete;
   Job& operator=(const Job&) = delete;
 
-  // The job of this process. In a simulation one program is many processes, and each has its own job
+  // Gives the job of this process. In a simulation one program is many processes, and each has its own job
   // (tools/simulated_jobs).
   static Job& of_this_process();
 
@@ -43,8 +43,8 @@ class Job {
   }
   void end() { running_ = false; }
 
-  // This process's place, as its launcher says, or in the generation that it has entered. A process of an elastic job
-  // that has not entered a generation yet is rank 0 only if it is member 0.
+  // Gives this process's place, as its launcher says, or in the generation that it has entered. A process of an elastic
+  // job that has not entered a generation yet is rank 0 only if it is member 0.
   std::optional<LaunchEnvironment> launch() const {
     auto launch = read_launch_environment(std::getenv);
     if (!launch || launch->member < 0) return launch;
@@ -54,7 +54,7 @@ class Job {
     return launch;
   }
 
-  // A place in a generation, and the prefix of the keys of its run.
+  // A Seat is a place in a generation, and the prefix of the keys of its run.
   struct Seat {
     std::string keys;
     int index = 0;
@@ -83,7 +83,7 @@ class Job {
     const auto shared = std::make_shared<std::function<void()>>(std::move(work));
     try {
       beside_ = std::thread([shared] { (*shared)(); });
-    } catch (const std::system_error&) {  // no more threads to be had
+    } catch (const std::system_error&) {  // there are no more threads to be had
       (*shared)();
     }
   }

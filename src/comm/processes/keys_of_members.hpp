@@ -1,4 +1,4 @@
-// The keys by which each member of a group tells the others through the store how far it is.
+// By these keys each member of a group tells the others through the store how far it is.
 #pragma once
 
 #include "comm/group_member.hpp"

@@ -16,8 +16,8 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto kSearch = 4s;                 // how long to search for the process that closed a connection
-constexpr auto kLongestPauseOfSearch = 5ms;  // between two looks of a search; the watchdog looks less often
+constexpr auto kSearch = 4s;                 // the search for the process that closed a connection lasts so long
+constexpr auto kLongestPauseOfSearch = 5ms;  // the pause between two looks of a search; the watchdog looks less often
 
 }  // namespace
 
@@ -144,7 +144,7 @@ Failure Monitor::finish_taking_down() {
   return last_words();
 }
 
-// No failure counts after this. On GPUs call it after the communicators are taken down.
+// Lets no later failure count. On GPUs call it after the communicators are taken down.
 void Monitor::agree_on_end() {
   if (!failure().empty()) return;
   if (const auto first = board_.agreed_end(); !first.empty()) waits_.fail(first);
@@ -155,7 +155,7 @@ void Monitor::wait_for_all(const std::string& place) {
   while (failure().empty() && !board_.all_come(place)) waits_.sleep(10ms, [](bool failed) { return failed; });
 }
 
-// All processes also name one place where a survivor's rank was when another died.
+// Lets all processes name the same place where a survivor's rank was when another process died.
 Failure Monitor::last_words() {
   const Failure first = failure();
   if (!first.is(Error::death)) return first;

@@ -1,11 +1,11 @@
 // Monitor: lets the processes of a run know of each other while they work, so that nothing waits for ever.
 //
-// The first failure of the whole job is final. It is the same everywhere, and it ends every present and later
-// wait of every rank. Four parts do the work:
+// The first failure of the whole job is final. It is the same everywhere, and ends every present and later wait of
+// every rank. Four parts do the work:
 //
 //   Board     has what the processes tell each other, in the store
 //   Waits     has what this process's ranks wait in, and the failure that ends it
-//   Watchdog  is the thread that says that this process lives, and looks whether the others do
+//   Watchdog  is the thread that says that this process lives, and looks whether the others live
 //   blame     finds whom a rank waits for in vain: functions of values
 //
 // Order and lifetimes; waits.hpp has the locks' rules.
@@ -13,7 +13,7 @@
 //  2. A rank's call begins as a Waiting. Then the rank looks at failure(), and only then it waits.
 //  3. Board and Waits outlive the Watchdog, whose thread stop() joins. After stop() nothing here calls on_failure.
 //  4. Every Waiting ends before the Monitor does.
-// Thread-safe.
+// All calls are thread-safe.
 #pragma once
 
 #include "board.hpp"
@@ -36,15 +36,15 @@
 
 namespace lockstep::comm {
 
-// More than twelve functions: for its world it stands before the board, the waits and the watchdog.
+// More than twelve functions: a Monitor stands before the board, the waits and the watchdog for its world.
 class Monitor {
  public:
   using Clock = Waits::Clock;
 
   struct Options {
     std::chrono::milliseconds timeout;  // the timeout of the run's calls
-    SilenceRange silence;               // how long a process may lack a heartbeat until it counts as dead
-    std::string host;                   // who keeps the store, in words, for the error when it is gone
+    SilenceRange silence;               // the time without a heartbeat after which a process counts as dead
+    std::string host;                   // the store's keeper in words, for the error when the store is gone
     std::stop_token stop = {};
   };
 
@@ -57,17 +57,17 @@ class Monitor {
 
   // Says that a rank of this process failed. If another rank was first, its text stays.
   void report(const Failure& failure);
-  Failure failure() const { return waits_.failure(); }  // empty while all is well
+  Failure failure() const { return waits_.failure(); }  // gives an empty one while all is well
   bool failed() const { return waits_.failed(); }
   [[noreturn]] void raise(int rank);  // throws the failure, between two calls of this rank
 
-  CallLog& log() { return log_; }  // the calls of this process's ranks
+  CallLog& log() { return log_; }  // gives the calls of this process's ranks
   void returned(int rank) { waits_.note_return(rank); }
   void stepped(int64_t steps) { steps_ = steps; }  // notes how many steps of training are done, as a rank counts them
 
   // While the object lives, a rank waits in a call. After `timeout`, in which time of standing still does not count,
-  // the run fails; a rank that polls must ask is_late() itself. `interrupt` makes its wait look whether it is in vain.
-  // Any thread calls it, when the run has failed.
+  // the run fails; from a rank that polls, ask is_late(). `interrupt` makes the rank look whether its wait is in vain.
+  // Any thread calls `interrupt`, when the run has failed.
   class Waiting {
    public:
     Waiting(Monitor& monitor, OpenCall call, std::chrono::milliseconds timeout, std::function<void()> interrupt = {});
@@ -86,16 +86,16 @@ class Monitor {
   // Reports that a rank's own call failed with `cause`, and that no other rank is to blame.
   void report_own(const OpenCall& call, const std::exception_ptr& cause);
 
-  // Call this when a wait ended with `cause`, is late, or the run has failed. Finds out who is to blame, reports it and
-  // throws it.
+  // Call this when a wait ended with `cause` or is late, or when the run has failed. Finds out who is to blame, reports
+  // the failure and throws it.
   [[noreturn]] void explain(const Waiting& waiting, const OpenCall& call, const std::exception_ptr& cause);
 
-  // Call this when this process's ranks are done. Waits until all processes' ranks are, or until there is a failure,
-  // and gives it. If a process died, the text also says where a rank of another process was. A call that came about on
-  // some ranks only is a failure. Once all calls are known to fit together, `complete` does what is left of this
-  // process's calls.
+  // Call this when this process's ranks are done. Waits until all processes' ranks are done, or until there is a
+  // failure, and gives it. If a process died, the text also says where a rank of another process was. A call that came
+  // about on some ranks only is a failure. Once all calls are known to fit together, `complete` does what is left of
+  // this process's calls.
   Failure finish(const std::function<void()>& complete);
-  Failure finish_taking_down();  // the same once more, after communicators are taken down
+  Failure finish_taking_down();  // finishes once more, after communicators are taken down
 
   bool is_over() const { return is_over_; }  // finish() has found no failure, so no more calls can be made
 

@@ -1,5 +1,5 @@
-// Ranks over c10d's NCCL, each with one communicator rank. Threads of one process find each other through a store in
-// memory, processes through the job's store.
+// This file makes ranks over c10d's NCCL, each with one communicator rank. Threads of one process find each other
+// through a store in memory, processes through the job's store.
 #include <ATen/ops/zeros.h>
 #include <c10/core/DeviceGuard.h>
 #include <lockstep/base/error.hpp>
@@ -31,7 +31,7 @@ using NcclWork = c10::intrusive_ptr<c10d::Work>;
 constexpr std::chrono::milliseconds kBetweenLooksAtCalls{1};
 constexpr std::chrono::hours kUntilCalledOff{24};
 
-// c10d's NCCL backend, which notes the calls that a run compares at its end. Other calls are not noted.
+// NotedNccl is c10d's NCCL backend and notes the calls that a run compares at its end. Other calls are not noted.
 // Arguments that no backend takes are refused in the words of lockstep's own.
 class NotedNccl : public ProcessGroupNCCL {
  public:
@@ -136,8 +136,8 @@ class NotedNccl : public ProcessGroupNCCL {
 bool set_defaults_of_nccl() {
   // c10d's watchdog would end the process at a timeout or an error of NCCL. In mode 2 it only aborts the communicator.
   setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2", /*overwrite=*/0);
-  // Kernels of a mesh's groups could wait for each other on two GPUs. From 2.26 on NCCL then runs them in the order in
-  // which a rank queues them, which is the same on all ranks.
+  // Kernels of a mesh's groups could wait for each other on two GPUs. From 2.26 on NCCL then runs the kernels in the
+  // order in which a rank queues them. All ranks have the same order.
   setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", /*overwrite=*/0);
   return true;
 }
@@ -151,7 +151,7 @@ void abort_quietly(ProcessGroupNCCL& backend) noexcept {
   }
 }
 
-// The failure that c10d's own watchdog saw before it aborted the communicator.
+// Gives the failure that c10d's own watchdog saw before it aborted the communicator.
 Failure nccl_failure(c10d::ErrorType error, std::chrono::milliseconds timeout) {
   if (error == c10d::ErrorType::SUCCESS) return {};
   if (error != c10d::ErrorType::TIMEOUT)
@@ -160,7 +160,7 @@ Failure nccl_failure(c10d::ErrorType error, std::chrono::milliseconds timeout) {
 }
 
 // c10d takes a communicator down under a lock that its abort needs, so nothing may wait there any more. Therefore a
-// last call comes first. It completes after all calls before it, and an abort ends it too. It is not noted.
+// last call comes first. This call completes after all earlier ones, and an abort ends it too. It is not noted.
 void take_down(ProcessGroupNCCL& backend, const c10::Device& device, const std::stop_token& stop) {
   const c10::DeviceGuard guard(device);
   NcclTensors nothing{at::zeros({1}, at::TensorOptions(device))};

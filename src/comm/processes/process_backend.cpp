@@ -28,8 +28,8 @@ using WorkPtr = OwnBackend::WorkPtr;
 
 namespace {
 
-// A tensor as one dimension of stride 1, through a copy if its elements are not in a row. (A view of one value could
-// keep another stride.)
+// Flat is a tensor as one dimension of stride 1, through a copy if its elements are not in a row. (A view of one value
+// could keep another stride.)
 struct Flat {
   explicit Flat(const Tensor& tensor)
       : original(tensor.detach()), packed(in_a_row(original)), flat(packed.as_strided({packed.numel()}, {1})) {}
@@ -66,7 +66,7 @@ uint32_t tag_of(int64_t number, const std::string& text) {
 // c10d's tags of messages have 31 bits.
 constexpr int kLargestTag = 0x7fff;
 
-// Whether this rank's call itself was wrong; Gloo's own errors are of other types.
+// Tells whether this rank's call itself was wrong; Gloo's own errors are of other types.
 bool is_own_mistake(const std::exception_ptr& cause) {
   try {
     std::rethrow_exception(cause);

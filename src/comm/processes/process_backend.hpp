@@ -1,7 +1,7 @@
-// ProcessBackend: lockstep's c10d backend of one CPU rank of a run in several processes, over c10d's Gloo.
+// A ProcessBackend is lockstep's c10d backend of one CPU rank of a run in several processes, over c10d's Gloo.
 //
 // It offers what the in-process backend offers: every reduction, every type, tensors that are not contiguous.
-// Collectives that Gloo lacks are made of those that it has. All waits go through the Monitor. Used by the rank's own
+// Collectives that Gloo lacks are made of Gloo's own. All waits go through the Monitor. Use it from the rank's own
 // thread.
 #pragma once
 
@@ -23,14 +23,14 @@
 
 namespace lockstep::comm {
 
-// Messages with this tag or a higher one can be received from any rank. For them the message's number does not help to
+// Messages with this tag or a higher one can be received from any rank. The message's number then does not help to
 // bring both sides together (see process_backend.cpp), so fewer sides that differ are found.
 constexpr int kFirstOpenTag = 0x4000;
 
 class ProcessBackend : public OwnBackend {
  public:
   // Makes the backend of rank `world_rank` among `members`. `group` has one member for each of these ranks, and `store`
-  // is a connection of the rank's own. `open` notes its works that nobody has waited for yet.
+  // is a connection of the rank's own. `open` notes the backend's works that nobody has waited for yet.
   ProcessBackend(int world_rank, Members members, GroupMember group, StorePtr store, std::shared_ptr<Monitor> monitor,
                  std::shared_ptr<OpenWorks> open, std::chrono::milliseconds timeout);
 
@@ -55,7 +55,7 @@ class ProcessBackend : public OwnBackend {
  private:
   using Start = std::function<Pending()>;
 
-  // Starts a call and gives its handle. With `timeout` <= 0 the run's timeout holds.
+  // Starts a call and gives its handle. A `timeout` <= 0 means the run's.
   WorkPtr post(c10d::OpType type, const std::string& text, std::chrono::milliseconds timeout, Tensors result,
                const Start& start);
   WorkPtr post_call(c10d::OpType type, OpenCall call, std::chrono::milliseconds timeout, Tensors result,

@@ -1,4 +1,5 @@
-// ProcessWork: the c10d handle of one rank's call to ranks of other processes. A wait that fails says who is to blame.
+// A ProcessWork is the c10d handle of one rank's call to ranks of other processes. A wait that fails says who is to
+// blame.
 #pragma once
 
 #include <lockstep/base/error.hpp>
@@ -20,9 +21,9 @@ namespace lockstep::comm {
 
 class ProcessWork;
 
-// The works of one rank's backend whose end nobody has seen yet, each kind in the order of the calls. So works that
-// nobody waits for are done too: collective calls before the next one that is waited for, and all at the end of the
-// run. Thread-safe.
+// OpenWorks has the works of one rank's backend whose end nobody has seen yet, each kind in the order of the calls. So
+// works that nobody waits for are done too: collective calls before the next one that is waited for, and all at the end
+// of the run. All calls are thread-safe.
 class OpenWorks {
  public:
   using Works = std::vector<c10::intrusive_ptr<ProcessWork>>;

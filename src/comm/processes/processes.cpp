@@ -1,6 +1,6 @@
-// Ranks in several processes: on the CPU lockstep's ProcessBackend over Gloo, on GPUs NCCL. The processes find each
-// other through the launcher's environment (launch_environment) and meet in a store (rendezvous, meeting). While they
-// work they watch over each other (monitor).
+// This file makes ranks in several processes: on the CPU over lockstep's ProcessBackend and Gloo, on GPUs over NCCL.
+// The processes find each other through the launcher's environment (launch_environment) and meet in a store
+// (rendezvous, meeting). At work they watch over each other (monitor).
 #include <c10/util/Exception.h>
 #include <torch/version.h>
 #include <lockstep/base/error.hpp>
@@ -23,7 +23,7 @@
 namespace lockstep::comm {
 namespace {
 
-constexpr std::chrono::milliseconds kFarewell{1'000};  // how long the others have to read why a run failed
+constexpr std::chrono::milliseconds kFarewell{1'000};  // the others have so long to read why a run failed
 
 struct Turn {
   int run = Job::of_this_process().begin();
@@ -40,7 +40,7 @@ std::string build_text(bool may_differ) {
   return id.empty() ? "" : ", build " + id;
 }
 
-// A text that must be equal in all processes.
+// Gives a text that has to be equal in all processes.
 std::string configuration(const LaunchEnvironment& launch, const Devices& devices, const JobOptions& options) {
   std::error_code ignored;
   const std::string program = std::filesystem::read_symlink("/proc/self/exe", ignored).filename().string();
@@ -52,7 +52,7 @@ std::string configuration(const LaunchEnvironment& launch, const Devices& device
          ", " + options.configuration;
 }
 
-// All that a process needs before its world is made.
+// A Place has all that a process needs before its world is made.
 struct Place {
   LaunchEnvironment launch;
   Rendezvous& rendezvous;
@@ -90,7 +90,7 @@ struct Place {
   }
 };
 
-// A process of an elastic job goes on in another generation, so its connections are taken down beside that.
+// A process of an elastic job goes on in another generation, so its old connections are taken down meanwhile.
 WatchedPlace watched(const Place& place, const JobOptions& options) {
   std::function<void(std::function<void()>)> beside;
   if (Job& job = Job::of_this_process(); job.seat())

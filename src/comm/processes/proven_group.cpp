@@ -50,7 +50,7 @@ std::string to_text(const at::Tensor& bytes) {
   return {static_cast<const char*>(bytes.const_data_ptr()), static_cast<size_t>(bytes.numel())};
 }
 
-// The proof over one of the connections between each two members.
+// A Proof goes over one of the connections between each two members.
 class Proof {
  public:
   Proof(const ProvenPlace& place, int number, c10d::Backend& backend, int connection)
@@ -127,7 +127,7 @@ class Proof {
   const int connection_;
 };
 
-// One try to connect all members.
+// A Try is one try to connect all members.
 class Try {
  public:
   Try(const ProvenPlace& place, int number) : place_(place), number_(number) {

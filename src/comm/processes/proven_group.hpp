@@ -1,5 +1,5 @@
-// A group over Gloo whose members have proven to each other that they know the job's key, before anything else goes
-// over it.
+// The members of a proven group over Gloo have proven to each other that they know the job's key, before anything else
+// goes over the group.
 //
 // Gloo lets everybody in, and a stranger who connects first gets a rank's place. So each two members sign what the
 // other has just made up, on each connection between them. A member that gets a wrong signature says so in the store.
@@ -27,9 +27,8 @@ struct ProvenPlace {
   std::chrono::milliseconds silence;
 };
 
-// Connects to all other members, which must make the same call. Warns of strangers that were turned away. Throws Error
-// if strangers were faster in each try. Throws what make_gloo_group throws, and DistStoreError once a stop is
-// requested.
+// Connects to all other members; call it on all of them. Warns of strangers that were turned away. Throws Error if
+// strangers were faster in each try. Throws what make_gloo_group throws, and DistStoreError once a stop is requested.
 GroupMember make_proven_group(const ProvenPlace& place, const std::stop_token& stop);
 
 }  // namespace lockstep::comm

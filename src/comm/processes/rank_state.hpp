@@ -1,5 +1,5 @@
-// RankState: what a rank of a run in several processes says of itself in the store while it waits or once it is done.
-// blame.hpp concludes from it who is to blame.
+// By its RankState a rank of a run in several processes says in the store what it waits for, or that it is done.
+// blame.hpp concludes from the states who is to blame.
 #pragma once
 
 #include "calls.hpp"
@@ -12,7 +12,7 @@
 
 namespace lockstep::comm {
 
-// A call that a rank waits in.
+// An OpenCall is a call that a rank waits in.
 struct OpenCall {
   int rank = 0;
   int64_t number = -1;    // the call's number among the rank's collective calls in this group; -1: another kind of call
@@ -20,16 +20,16 @@ struct OpenCall {
   std::string text = {};  // "allreduce(sum) of float [2]", "recv from rank 0 of float [2]"
   int peer = -1;          // the other rank of a message
   bool sends = false;     // this is a message's sender
-  int64_t messages = 0;   // messages that this side has called in this direction, this one included
+  int64_t messages = 0;   // the number of this side's messages in this direction, this one included
   std::string message = {};  // a message's name, equal on both sides: "message 3 from rank 0 to rank 1, tag 7"
   std::string content = {};  // a message's content, to be equal on both sides: "float [2]"
   bool connects = false;     // this is no call: the rank connects a group
   bool polled = false;       // the rank asks for it again and again, and may do something else in between
 
   bool is_message() const { return peer >= 0; }
-  bool concerns(int other) const;  // whether that rank makes this collective call too
-  std::string place() const;       // "collective call 3 among ranks 0, 2", or the message
-  std::string where() const;       // "allreduce(sum) of float [2] (collective call 3 among ranks 0, 2)"
+  bool concerns(int other) const;  // tells whether that rank makes this collective call too
+  std::string place() const;       // gives "collective call 3 among ranks 0, 2", or the message
+  std::string where() const;       // gives "allreduce(sum) of float [2] (collective call 3 among ranks 0, 2)"
 };
 
 struct RankState {

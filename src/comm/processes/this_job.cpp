@@ -1,4 +1,4 @@
-// The one job of a real process.
+// This file has the one job of a real process.
 #include "job.hpp"
 
 namespace lockstep::comm {

@@ -1,10 +1,10 @@
-// Waits: the calls that the ranks of this process wait in, and the failure that ends their waits. Thread-safe.
+// Waits has the calls that this process's ranks wait in, and the failure that ends their waits. It is thread-safe.
 //
 //  1. One mutex guards everything here. Nobody talks to the store while holding it.
 //  2. Under the mutex two things are called: the waits' interrupts, and the conditions of sleep(). These take locks of
 //     their own (of a work), and never call Waits.
-//  3. A wait begins before it looks whether it is in vain. A failure is known before the waits are interrupted. So each
-//     wait either sees the failure or is interrupted.
+//  3. A wait begins before its rank looks whether it is in vain. A failure is known before the waits are interrupted.
+//     So each wait either sees the failure or is interrupted.
 //  4. end() takes the mutex. So no interrupt runs once its wait has ended.
 //  5. The first failure stays.
 #pragma once
@@ -33,20 +33,21 @@ class Waits {
     OpenCall call;
     std::chrono::milliseconds timeout;
     Clock::duration waited = {};             // see pass()
-    Clock::time_point since = Clock::now();  // the last pass(), or when the wait began
+    Clock::time_point since = Clock::now();  // the time of the last pass(), or of the wait's begin
 
     bool is_late() const { return waited >= timeout; }
   };
 
   struct Snapshot {
     std::vector<Wait> open;  // open waits in the order in which they began
-    std::set<int> returned;  // ranks
-    int64_t moves = 0;       // how many waits have begun or ended
+    std::set<int> returned;  // ranks that have returned
+    int64_t moves = 0;       // the number of waits that have begun or ended
     bool searching = false;  // a rank searches for whoever closed its connection
     bool finishing = false;  // all ranks of this process have ended
   };
 
-  // `interrupt` makes the wait look whether it is in vain; any thread may call it. Gives the number that end() takes.
+  // `interrupt` makes the rank look whether its wait is in vain. Any thread may call `interrupt`. Gives the number that
+  // end() takes.
   uint64_t begin(Wait wait, std::function<void()> interrupt);
   void end(uint64_t id);
   bool is_late(uint64_t id) const;
@@ -56,7 +57,7 @@ class Waits {
   Snapshot snapshot() const;
 
   void fail(const Failure& failure);  // ends all waits
-  Failure failure() const;            // empty while all is well
+  Failure failure() const;            // gives an empty one while all is well
   bool failed() const { return failed_; }
   void wake();  // makes sleep() look at its condition
 
@@ -64,8 +65,8 @@ class Waits {
   using Condition = std::function<bool(bool failed)>;
   void sleep(Clock::duration limit, const Condition& enough);
 
-  // While this object lives, snapshots show that a rank searches. The watchdog's silence begins anew with each snapshot
-  // that does not. So a search must be one object from beginning to end, whatever the rank does meanwhile.
+  // While this object lives, snapshots show that a rank searches. The watchdog's silence begins anew with each other
+  // snapshot. So keep one object from a search's beginning to its end, whatever the rank does meanwhile.
   class Search {
    public:
     explicit Search(Waits& waits) : waits_(waits) { waits_.add_searching(1); }
@@ -91,10 +92,10 @@ class Waits {
   uint64_t next_id_ = 0;
   std::set<int> returned_;
   int64_t moves_ = 0;
-  int searching_ = 0;  // how many ranks search
+  int searching_ = 0;  // the number of ranks that search
   bool finishing_ = false;
   Failure failure_;
-  std::atomic<bool> failed_ = false;  // whether there is a failure, for ranks that ask before each call
+  std::atomic<bool> failed_ = false;  // says that there is a failure, for ranks that ask before each call
 };
 
 }  // namespace lockstep::comm

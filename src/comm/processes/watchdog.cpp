@@ -17,10 +17,10 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// How long a process may be silent in these cases, if its own limit is not shorter.
+// A process may be silent for so long in these cases, if its own limit is not shorter.
 constexpr auto kSilenceWhenClosed = 1200ms;    // once a connection was closed
 constexpr auto kSilenceOfConnecting = 1500ms;  // while a rank connects (Gloo does not tell if the other side is gone)
-constexpr auto kStop = 1s;                     // how long after a request to stop waits end if nothing happens
+constexpr auto kStop = 1s;                     // waits end so long after a request to stop if nothing happens
 constexpr auto kStandstill = 2s;               // if so long passes between two beats, this process stood still (Ctrl-Z)
 constexpr int kFewProcesses = 16;              // more than these look around less often, or the store would be too busy
 
@@ -179,8 +179,8 @@ Watchdog::Clock::duration Watchdog::silence_of_the_dead(const std::vector<Heartb
   const auto now = waits_.snapshot();
   if (now.searching) return std::min<Clock::duration>(kSilenceWhenClosed, silence);
   if (any_connects(now.open)) return std::min({learned, silence, most});
-  // GPU ranks' hearts are always watched. CPU ranks' hearts are watched only once somebody has waited, which gives them
-  // twice the time; so GPU ranks get it too.
+  // GPU ranks' hearts are always watched. CPU ranks' hearts are watched only once somebody has waited, which doubles
+  // their time. So GPU ranks get twice the time too.
   if (!roster_.devices()[0].is_cpu()) silence *= 2;
   return std::min(silence, most);
 }
@@ -199,8 +199,8 @@ void Watchdog::watch_hearts() {
   }
 }
 
-// A rank that does something will soon learn of the stop from the others. Or it has learned of it and writes a
-// checkpoint.
+// A rank that does something will soon learn of the stop from the others. Or the rank has learned of the stop and
+// writes a checkpoint.
 void Watchdog::end_waits_of_a_stop(const std::vector<RankState>& states) {
   if (!options_.stop.stop_requested() || !roster_.devices()[0].is_cpu() || !waits_.failure().empty()) return;
   const auto now = Clock::now();

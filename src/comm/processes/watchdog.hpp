@@ -1,12 +1,12 @@
-// Watchdog: a thread that says that its process lives, and looks whether the others do.
+// A Watchdog is a thread that says that its process lives, and looks whether the others live.
 //
 // Ten times a second it leaves a heartbeat on the board and looks for a failure there. While there is a reason, such as
-// a rank of its own that has waited for long, it looks around: whose heart has stopped, who has returned, whose call
-// differs. It reports what it finds as the run's failure. It also counts how long the ranks have waited, and ends the
-// run at a timeout. Time in which the process stood still (Ctrl-Z) does not count.
+// an own rank that has waited for long, it looks around: whose heart has stopped, who has returned, whose call differs.
+// What it finds becomes the run's failure. It also counts how long the ranks have waited, and ends the run at a
+// timeout. Time in which the process stood still (Ctrl-Z) does not count.
 //
 // Once the user has asked for a stop, it ends waits that go on while no process of the run does anything. It alone
-// writes this process's heartbeat. It holds no lock while it talks to the store.
+// writes this process's heartbeat. It talks to the store without holding a lock.
 #pragma once
 
 #include "activity.hpp"
@@ -32,11 +32,11 @@ class Watchdog {
  public:
   using Clock = Waits::Clock;
   static constexpr std::chrono::milliseconds kBeat{100};
-  static constexpr auto kUntilSaid = 2 * kBeat;  // how long others that are late too have to say what they wait in
+  static constexpr auto kUntilSaid = 2 * kBeat;  // others that are late too have so long to say what they wait in
 
   struct Options {
     Clock::duration long_wait;  // a wait that lasts longer is looked into
-    SilenceRange silence;       // how long a process may lack a heartbeat until it counts as dead
+    SilenceRange silence;       // the time without a heartbeat after which a process counts as dead
     std::stop_token stop = {};
   };
 
@@ -49,7 +49,7 @@ class Watchdog {
   // The thread calls `on_failure` once, and `look`, if there is one, with each beat. `look` gives a failure, or an
   // empty one.
   void start(std::function<void()> on_failure, std::function<Failure()> look = {});
-  void stop();  // after it, neither is called any more
+  void stop();  // the thread calls neither function afterwards
 
  private:
   void run();
@@ -78,10 +78,10 @@ class Watchdog {
   SilenceLimit own_limit_;
   std::map<int, std::string> published_;  // published texts by rank
   std::vector<Heartbeat> beats_;          // heartbeats by process, at the last look
-  std::vector<Clock::time_point> seen_;   // times by process when its count had changed
+  std::vector<Clock::time_point> seen_;   // times by process at which its count had changed
   Clock::time_point last_beat_ = Clock::now();
-  Clock::time_point active_{};      // when some process's activity had changed
-  Clock::time_point stop_asked_{};  // when a request to stop was seen; the epoch before that
+  Clock::time_point active_{};      // the time when some process's activity had changed
+  Clock::time_point stop_asked_{};  // the time when a request to stop was seen; the epoch before that
   Clock::time_point next_look_{};
 
   std::thread thread_;

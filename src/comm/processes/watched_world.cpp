@@ -131,7 +131,7 @@ void WatchedWorld::abort(int, const Failure& reason) {
   monitor_->report(seen.empty() ? reason : seen);
 }
 
-// NCCL's own error, if it has one.
+// Gives NCCL's own error, if there is one.
 Failure WatchedWorld::look() {
   const std::lock_guard lock(mutex_);
   for (const auto& [rank, member] : groups_) {
@@ -169,7 +169,7 @@ void WatchedWorld::let_groups_go() {
   struct Remains {
     std::vector<std::shared_ptr<OpenWorks>> open_works;  // first, since Gloo may write to their tensors until the end
     std::vector<Group> groups;
-    std::vector<std::jthread> closing;  // last, so that they end before what they close does
+    std::vector<std::jthread> closing;  // last, so that these threads end before the groups that they close
   };
   auto remains = std::make_shared<Remains>(Remains{std::move(open_works_), std::move(groups_), std::move(closing_)});
   if (place_.beside) place_.beside([remains = std::move(remains)]() mutable { remains = nullptr; });

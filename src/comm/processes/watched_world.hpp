@@ -1,5 +1,5 @@
-// WatchedWorld: a world whose ranks a Monitor watches over: ranks of several processes, or ranks over NCCL that are
-// threads of one process.
+// A Monitor watches over the ranks of a WatchedWorld: ranks of several processes, or ranks over NCCL that are threads
+// of one process.
 //
 // NCCL notices neither a rank that does not come nor one that has failed. Its waits have no limit: on the host while a
 // communicator is made or taken down, on the device within a call. Therefore:
@@ -32,7 +32,7 @@
 
 namespace lockstep::comm {
 
-// A process's place in its run.
+// A WatchedPlace is a process's place in its run.
 struct WatchedPlace {
   Roster roster;
   int process = 0;
@@ -40,10 +40,10 @@ struct WatchedPlace {
   StorePtr groups_store;  // a connection that all groups share
   std::chrono::milliseconds timeout, connect_timeout;
   std::string local_address = {};       // the address where peers reach this machine; for CPU ranks
-  std::chrono::milliseconds silence{};  // how long until a process counts as dead, also one that proves nothing
+  std::chrono::milliseconds silence{};  // the time until a process counts as dead, also one that proves nothing
   std::optional<JobKey> key = {};       // nothing: the members of a group need no proof
-  // Calls its argument, which takes the groups' connections down, while something else goes on; for a process that goes
-  // on after the run. Null: the world's end waits until they are down.
+  // Calls its argument, which takes the groups' connections down, while the process goes on after the run. Null: the
+  // world's end waits until they are down.
   std::function<void(std::function<void()>)> beside = {};
 };
 
@@ -64,10 +64,10 @@ class WatchedWorld : public World {
 
  protected:
   Monitor& monitor() { return *monitor_; }
-  void stop_watching();  // after it, nothing here uses the stores any more, except destructors
+  void stop_watching();  // afterwards nothing here uses the stores any more, except destructors
 
  private:
-  struct Group {  // the whole world, or a group that ranks made
+  struct Group {  // a Group is the whole world, or a group that ranks made
     int rank;
     GroupMember member;
   };

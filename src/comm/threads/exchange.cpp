@@ -20,8 +20,8 @@ namespace {
 // of a rank (CUDA's backward has one) may still make the missing call.
 constexpr std::chrono::milliseconds kStallGrace{500};
 
-// How long a wait spins before it sleeps. Ranks that do equal work arrive within microseconds of each other, and waking
-// a sleeper takes tens of them. But nobody else can use a core that spins.
+// A wait spins this long before it sleeps. Ranks that do equal work arrive within microseconds of each other, and
+// waking a sleeper takes tens of them. But nobody else can use a core that spins.
 constexpr std::chrono::microseconds kSpin{100};
 
 void pause() {

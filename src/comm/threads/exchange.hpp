@@ -1,16 +1,17 @@
-// Exchange: where the ranks of one process meet.
+// An Exchange is where the ranks of one process meet.
 //
 // A rank posts a call. When every member of the operation has posted, its work is cut into shares, and ranks that wait
 // do shares until none is left. So nothing needs a thread of its own, and ranks that wait together work together. A
-// rank that waits spins for some microseconds, as long as every rank can have a core, and then sleeps. Thread-safe.
+// rank that waits spins for some microseconds, as long as every rank can have a core, and then sleeps. All calls are
+// thread-safe.
 //
 //  1. A rank makes its calls of a group in one order, and its n-th call meets the others' n-th.
 //  2. Share i always covers the same elements and adds them in the order of the ranks. So a result does not depend on
 //     who did what.
 //  3. One mutex guards all that is agreed. Shares run outside of it.
 //  4. The tensors of a call live until all members have posted it and its last share is done.
-//  5. A rank does its calls in the order in which it made them, as far as all members have posted them. Calls that it
-//     never waits for are done too, in its next wait or when it leaves.
+//  5. A rank does its calls in the order in which they were made, as far as all members have posted them. Calls without
+//     a wait are done too, in the rank's next wait or when it leaves.
 //  6. The first failure is final: it ends every present and later wait of every rank. A failure is calls that differ, a
 //     rank that left, a timeout, ranks that wait for each other, or an exception in a share.
 #pragma once
@@ -39,7 +40,7 @@ class Exchange {
  public:
   Exchange(Devices devices, std::chrono::milliseconds timeout);
 
-  // Ranks that make collective calls together, and the calls that some of them have yet to join.
+  // A Group has ranks that make collective calls together, and the calls that some of its ranks have yet to join.
   class Group {
    public:
     explicit Group(Members of) : members(std::move(of)), next_collective_(members.size()) {}
@@ -51,7 +52,7 @@ class Exchange {
     std::map<uint64_t, std::shared_ptr<Operation>> collectives_;
     std::map<Side, std::deque<std::shared_ptr<Operation>>> messages_;  // messages with one side missing
   };
-  // The group of this name, made at the first call. It lives as long as the exchange.
+  // Gives the group of this name, and makes it at the first call. It lives as long as the exchange.
   Group& group(const Members& members);
 
   // All that follows up to wait() takes the rank's number in the group.
@@ -82,13 +83,13 @@ class Exchange {
   void leave(int rank);
 
   const Devices& devices() const { return devices_; }
-  std::string name(int rank) const;  // "rank 1 (cpu)"
+  std::string name(int rank) const;  // gives "rank 1 (cpu)"
 
  private:
   using Lock = std::unique_lock<std::mutex>;
   using Operations = c10::SmallVector<std::shared_ptr<Operation>, 2>;
 
-  // The calls of one rank that it has neither waited for nor, on a CPU, seen complete, in their order.
+  // Open has the calls of one rank that it has neither waited for nor, on a CPU, seen complete, in their order.
   struct Open {
     std::mutex mutex;  // may be taken while mutex_ is held, not the other way round
     std::vector<std::shared_ptr<Operation>> calls;
@@ -97,8 +98,8 @@ class Exchange {
   void join(const std::shared_ptr<Operation>& joined, int rank, Call call);  // the last call makes work
 
   // Call these without the lock:
-  Operations before(const Operation* operation, int rank);     // the open calls before it; null: all. Rank in the world
-  void forget_complete(int rank, const Operation* last);       // up to this call; null: all. Rank in the world
+  Operations before(const Operation* operation, int rank);     // gives open ones before it, or all; rank in the world
+  void forget_complete(int rank, const Operation* last);       // forgets up to this call, or all; rank in the world
   static bool is_held_up(const Operations& earlier);           // others still do the last shares of a call
   static bool all_done(const Operations& earlier);             // looks at calls that all members have posted
   void work(Operation& operation, const Operations& earlier);  // earlier calls first; stops where others are not done
@@ -121,8 +122,8 @@ class Exchange {
   void throw_if_all_left(int rank, const Operation& operation);  // call it for a receive from any rank
   void throw_if_unanswered(int rank);
   [[noreturn]] void fail_late(int rank, const Operation& operation, std::chrono::milliseconds timeout);
-  std::vector<int> awaited(const Operation& operation) const;  // who has not posted, by rank in the world
-  std::string missing(const Operation& operation) const;       // "rank 1 (cpu), which waits in …"
+  std::vector<int> awaited(const Operation& operation) const;  // gives who has not posted, by rank in the world
+  std::string missing(const Operation& operation) const;       // gives "rank 1 (cpu), which waits in …"
   bool stalled() const;  // every rank waits for a call that only another waiting rank could make
 
   const Devices devices_;

@@ -1,5 +1,5 @@
-// lockstep's own c10d backend for ranks that are threads of one process: each collective as a Call with its shares of
-// work.
+// This is lockstep's own c10d backend for ranks that are threads of one process. It makes each collective a Call with
+// shares of work.
 #include <lockstep/devices/devices.hpp>
 
 #include "base/classic.hpp"
@@ -26,7 +26,7 @@ using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 // A collective of so few bytes is done by one rank: the others would come too late to help.
 constexpr size_t kWholeBytes = 16384;
 
-// The elements that share `share` covers of a tensor that all shares together cover.
+// Gives the elements that share `share` covers of a tensor; all shares together cover the whole tensor.
 Range part_of_share(const Tensor& tensor, const Operation& operation, int share) {
   return part_of(tensor.numel(), share, operation.shares());
 }
@@ -37,14 +37,14 @@ void write(const Tensor& to, const Tensor& from) {
 
 using Pointers = c10::SmallVector<const Tensor*, 8>;
 
-// The tensors that every member changes in place.
+// Gives the tensors that every member changes in place.
 Pointers in_of_all(const Operation& operation) {
   Pointers tensors;
   for (const auto& member : operation.members()) tensors.push_back(&member.call.in[0]);
   return tensors;
 }
 
-// The rows of an average in a tree.
+// Gives the rows of an average in a tree.
 Pointers rows_of_all(const Operation& operation) {
   Pointers rows;
   for (const auto& member : operation.members()) {
@@ -74,7 +74,7 @@ int number_of_gpus(const Devices& devices, const Members& members) {
   return static_cast<int>(gpus.size());
 }
 
-// The first member on GPU `number` of those on which the members' tensors are, in the members' order.
+// Gives the first member on GPU `number`; the GPUs of the members' tensors are numbered in the members' order.
 size_t first_on_gpu(const Pointers& tensors, int number) {
   std::set<c10::DeviceIndex> known;
   for (size_t i = 0; i < tensors.size(); ++i) {
@@ -83,7 +83,7 @@ size_t first_on_gpu(const Pointers& tensors, int number) {
   return 0;
 }
 
-// The tensor to write to: a copy, which is copied back at the end, if the tensor's elements are not in a row.
+// Gives the tensor to write to. It is a copy, to be copied back at the end, if the tensor's elements are not in a row.
 Tensor to_write(Call& call, const Tensor& tensor) {
   Tensor packed = in_a_row(tensor);
   if (!packed.is_same(tensor)) call.back.emplace_back(tensor.detach(), packed);

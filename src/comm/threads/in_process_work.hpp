@@ -1,4 +1,4 @@
-// InProcessWork: the c10d handle of one rank's call. Whoever waits or polls works on the operation.
+// InProcessWork is the c10d handle of one rank's call. Whoever waits or polls works on the operation.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Work.hpp>
@@ -47,7 +47,7 @@ class InProcessWork : public c10d::Work {
 
   std::vector<at::Tensor> result() override { return result_; }
 
-  int sourceRank() const override {  // valid once the work is complete
+  int sourceRank() const override {  // call it once the work is complete
     return opType_ == c10d::OpType::RECV || opType_ == c10d::OpType::RECVANYSOURCE ? operation_->source()
                                                                                    : Work::sourceRank();
   }

@@ -1,4 +1,4 @@
-// Operation: one call of all its members, from the first post to the last share of work. The Exchange brings the
+// An Operation is one call of all its members, from the first post to the last share of work. The Exchange brings the
 // members together.
 #pragma once
 
@@ -24,13 +24,13 @@ namespace lockstep::comm {
 
 class Operation;
 
-// One rank's call. The tensors are contiguous.
+// A Call is one rank's call. Its tensors are contiguous.
 struct Call {
   Signature signature;
-  c10::SmallVector<at::Tensor, 2> in = {};                   // read
-  c10::SmallVector<at::Tensor, 2> out = {};                  // written; what is changed in place is in `in` alone
+  c10::SmallVector<at::Tensor, 2> in = {};   // tensors that the work reads
+  c10::SmallVector<at::Tensor, 2> out = {};  // tensors that the work writes; those changed in place are in `in` alone
   std::vector<std::pair<at::Tensor, at::Tensor>> back = {};  // afterwards first.copy_(second)
-  int shares = 1;  // how many shares the work is cut into, for several ranks at once
+  int shares = 1;  // the number of shares of the work, for several ranks at once
   std::function<void(const Operation&, int share)> work = {};  // share = 0 … shares - 1; the first member's is used
   std::function<std::string(const Operation&)> check = {};     // run once all have posted; says what does not fit
 };
@@ -57,19 +57,19 @@ class Operation {
   };
 
   // Keep `of` longer than the operation.
-  Operation(const Members& of, uint64_t number);   // the members' collective call `number`
-  Operation(const Members& of, const Side& side);  // a message, perhaps from kAnySource
+  Operation(const Members& of, uint64_t number);   // makes the members' collective call `number`
+  Operation(const Members& of, const Side& side);  // makes a message, perhaps from kAnySource
 
   // Use these in work and check, which run once all members have posted.
-  const std::vector<Member>& members() const { return members_; }  // members of a collective, by ascending rank
+  const std::vector<Member>& members() const { return members_; }  // gives a collective's by ascending rank
   const Call& call(int rank) const;
   std::string text_of(int world_rank) const { return call(of_.index_of(world_rank)).signature.text(); }
   int shares() const { return members_[0].call.shares; }
 
   int source() const { return std::get<Side>(place_).source; }  // call it for a message that both sides have posted
   int in_world(int rank) const { return of_.ranks[rank]; }
-  std::string title() const;          // "collective call 3", "message 0 -> 1, tag 0 among ranks 0, 2"
-  std::string where(int rank) const;  // the rank's call and the title: "barrier (collective call 3)"
+  std::string title() const;          // gives "collective call 3" or "message 0 -> 1, tag 0 among ranks 0, 2"
+  std::string where(int rank) const;  // gives the rank's call and the title: "barrier (collective call 3)"
 
  private:
   friend class Exchange;

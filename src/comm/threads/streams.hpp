@@ -23,7 +23,7 @@ class Streams {
  public:
   explicit Streams(const Devices& devices);
 
-  bool empty() const { return streams_.empty(); }  // no GPUs: nothing to order
+  bool empty() const { return streams_.empty(); }  // without GPUs there is nothing to order
 
   // Marks everything queued so far on the current stream of `device`. Call it on the rank's thread.
   ReadyMark ready(const c10::Device& device) const;
