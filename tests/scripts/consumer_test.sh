@@ -63,7 +63,7 @@ wing_main() { # WING STATEMENT
   printf '#include <lockstep/%s.hpp>\n#include <iostream>\nint main() { std::cout << (%s) << "\\n"; }\n' "$1" "$2" >"$work/wings/$1.cpp"
 }
 wing_main models 'lockstep::LeNet()->parameters().size()'
-wing_main book 'lockstep::split_batch(torch::ones({8, 1}), torch::ones({8}), {torch::kCPU, torch::kCPU}).first.size()'
+wing_main book '!lockstep::try_all_gpus().empty()'
 wing_main split 'lockstep::mesh_shapes(4).size()'
 wing_main lab 'lockstep::to_string(lockstep::OptimizerKind::lamb)'
 wing_main survive 'lockstep::elastic({}, {}) == nullptr'
@@ -71,7 +71,7 @@ wing_main fit 'lockstep::TrainOptions().epochs'
 cmake -S "$work/wings" -B "$work/wings/build" -DCMAKE_PREFIX_PATH="$prefix"
 cmake --build "$work/wings/build"
 said=$(cd "$work/wings/build" && ./models && ./book && ./split && ./lab && ./survive && ./fit)
-if [[ $said != $'8\n2\n6\nlamb\n1\n10' ]]; then
+if [[ $said != $'8\n1\n6\nlamb\n1\n10' ]]; then
   echo "error: the wings said '$said'."
   exit 1
 fi
