@@ -10,11 +10,11 @@
 
 namespace lockstep {
 
-// The first 16 hexadecimal digits of what the linker wrote into the program (--build-id). If lockstep is in a shared
-// library, "+" and that library's digits follow. Empty: the linker wrote nothing. Costs some 10 us.
+// Gives the first 16 hexadecimal digits of what the linker wrote into the program (--build-id). If lockstep is in a
+// shared library, "+" and that library's digits follow. It gives "" if the linker wrote nothing. Costs some 10 us.
 std::string build_id();
 
-// The ID in a segment of ELF notes; "": there is none. `alignment` is the segment's, 4 or 8.
+// Gives the ID in a segment of ELF notes, or "" if there is none. `alignment` is the segment's, 4 or 8.
 std::string build_id_in_notes(const char* note, const char* end, size_t alignment);
 
 }  // namespace lockstep

@@ -1,5 +1,5 @@
-// Text that is the same under every locale. A program may set a global locale that writes 4096 as "4,096" or 0.5 as
-// "0,5", and a plain stream follows it. But digests, and texts that ranks compare, must not depend on it.
+// Makes text that is the same under every locale. A program may set a global locale that writes 4096 as "4,096" or 0.5
+// as "0,5", and a plain stream follows it. Digests, and texts that ranks compare, must not do so.
 #pragma once
 
 #include <locale>
@@ -9,7 +9,7 @@
 
 namespace lockstep {
 
-// A stream of the standard library that writes and reads numbers as the classic locale does.
+// Makes a stream of the standard library write and read numbers as the classic locale does.
 template <class Stream>
 class Classic : public Stream {
  public:

@@ -18,7 +18,7 @@ std::string out_of_memory(const std::string& what, bool is_of_gpu) {
          (is_of_gpu ? "" : "; ulimit -v or a container may limit it");
 }
 
-// Only the text tells: LibTorch's allocator for the CPU throws no type of its own.
+// Looks at the text, since LibTorch's allocator for the CPU throws no type of its own.
 bool is_of_cpu_memory(const c10::Error& error) {
   return error.msg().find("DefaultCPUAllocator: ") != std::string::npos;
 }

@@ -12,13 +12,13 @@
 
 namespace lockstep {
 
-// The name of `value`, which must be in the table.
+// Gives the name of `value`. Give a value that is in the table.
 template <class Names, class Value>
 std::string_view name_in(const Names& names, Value value) {
   return std::find_if(names.begin(), names.end(), [&](const auto& item) { return item.first == value; })->second;
 }
 
-// The value with that name. Throws Error, which begins with `what` ("the precision") and lists the names there are.
+// Gives the value with that name. Throws Error, which begins with `what` ("the precision") and lists all names.
 template <class Names>
 auto value_in(const Names& names, std::string_view name, const std::string& what) {
   std::string known;

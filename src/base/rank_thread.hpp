@@ -10,7 +10,7 @@ namespace lockstep {
 // Tells those who wait for a rank in which code of its user the rank is. Thread-safe.
 class UserCode {
  public:
-  // "has been in Samples::read (batch 7) for 10 s". Empty if the rank is in no such code, or for less time than that.
+  // Gives "has been in Samples::read (batch 7) for 10 s", or "" if the rank is in no such code, or for less time.
   std::string text(std::chrono::milliseconds at_least) const;
 
  private:
@@ -24,7 +24,7 @@ class UserCode {
 };
 
 bool is_rank_thread();
-void set_rank_thread(UserCode& code);  // run() calls it in each thread that it starts. `code` must outlive the thread
+void set_rank_thread(UserCode& code);  // run() calls it in each of its threads. Keep `code` alive until the thread ends
 
 // While an InUserCode lives, this rank thread is in code that its user gave. On other threads it says nothing.
 class InUserCode {
@@ -37,7 +37,7 @@ class InUserCode {
  private:
   void exchange();
 
-  UserCode::Stay other_;  // the thread's stay before; in the constructor and the destructor, the one that comes
+  UserCode::Stay other_;  // the thread's stay before; in the constructor and the destructor, the next stay
 };
 
 }  // namespace lockstep

@@ -1,4 +1,4 @@
-// scramble: splitmix64's function, which turns any number into one that looks random.
+// scramble: turns any number into one that looks random, by splitmix64's function.
 #pragma once
 
 #include <cstdint>

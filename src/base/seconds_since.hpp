@@ -10,8 +10,8 @@ inline double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-// The seconds that the calling thread has computed. Unlike a clock on the wall, this one stands still while other
-// programs have the core. So a busy machine does not spoil what is measured of one thread.
+// Gives the seconds that the calling thread has computed. Unlike a clock on the wall, this clock stands still while
+// other programs have the core. So a busy machine does not spoil the times measured of one thread.
 inline double thread_seconds() {
   timespec time{};
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);

@@ -1,4 +1,4 @@
-// Asks what a process was told of signals, and blocks one.
+// Asks whether a process ignores a signal, and blocks one.
 #pragma once
 
 #include <cerrno>
@@ -7,8 +7,8 @@
 
 namespace lockstep {
 
-// Whether this process ignores the signal. nohup starts such processes, and so does a script in the background. An
-// ignored signal that is blocked and awaited would come all the same.
+// Tells whether this process ignores the signal. nohup starts such processes, and so does a script in the background.
+// An ignored signal that is blocked and awaited would come all the same.
 inline bool is_ignored(int signal) {
   struct sigaction action {};
   return sigaction(signal, nullptr, &action) == 0 && action.sa_handler == SIG_IGN;
@@ -19,7 +19,7 @@ inline bool is_ignored(int signal) {
 // SIGPIPE  a write to a connection that the peer has closed. Gloo writes without MSG_NOSIGNAL, in the thread that calls
 //          it and in threads of its own, which inherit the mask of the thread that starts them.
 // SIGXFSZ  a write beyond the limit on the size of files.
-// It acts on one thread and one signal, costs four system calls, and leaves errno alone.
+// SignalBlocked acts on one thread and one signal, costs four system calls, and leaves errno alone.
 class SignalBlocked {
  public:
   explicit SignalBlocked(int signal) : signal_(signal) {
@@ -31,7 +31,7 @@ class SignalBlocked {
     pthread_sigmask(SIG_BLOCK, &alone_, &before_);
   }
 
-  // A signal that came meanwhile was raised by this thread's own call. It is taken away before it can be delivered.
+  // Takes away a signal that came meanwhile: this thread's own call raised it.
   ~SignalBlocked() {
     if (sigismember(&before_, signal_) == 1) return;
     const int error = errno;

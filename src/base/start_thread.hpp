@@ -31,7 +31,7 @@ Thread start_thread(Work&& work) {
 }
 
 // Starts `count` threads at once, and ends them. Call it before code of others that crashes if a thread cannot be
-// started. It is no proof, since other processes of this user may take threads in between.
+// started. A success proves nothing, since other processes of this user may take threads in between.
 void check_that_threads_start(int count);
 
 }  // namespace lockstep

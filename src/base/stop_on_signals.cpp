@@ -12,7 +12,7 @@
 namespace lockstep {
 namespace {
 
-// Tells the handler, which takes no argument, which thread waits. 0: there is no StopOnSignals; -1: one begins.
+// Tells the handler, a function without arguments, which thread waits. 0: there is no StopOnSignals; -1: one begins.
 std::atomic<pid_t> waiting_thread = 0;
 
 }  // namespace
@@ -75,7 +75,7 @@ void StopOnSignals::wait_for_signals() {
     if (signal == received_ && Clock::now() - first < std::chrono::milliseconds(500)) continue;
     if (received_ != 0) {
       if (told_) told_(signal, 2);
-      // Does as if nobody had taken the signal: threads may hang, and what is on the disk is whole at any moment.
+      // Ends the process as if nobody had taken the signal: threads may hang, and files are whole at any moment.
       for (const auto& [taken, before] : before_) {
         if (taken == signal) sigaction(signal, &before, nullptr);
       }

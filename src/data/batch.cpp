@@ -1,4 +1,4 @@
-// Batch: its parts, its grains and its other tensors.
+// Batch: cuts a batch into parts and grains, and finds its other tensors.
 #include <lockstep/base/error.hpp>
 #include <lockstep/data/data.hpp>
 

@@ -1,4 +1,4 @@
-// Does something with each tensor of a Dataset or a Batch: x, y, and the others by their names.
+// Calls a function with each tensor of a Dataset or a Batch: x, y, and the others by their names.
 #pragma once
 
 #include <lockstep/data/data.hpp>

@@ -1,4 +1,4 @@
-// Batches: which samples each batch has, where they come from, and the mark by which ranks compare batches.
+// Batches: chooses each batch's samples, gathers or reads them, and makes the mark by which ranks compare batches.
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Functions.h>
 #include <lockstep/base/error.hpp>
@@ -48,7 +48,7 @@ void check_tensors(const Dataset& dataset) {
   }
 }
 
-// The hash of an order that depends on more than seed and epoch.
+// Hashes an order that depends on more than seed and epoch.
 uint64_t hash_of_order(const at::Tensor& order) {
   const auto* const numbers = order.const_data_ptr<int64_t>();
   uint64_t hash = 1;
@@ -194,7 +194,7 @@ void Batches::read_ahead(int64_t index) const {
   ahead_->want(next);
 }
 
-// Even a partner without samples needs to know what a sample is like, so one is read.
+// A partner without samples reads one, since it needs the sizes and types of a sample.
 std::vector<int64_t> Batches::numbers_of(const Place& place) const {
   const int64_t wanted = std::max<int64_t>(place.part.size(), 1);
   const int64_t begin = std::min(place.begin + place.part.begin, samples_.size() - wanted);
@@ -223,7 +223,7 @@ void Batches::start(const Place& place) const {
   });
 }
 
-// Where each partner's samples, or grains, begin in a batch. At the end stands their number.
+// Says where each partner's samples, or grains, begin in a batch. Their number stands at the end.
 std::vector<int64_t> Batches::runs_of(int64_t global_size) const {
   const int64_t unit = std::max<int64_t>(options_.grain, 1), units = (global_size + unit - 1) / unit;
   std::vector<int64_t> runs{0};
@@ -235,8 +235,8 @@ std::vector<int64_t> Batches::runs_of(int64_t global_size) const {
   return runs;
 }
 
-// The rows' digest tells ranks that bring data of their own; all else is equal there. A single partner may take any
-// data.
+// The rows' digest tells apart ranks that bring data of their own, since all else is equal there. A single partner may
+// take any data.
 int32_t Batches::mark_of(int64_t index) const {
   const uint64_t drawn = order_.defined() ? mix({options_.seed, static_cast<uint64_t>(options_.epoch)}) : 0;
   const uint64_t order = source_ == 0 ? drawn : mix({drawn, source_});

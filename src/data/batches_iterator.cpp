@@ -1,4 +1,4 @@
-// The iterator over Batches. It notes the batch in use, and finds a data set that was changed in place meanwhile.
+// Moves the iterator over Batches, notes the batch in use, and finds a data set that was changed in place meanwhile.
 #include <lockstep/base/error.hpp>
 #include <lockstep/data/data.hpp>
 

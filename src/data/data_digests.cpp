@@ -38,7 +38,7 @@ std::string digest_of_tensor(const at::Tensor& tensor) {
   return digest.hex();
 }
 
-// The digest of the targets covers what only some samples have, too: further tensors, and an order of their own.
+// Adds to the digest of the targets what only some samples have: further tensors, and an order of their own.
 std::string with_the_rest(const std::string& targets, const Samples& samples) {
   std::string rest;
   for (const auto& [name, tensor] : samples.tensors().more) rest += name + '\n' + digest_of_tensor(tensor) + '\n';
@@ -47,7 +47,7 @@ std::string with_the_rest(const std::string& targets, const Samples& samples) {
   return io::sha256_of(targets + '\n' + rest);
 }
 
-// Digests of the samples and of the targets.
+// Gives digests of the samples and of the targets.
 std::pair<std::string, std::string> digests_of_samples(const Samples& samples) {
   if (samples.in_memory()) {
     return {digest_of_tensor(samples.tensors().x), with_the_rest(digest_of_tensor(samples.tensors().y), samples)};

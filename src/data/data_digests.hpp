@@ -9,7 +9,7 @@
 
 namespace lockstep {
 
-// SHA-256 in hexadecimal digits. For images it is that of the unpacked IDX file that would hold the values.
+// Holds SHA-256 in hexadecimal digits. For images it is that of the unpacked IDX file with these values.
 struct DataDigests {
   std::string train_images;
   std::string train_labels;
@@ -18,7 +18,7 @@ struct DataDigests {
   bool operator==(const DataDigests&) const = default;
 };
 
-// A part of the data: its digest, its key in files, and its name for people.
+// Describes one of the digests: its member, its key in files, and its name for people.
 struct DataPart {
   std::string DataDigests::*digest;
   const char* key;
@@ -38,14 +38,14 @@ DataDigests digests_of(const ImageData& data);
 // version stand for the bytes.
 DataDigests digests_of(const Samples& train, const Samples& test);
 
-// A well-known data set, whose files have the names of Fashion-MNIST's.
+// Describes a well-known data set, whose files have the names of Fashion-MNIST's.
 struct KnownImages {
   const char* name;
   DataDigests digests;
 };
 const std::array<KnownImages, 2>& known_images();  // Fashion-MNIST, MNIST
 
-// True for Fashion-MNIST's files. MNIST's pass every other check, because sizes and counts are the same.
+// Tells whether these are Fashion-MNIST's files. MNIST's pass every other check, because sizes and counts are the same.
 bool is_fashion_mnist(const DataDigests& digests);
 bool has_images_of_mnist(const DataDigests& digests);
 

@@ -1,4 +1,4 @@
-// Fashion-MNIST's files, or MNIST's, and where they lie.
+// Finds and reads Fashion-MNIST's files, or MNIST's.
 #include <fcntl.h>
 #include <unistd.h>
 #include <lockstep/base/error.hpp>
@@ -24,7 +24,7 @@ constexpr std::array files_of_set = {"train-images-idx3-ubyte", "train-labels-id
 constexpr int64_t classes = 10;
 constexpr int64_t image_side = 28;
 
-// Returns "" if `dir` has all four files, plain or as .gz. Otherwise says what is missing, or why that cannot be seen.
+// Returns "" if `dir` has all four files, plain or as .gz. Otherwise says what is missing, or why nobody can look.
 std::string what_lacks(const std::filesystem::path& dir) {
   std::error_code error;
   const auto type = std::filesystem::status(dir, error).type();
@@ -66,7 +66,7 @@ Dataset load_set(const std::filesystem::path& dir, const char* images_name, cons
   return {images.unsqueeze(1), labels.to(at::kLong)};
 }
 
-// A gzipped file has a checksum, a plain one has none. So a wrong bit shows only if the right bits are known: the files
+// Checks plain files by known digests, since only a gzipped file has a checksum. The right bits are known if the files
 // have as many images or labels as a known set, and another file of that set lies beside.
 void check_plain_files(const std::filesystem::path& folder, const ImageData& data) {
   constexpr std::array<int64_t, 4> counts = {60000, 60000, 10000, 10000};  // the counts of both known sets

@@ -6,11 +6,11 @@
 
 namespace lockstep {
 
-// The folders in which load_fashion_mnist() looks if none is given, in order. The last is
+// Lists the folders in which load_fashion_mnist() looks if none is given, in order. The last is
 // fashion_mnist_download_place(), if there is one.
 std::vector<std::filesystem::path> fashion_mnist_places();
 
-// The first of `places` that has all four files. Throws Error, which says what each place lacks, and what to do.
+// Gives the first of `places` that has all four files. Throws Error, which says what each place lacks, and what to do.
 std::filesystem::path find_fashion_mnist(const std::vector<std::filesystem::path>& places);
 
 }  // namespace lockstep

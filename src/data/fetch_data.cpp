@@ -61,9 +61,9 @@ class Download {
 
   struct Failure {
     std::string text;
-    bool is_another_file = false;  // a file arrived, but another one
+    bool is_another_file = false;  // a wrong file arrived
   };
-  // Downloads the file. Returns why the URL did not give the right one, or nothing if it did. Throws other failures.
+  // Downloads the file. Returns why the URL did not give the right file, or nothing if it did. Throws other failures.
   std::optional<Failure> run(const std::string& url) {
     std::unique_ptr<CURL, decltype(&curl_easy_cleanup)> curl(curl_easy_init(), curl_easy_cleanup);
     if (!curl) throw Error("libcurl could not be initialised", {Error::machine});
@@ -105,7 +105,7 @@ class Download {
     curl_easy_setopt(curl, CURLOPT_XFERINFODATA, this);
   }
 
-  // libcurl calls this and is C: exceptions wait here until it has returned.
+  // Keeps an exception until libcurl has returned: libcurl calls this and is C.
   template <class Action>
   bool succeeds(Action&& action) noexcept {
     try {
@@ -148,7 +148,7 @@ class Download {
 void fetch(const RemoteFile& remote, const std::filesystem::path& dir, std::vector<std::string>& base_urls,
            const FetchOptions& options) {
   std::string failures;
-  bool arrived = false;  // whether some URL gave a file, if not the right one
+  bool arrived = false;  // some URL gave a file, right or wrong
   for (auto base = base_urls.begin(); base != base_urls.end(); ++base) {
     std::string url = *base + (base->ends_with('/') ? "" : "/") + remote.name;
     const auto failure = Download(remote, dir, options).run(url);

@@ -8,9 +8,9 @@
 
 namespace lockstep {
 
-// An average over `parts` weighs all parts equally. So a part with more samples than the average must count for more.
-// Then the average of the parts' mean losses is the mean loss of the batch. Throws Error, which names `user`, for
-// impossible sizes.
+// Gives the weight of a part. An average over `parts` weighs all parts equally, so a part with more samples than the
+// average needs a larger weight. Then the average of the parts' mean losses is the mean loss of the batch. Throws
+// Error, which names `user`, for impossible sizes.
 inline double part_weight(int64_t local_size, int64_t global_size, int parts, const std::string& user) {
   if (local_size < 0 || global_size < 1 || local_size > global_size) {
     throw Error(user + ": a part of " + std::to_string(local_size) + " samples of a global batch of " +

@@ -16,15 +16,15 @@ namespace lockstep {
 
 using Range = Batch::Range;
 
-// Part `index` of `total` samples over `count` parts. Throws Error unless 0 <= index < count and total >= 0.
+// Gives part `index` of `total` samples over `count` parts. Throws Error unless 0 <= index < count and total >= 0.
 Range part_of(int64_t total, int index, int count);
 
 // ---- By shares, for devices that are not equally fast
 
-// The sizes of all parts of `total` samples, by the method of the largest remainder. Each part gets its quota rounded
-// down. The samples left go, one each, to the parts that lost most by rounding; the first wins a tie. So sizes add up
-// exactly, differ from their quotas by less than one, and equal shares give near-equal parts. A share of 0 gives an
-// empty part. The same numbers give the same sizes on every machine. Throws Error: no shares, or shares that
+// Gives the sizes of all parts of `total` samples, by the method of the largest remainder. Each part gets its quota
+// rounded down. The samples left go, one each, to the parts that lost most by rounding; the first wins a tie. So sizes
+// add up exactly, differ from their quotas by less than one, and equal shares give near-equal parts. A share of 0 gives
+// an empty part. The same numbers give the same sizes on every machine. Throws Error: no shares, or shares that
 // check_shares refuses; total < 0 or above 2^40, where rounding could reach whole samples.
 std::vector<int64_t> sizes_by_shares(int64_t total, const std::vector<double>& shares);
 

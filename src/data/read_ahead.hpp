@@ -1,4 +1,4 @@
-// ReadAhead: a thread that reads the next batches of one Batches, so that training does not wait for them.
+// ReadAhead: reads the next batches of one Batches on a thread, so that training does not wait for them.
 //
 //   1. It holds at most the batches that are wanted: want() names them, and drops all others.
 //   2. If the function throws, the exception is kept in the place of the batch, and take() throws it.
@@ -29,7 +29,7 @@ class ReadAhead {
   ReadAhead(const ReadAhead&) = delete;
   ReadAhead& operator=(const ReadAhead&) = delete;
 
-  // Returns the samples with these numbers. If they are wanted, waits for them; else reads them on the calling thread.
+  // Returns the samples with these numbers. Waits for wanted samples, and reads others on the calling thread.
   Dataset take(const Numbers& numbers);
 
   // Names the batches that will be taken next, in this order.

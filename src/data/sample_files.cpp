@@ -33,7 +33,7 @@ struct SampleFile {
   throw Error("the data file '" + file.string() + "' " + why, {Error::file});
 }
 
-// Describes rows, "float [n, 3]": all files must agree in this.
+// Describes rows, "float [n, 3]", in which all files must agree.
 std::string row_text(const io::TensorPlace& place) {
   std::string text = c10::toString(place.type) + std::string(" [n");
   for (size_t i = 1; i < place.shape.size(); ++i) text += ", " + std::to_string(place.shape[i]);
@@ -172,7 +172,7 @@ class FileReader {
   const Samples::FileOptions options_;
 };
 
-// Draws numbers from 0 to below a limit, which depend on the key alone.
+// Draws numbers from 0 to below a limit. They depend on the key alone.
 class Draws {
  public:
   explicit Draws(uint64_t key) : key_(key) {}

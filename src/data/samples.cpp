@@ -19,7 +19,7 @@ namespace {
 
 constexpr uint64_t kWeightedDraws = 0x7765696768;  // sets these draws apart from others of the same seed
 
-// Sums the weights up to each sample. Throws Error for weights by which nobody can draw.
+// Sums the weights up to each sample. Throws Error for weights that allow no draw.
 std::vector<double> sums_of_weights(const at::Tensor& weights, int64_t size) {
   const auto refuse = [](const std::string& why) { throw Error("Samples: weights " + why); };
   if (!weights.defined() || weights.dim() != 1 || weights.size(0) != size) {
@@ -58,7 +58,7 @@ std::string rows_text(const at::Tensor& tensor) {
   return tensor.defined() ? c10::toString(tensor.scalar_type()) + (" " + sizes_text(tensor)) : "nothing";
 }
 
-// Joins one tensor of each grain, the one called `name`, one behind the other.
+// Joins the grains' tensors called `name`, one behind the other.
 at::Tensor joined_grains(const std::vector<Dataset>& grains, const std::string& name,
                          const std::function<at::Tensor(const Dataset&)>& tensor_of) {
   std::vector<at::Tensor> tensors;

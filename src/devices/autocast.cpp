@@ -14,7 +14,7 @@ Autocast::Autocast(const c10::Device& device, c10::ScalarType type, bool enabled
 
 Autocast::~Autocast() {
   // The cached casts belong to weights that are about to change. (All threads share the cache, which finds casts by
-  // their weight. Another rank that loses its casts here makes them again.)
+  // their weight. Another rank whose casts are lost here makes new ones.)
   if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
   at::autocast::set_autocast_dtype(device_type_, type_before_);
   at::autocast::set_autocast_enabled(device_type_, enabled_before_);

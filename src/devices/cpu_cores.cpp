@@ -46,8 +46,8 @@ void set_mask_of_this_thread(const std::vector<int>& cpus) {
   CPU_FREE(mask);
 }
 
-// The places where OpenMP may put its threads. Empty if there is no OpenMP, or it binds no threads. LibTorch brings
-// some OpenMP, which is asked by name, so that we link none.
+// Gives the places where OpenMP may put its threads; none if there is no OpenMP, or if it binds no threads. LibTorch
+// brings some OpenMP, which is asked by name, so that we link none.
 std::vector<std::vector<int>> places_of_openmp() {
   const auto ask = [](const char* name) { return dlsym(RTLD_DEFAULT, name); };
   const auto places = reinterpret_cast<int (*)()>(ask("omp_get_num_places"));

@@ -1,7 +1,7 @@
 // Reads the limits of this process's work on the CPU: its affinity mask, and its cgroup's CPU quota.
 //
-// The folders are parameters, so that a test can show other machines than its own. Linux only. Nothing here throws: a
-// limit that cannot be read counts as none.
+// The folders are parameters, so that a test can show other machines than its own. Linux only. No function here throws:
+// a limit that cannot be read counts as none.
 #pragma once
 
 #include <filesystem>
@@ -10,14 +10,14 @@
 
 namespace lockstep {
 
-// The logical CPUs that this thread may run on. OMP_PROC_BIND, OMP_PLACES or GOMP_CPU_AFFINITY make OpenMP bind the
-// thread that loads it to the first of its places. Then all places count, since together they are the mask before.
+// Lists the logical CPUs that this thread may run on. OMP_PROC_BIND, OMP_PLACES or GOMP_CPU_AFFINITY make OpenMP bind
+// the thread that loads it to the first of its places. Then all places count, which together are the mask before.
 std::vector<int> affinity_cpus();
 
-// Whether OpenMP binds its threads. Then each thread is bound that computes on several.
+// Tells whether OpenMP binds its threads. Then each thread that computes on several threads is bound.
 bool openmp_binds_threads();
 
-// While it lives, this thread may run on all of affinity_cpus(), and so may the threads and processes it starts.
+// While a FreeOfOpenMp lives, its thread may run on all of affinity_cpus(). So may all that it starts.
 class FreeOfOpenMp {
  public:
   FreeOfOpenMp();
@@ -29,14 +29,14 @@ class FreeOfOpenMp {
   std::vector<int> before_;  // the thread's CPUs before; empty if they were not changed
 };
 
-// Physical cores among the logical CPUs `cpus`: two hyperthreads of one core count once. A CPU whose topology cannot be
-// read counts as a core.
+// Counts the physical cores among the logical CPUs `cpus`: two hyperthreads of one core count once. A CPU whose
+// topology cannot be read counts as a core.
 int physical_cores(const std::vector<int>& cpus, const std::filesystem::path& sys_cpu = "/sys/devices/system/cpu");
 
 constexpr double no_quota = std::numeric_limits<double>::infinity();
 
-// How many CPUs' worth of time the cgroup allows: 1.5 means one and a half CPUs. Reads version 2 (cpu.max) or 1
-// (cpu.cfs_quota_us), and gives the smallest quota on the way from this process's group up to the root.
+// Gives the CPUs' worth of time that the cgroup allows: 1.5 means one and a half CPUs. Reads version 2 (cpu.max) or 1
+// (cpu.cfs_quota_us). The smallest quota on the way from this process's group up to the root counts.
 double cpu_quota(const std::filesystem::path& cgroups = "/sys/fs/cgroup",
                  const std::filesystem::path& self = "/proc/self/cgroup");
 

@@ -1,17 +1,17 @@
-// Asks what only the CUDA part of LibTorch can say about a GPU. CMake takes cuda_info.cpp or no_cuda_info.cpp.
+// Asks the CUDA part of LibTorch for a GPU's name and identity. CMake takes cuda_info.cpp or no_cuda_info.cpp.
 #pragma once
 
 #include <string>
 
 namespace lockstep {
 
-// The driver's name of GPU `index`; empty if this build has no CUDA part.
+// Gives the driver's name of GPU `index`, or "" if this build has no CUDA part.
 std::string gpu_name(int index);
 
-// The driver's name of GPU `index`, and its compute capability. Empty like gpu_name.
+// Gives the driver's name of GPU `index` and its compute capability, or "" like gpu_name.
 std::string gpu_kind(int index);
 
-// An identity of GPU `index` that is the same in every process, whatever index it has there. Empty like gpu_name.
+// Gives an identity of GPU `index` that is the same in every process, whatever the GPU's index there; "" like gpu_name.
 std::string gpu_id(int index);
 
 }  // namespace lockstep

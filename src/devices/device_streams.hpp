@@ -6,15 +6,15 @@
 
 namespace lockstep {
 
-// The calling thread's current stream of `device`.
+// Gives the calling thread's current stream of `device`.
 c10::Stream current_stream(const c10::Device& device);
 
-// A stream of the device's pool, whose work runs beside other work. A type without a pool, as Apple's, gives its
-// current stream: then work is done in the order in which it is queued, which is right too.
+// Gives a stream of the device's pool, whose work runs beside other work. A type without a pool, as Apple's, gives its
+// current stream. Then work is done in the order in which it is queued, and results are right too.
 c10::Stream stream_beside(const c10::Device& device, bool high_priority = false);
 
-// Tells the allocator that `stream` uses `tensor` as well, so that its memory is not given away before the stream is
-// done. Does nothing for a type whose memory does not need this. (The operator record_stream is CUDA's and Intel's
+// Tells the allocator that `stream` uses `tensor` as well. So the tensor's memory is not given away before the stream
+// is done. Does nothing for a type whose memory does not need this. (The operator record_stream is CUDA's and Intel's
 // alone.)
 void keep_for(const at::Tensor& tensor, const c10::Stream& stream);
 

@@ -10,7 +10,7 @@
 namespace lockstep {
 namespace {
 
-// Most waits of a step take less than kWithoutSleep; a sleep would add kSleep to each.
+// Most waits of a step take less than kWithoutSleep. A sleep would add kSleep to each.
 constexpr std::chrono::milliseconds kWithoutSleep{2};
 constexpr std::chrono::microseconds kSleep{100};
 

@@ -12,9 +12,9 @@
 namespace lockstep {
 
 struct DeviceWait {
-  std::string who;  // the name of who waits
+  std::string who;  // the waiter's name
   std::chrono::milliseconds timeout;
-  std::function<void()> look;  // throws if the wait is in vain; called again and again, and once when all is done
+  std::function<void()> look;  // throws if the wait is in vain; wait_for calls it again and again, and once at the end
 };
 
 // Marks the end of the work that the current stream of `device`, a GPU, has so far.

@@ -32,7 +32,7 @@ c10::Device cpu() {
   return c10::Device(c10::kCPU);
 }
 
-// LibTorch's types of accelerators that `name` could mean; its own device for tests has the name that it was given.
+// Finds LibTorch's type of accelerator that `name` means. LibTorch's device for tests has the name that its user gave.
 std::optional<c10::DeviceType> type_named(std::string_view name) {
   for (int number = 0; number < c10::COMPILE_TIME_MAX_DEVICE_TYPES; ++number) {
     const auto type = static_cast<c10::DeviceType>(number);
@@ -41,7 +41,7 @@ std::optional<c10::DeviceType> type_named(std::string_view name) {
   return std::nullopt;
 }
 
-// The GPUs of one type. LibTorch has no guard for a type for which it was not built.
+// Lists the GPUs of one type. LibTorch has no guard for a type for which it was not built.
 Devices gpus_of(c10::DeviceType type) {
   Devices devices;
   if (!at::isAccelerator(type) || !c10::impl::hasDeviceGuardImpl(type)) return devices;

@@ -5,8 +5,8 @@
 //   if (copy.arrival()) wait_for(rank, *copy.arrival());  // the device has the work queued since then to do meanwhile
 //   copy.values().item<double>();
 //
-// item() would wait for all that is queued so far, and the device would then have nothing to do. Used by one thread. On
-// the CPU there is nothing to wait for, and no copy.
+// item() would wait for all that is queued so far, and the device would then have nothing to do. Use it from one
+// thread. On the CPU there is nothing to wait for, and no copy.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -21,15 +21,15 @@ class HostCopy {
   // Do not change a tensor of the CPU before its values are read.
   explicit HostCopy(const at::Tensor& tensor);
 
-  // Tells when the values arrive; null: they are there.
+  // Gives the event of the values' arrival, or null if they are there.
   const c10::Event* arrival() const { return arrived_ ? &*arrived_ : nullptr; }
 
-  // The values, on the CPU. Wait for their arrival first: until then this memory holds anything.
+  // Gives the values, on the CPU. Wait for their arrival first: until then this memory holds anything.
   const at::Tensor& values() const { return values_; }
 
  private:
   at::Tensor values_;
-  std::optional<c10::Event> arrived_;  // tells when the values arrive; null: they are there
+  std::optional<c10::Event> arrived_;  // the event of the values' arrival; null: they are there
 };
 
 }  // namespace lockstep

@@ -67,7 +67,7 @@ void keep_freed_memory() {
   // Threads' memory comes in heaps of at most 64 MB. glibc unmaps a heap that is all free, unless this much must stay.
   mallopt(M_TOP_PAD, 64 << 20);
   static const bool is_set = [] {
-    // With this variable LibTorch takes large tensors in huge pages; malloc does not.
+    // This variable makes LibTorch take large tensors in huge pages, which malloc does not.
     const bool huge_pages = c10::utils::check_env("THP_MEM_ALLOC_ENABLE").value_or(false);
     if (huge_pages || c10::GetCPUAllocator() != c10::GetDefaultCPUAllocator()) return false;  // the program's own
     c10::SetCPUAllocator(new TensorsByMalloc);                                                // outlives all tensors

@@ -7,8 +7,8 @@ namespace lockstep {
 namespace {
 
 // contiguous() keeps the strides of a tensor that has one channel, or one pixel: its memory has the order of both
-// formats. But a convolution chooses the format of its results by the weight's strides, and all layers after it would
-// convert them.
+// formats. But a convolution chooses the format of its results by the weight's strides, and all later layers would
+// convert these results.
 at::Tensor with_strides_of(at::MemoryFormat format, const at::Tensor& tensor) {
   const at::Tensor values = tensor.contiguous(format);
   return format == at::MemoryFormat::ChannelsLast

@@ -8,19 +8,19 @@
 namespace lockstep {
 namespace {
 
-// The key under which LibTorch's allocators look for a listener. (Not a constant: its value is a global of LibTorch's.)
+// Gives the key under which LibTorch's allocators look for a listener. (Its value is a global of LibTorch's.)
 c10::DebugInfoKind place() {
   return c10::DebugInfoKind::PROFILER_STATE;
 }
 
-// The listener before this one: a profiler, or a meter around this one. It outlives this one.
+// Gives the listener before this one: a profiler, or a meter around this one. It outlives this one.
 c10::MemoryReportingInfoBase* outer() {
   return dynamic_cast<c10::MemoryReportingInfoBase*>(c10::ThreadLocalDebugInfo::get(place()));
 }
 
 }  // namespace
 
-// If a pointer is given out twice, its memory was freed where no meter saw that.
+// If a pointer is given out twice, its memory was freed where no meter saw the call.
 void MemoryLedger::allocated(const void* pointer, int64_t bytes, const std::shared_ptr<Account>& account) {
   const std::lock_guard lock(mutex_);
   forget(pointer);

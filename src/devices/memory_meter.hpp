@@ -2,9 +2,9 @@
 //
 // While a MemoryMeter lives, it counts what LibTorch's allocators, on the CPU and on GPUs, give to its thread and take
 // back. Autograd's threads that work for its thread count, too. So ranks that are threads of one process are told
-// apart; the process's memory would not tell them apart. Memory from before the meter does not count when it is freed.
-// Memory that another thread frees stays counted, unless a meter of that thread shares the ledger. Meters nest, and a
-// profiler around one goes on. Cost: a lock and an entry in a table per tensor.
+// apart, as the process's memory could not do. Memory from before the meter does not count when it is freed. Memory
+// that another thread frees stays counted, unless a meter of that thread shares the ledger. Meters nest, and a profiler
+// around one goes on. Cost: a lock and an entry in a table per tensor.
 #pragma once
 
 #include <c10/util/ThreadLocalDebugInfo.h>
@@ -16,8 +16,8 @@
 
 namespace lockstep {
 
-// MemoryLedger: notes which memory belongs to which meter. Meters on threads that free each other's tensors share one
-// ledger. Thread-safe.
+// MemoryLedger: notes the meter of each allocation. Let meters on threads that free each other's tensors share one.
+// Thread-safe.
 class MemoryLedger {
  public:
   struct Account {

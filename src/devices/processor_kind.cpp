@@ -41,7 +41,7 @@ class OneThread {
   const int before_ = at::get_num_threads();
 };
 
-// Makes exact numbers from -1 to below 1: every processor makes the same ones.
+// Makes exact numbers from -1 to below 1, the same on every processor.
 at::Tensor numbers(at::IntArrayRef sizes, uint64_t seed) {
   at::Tensor tensor = at::empty(sizes, at::kFloat);
   auto* const values = tensor.mutable_data_ptr<float>();

@@ -9,10 +9,10 @@
 
 namespace lockstep {
 
-// The kind of a CPU is LibTorch's choice of instructions, and a hash of the results of small products, convolutions,
-// sums and updates, such as "AVX512 1a2b3c4d". The process computes it once, on one thread, in 2 ms and what the
-// libraries need before their first product. The kind of a GPU is the driver's name and the compute capability. It is
-// empty for other types than cuda, and without CUDA parts.
+// Gives the device's kind. That of a CPU is LibTorch's choice of instructions, and a hash of the results of small
+// products, convolutions, sums and updates, such as "AVX512 1a2b3c4d". The process computes it once, on one thread, in
+// 2 ms and the time that the libraries need before their first product. The kind of a GPU is the driver's name and the
+// compute capability, or "" for other types than cuda and without CUDA parts.
 std::string processor_kind(const c10::Device& device);
 
 }  // namespace lockstep

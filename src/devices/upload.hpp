@@ -21,14 +21,14 @@ at::Tensor upload(const at::Tensor& tensor, const c10::Device& device);
 // waits for the copy of the batch behind its own.
 class BatchUpload {
  public:
-  // `order` (int64): the numbers of rows; undefined stands for 0, 1, 2, ….
+  // `order` (int64) holds the numbers of rows; an undefined one stands for 0, 1, 2, ….
   BatchUpload(const c10::Device& gpu, at::Tensor order);
 
-  // The rows whose numbers stand at [begin, begin + size) of the order, for the GPU's current stream, which waits for
-  // the copy. `data` must be on the CPU and need no gradient.
+  // Gives the rows whose numbers stand at [begin, begin + size) of the order. They are for the GPU's current stream,
+  // which waits for the copy. Give `data` on the CPU, without need of a gradient.
   at::Tensor rows(const at::Tensor& data, int64_t begin, int64_t size);
 
-  // Sends these rows on their way, for a rows() to come. Drops other rows of `data` that were started before.
+  // Begins to send these rows, for a later call of rows(). Drops other rows of `data` that were started before.
   void start(const at::Tensor& data, int64_t begin, int64_t size);
 
  private:

@@ -36,7 +36,7 @@ std::filesystem::path temporary_for(const std::filesystem::path& file) {
 
 AtomicFile::AtomicFile(std::filesystem::path file, FileSystem& files)
     : files_(files), file_(std::move(file)), place_(behind_links(file_)) {
-  // Refuses what is no file: renaming would take a device or a pipe away, and fail for a folder.
+  // Refuses a place that is no file: renaming would take a device or a pipe away, and fail for a folder.
   std::error_code ignored;
   const auto there = std::filesystem::status(place_, ignored);
   if (std::filesystem::exists(there) && !std::filesystem::is_regular_file(there)) {

@@ -1,10 +1,10 @@
 // AtomicFile: replaces a file whole or not at all.
 //
-// The bytes go into a temporary file beside the file; if that is a link, beside the link's target, so that the link
-// stays. commit() flushes the temporary to the disk and renames it, and then flushes the folder. Whatever ends the
-// process or the machine, the old file or the new one is there, whole. Without commit(), and after any failure before
-// the renaming, the temporary is removed, and the old file stays as it was. A process that is killed leaves the
-// temporary behind, as a hidden file ".NAME.XXXXXXXX.tmp". One thread at a time.
+// The bytes go into a temporary file beside the file. If the file is a link, they go beside the link's target, so that
+// the link stays. commit() flushes the temporary to the disk and renames it, and then flushes the folder. Whatever ends
+// the process or the machine, the old file or the new one is there, whole. Without commit(), and after any failure
+// before the renaming, the temporary is removed, and the old file stays as it was. A process that is killed leaves the
+// temporary behind, as a hidden file ".NAME.XXXXXXXX.tmp". Use it from one thread at a time.
 #pragma once
 
 #include <cstddef>
@@ -24,7 +24,7 @@ class AtomicFile {
   AtomicFile(const AtomicFile&) = delete;
   AtomicFile& operator=(const AtomicFile&) = delete;
 
-  // These throw Error that names the file, the operation and the system's reason.
+  // These functions throw Error that names the file, the operation and the system's reason.
   void write(const void* data, size_t bytes);
   void write(std::string_view text) { write(text.data(), text.size()); }
   void commit();
@@ -47,8 +47,8 @@ bool create_file(const std::filesystem::path& file);
 // Replaces `file` by `text`.
 void write_file(const std::filesystem::path& file, std::string_view text);
 
-// The temporaries of AtomicFiles in a folder. If nobody writes there, they were left behind. A folder that cannot be
-// read gives none.
+// Lists the temporaries of AtomicFiles in a folder. If nobody writes there, they were left behind. A folder that cannot
+// be read gives none.
 std::vector<std::filesystem::path> temporaries_in(const std::filesystem::path& folder);
 
 }  // namespace lockstep::io

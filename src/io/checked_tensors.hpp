@@ -19,7 +19,7 @@ void write_checked(const std::filesystem::path& file, const NamedTensors& tensor
 // `metadata`, if any, gets the texts of its header.
 NamedTensors read_checked(const std::filesystem::path& file, std::map<std::string, std::string>* metadata = nullptr);
 
-// The words with which the texts of these errors begin.
+// Gives the words with which the texts of these errors begin.
 std::string cannot_load(const std::filesystem::path& file);
 
 // Calls load() with the file's tensors and texts. Its Errors name the file.

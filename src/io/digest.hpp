@@ -1,4 +1,4 @@
-// Digest: the SHA-256 of bytes, by OpenSSL.
+// Digest: computes the SHA-256 of bytes, by OpenSSL.
 #pragma once
 
 #include <cstddef>

@@ -1,6 +1,6 @@
 // FileRows: reads rows of a safetensors file's tensors, each from its place, without the rest of the file.
 //
-// Used by one thread. Cost: one call of the system for rows that follow each other.
+// Use it from one thread. Cost: one call of the system for rows that follow each other.
 #pragma once
 
 #include <cstdint>
@@ -18,8 +18,8 @@ class FileRows {
   FileRows(const FileRows&) = delete;
   FileRows& operator=(const FileRows&) = delete;
 
-  // Reads the rows [row, row + count) of the tensor at this place; `into` must have room for them. Throws Error, which
-  // names the file, if the rows cannot be read.
+  // Reads the rows [row, row + count) of the tensor at this place. Give an `into` that has room for them. Throws Error,
+  // which names the file, if the rows cannot be read.
   void read(const TensorPlace& place, int64_t row, int64_t count, void* into) const;
 
  private:

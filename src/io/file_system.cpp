@@ -16,7 +16,7 @@ int FileSystem::create(const std::filesystem::path& file) {
 }
 
 ssize_t FileSystem::write(int fd, const void* data, size_t bytes) {
-  const SignalBlocked blocked(SIGXFSZ);  // beyond the limit, write() then fails as on a full disk
+  const SignalBlocked blocked(SIGXFSZ);  // write() beyond the limit then fails as on a full disk
   return ::write(fd, data, bytes);
 }
 

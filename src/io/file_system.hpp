@@ -20,12 +20,12 @@ class FileSystem {
   virtual int rename(const std::filesystem::path& from, const std::filesystem::path& to);
   virtual int unlink(const std::filesystem::path& file);
 
-  // Brings the names in a folder to the disk (fsync). Succeeds without doing so if the system cannot (some network file
-  // systems), or may not read this folder.
+  // Brings the names in a folder to the disk (fsync). If the system cannot flush a folder (some network file systems),
+  // or may not read it, this does nothing and succeeds.
   virtual int sync_folder(const std::filesystem::path& folder);
 };
 
-// The system's own calls, without state.
+// Gives the system's own calls, without state.
 FileSystem& real_files();
 
 }  // namespace lockstep::io

@@ -50,7 +50,7 @@ bool FileLock::is_the_file() const {
 void FileLock::remove() {
   if (fd_ < 0) return;
   ::unlink(file_.c_str());
-  close();  // only now: until then NFS keeps a removed file under another name
+  close();  // NFS keeps a removed file under another name until this call
 }
 
 void FileLock::close() {

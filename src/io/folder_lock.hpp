@@ -1,9 +1,9 @@
 // FolderLock: lets one process at a time work in a folder. However a process ends, the system gives the lock back.
 //
 // It holds the file `.lock` in the folder, which keeps processes of all machines out (see FileLock). It also holds the
-// folder itself (flock). Earlier versions did only that: they are kept out, and keep others out. If the file cannot be
+// folder itself (flock), as earlier versions did: so old and new versions keep each other out. If the file cannot be
 // locked, other machines are not kept out. If the folder cannot be locked either, nobody is kept out. doubt() says
-// which. Used by one thread.
+// which case it is. Use it from one thread.
 //
 // The file stays when the lock is given back.
 #pragma once
@@ -15,10 +15,10 @@ namespace lockstep::io {
 
 inline constexpr const char* kLockFile = ".lock";
 
-// At most one FileLock holds a file. However its process ends, the system gives the lock back. The lock is a byte-range
-// lock of the whole file that belongs to the open file (F_OFD_SETLK). NFS passes such a lock on to its server, so all
-// machines see the lock. The server's own machine sees it too, but would not see an flock(). If NFS is mounted with
-// `nolock` or `local_lock`, only one machine sees the lock, and nothing tells. Used by one thread.
+// FileLock: holds a file, as only one can. However its process ends, the system gives the lock back. The lock is a
+// byte-range lock of the whole file that belongs to the open file (F_OFD_SETLK). NFS passes such a lock on to its
+// server, so all machines see the lock. The server's own machine sees it too, but would not see an flock(). If NFS is
+// mounted with `nolock` or `local_lock`, only one machine sees the lock, unnoticed. Use it from one thread.
 class FileLock {
  public:
   FileLock() = default;
@@ -53,14 +53,14 @@ class FolderLock {
   FolderLock(const FolderLock&) = delete;
   FolderLock& operator=(const FolderLock&) = delete;
 
-  // Returns false if another FolderLock holds the folder. If neither can be locked, everybody gets it. Call take()
-  // once.
+  // Returns false if another FolderLock holds the folder. If neither the file nor the folder can be locked, everybody
+  // gets true. Call take() once.
   bool take(const std::filesystem::path& folder);
 
-  // The user can do this ("wait for it, or stop it…"). Call it after take() gave false.
+  // Says what the user can do ("wait for it, or stop it…"). Call it after take() gave false.
   const std::string& advice() const { return advice_; }
 
-  // Why the lock may keep nobody out ("runs/a cannot be locked (No locks available), …"), or empty. Call it after
+  // Says why the lock may keep nobody out ("runs/a cannot be locked (No locks available), …"), or "". Call it after
   // take().
   const std::string& doubt() const { return doubt_; }
 

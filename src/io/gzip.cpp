@@ -46,7 +46,7 @@ GzipReader::GzipReader(const std::filesystem::path& file) : file_(file), buffer_
   fill();
   compressed_ = stream_.avail_in >= 2 && buffer_[0] == 0x1f && buffer_[1] == 0x8b;
   if (!compressed_) return;
-  // Does what a macro of zlib.h does: a macro cannot call a function of a loaded library.
+  // Replaces a macro of zlib.h, which cannot call a function of a loaded library.
   const int status = zlib().inflateInit2_(&stream_, gzip_window_bits, ZLIB_VERSION, static_cast<int>(sizeof stream_));
   if (status != Z_OK) throw Error("zlib could not be initialised", {Error::machine});
 }

@@ -1,7 +1,7 @@
 // GzipReader: reads a file's bytes, and decompresses them if the file's content (not its name) is gzip.
 //
-// Strict: a stream that is cut off, damaged (checksum, length) or followed by something else is an Error that names the
-// file. One thread at a time. Memory: two small buffers. zlib is loaded when the first gzipped file is read.
+// It is strict: a stream that is cut off, damaged (checksum, length) or followed by something else is an Error that
+// names the file. Use it from one thread at a time. Memory: two small buffers. The first gzipped file loads zlib.
 #pragma once
 
 #include <zlib.h>
@@ -21,10 +21,10 @@ class GzipReader {
   GzipReader(const GzipReader&) = delete;
   GzipReader& operator=(const GzipReader&) = delete;
 
-  // Reads `bytes` bytes into `into`, fewer only at the end of the data. Returns how many.
+  // Reads `bytes` bytes into `into`, fewer only at the end of the data. Returns their number.
   size_t read(void* into, size_t bytes);
 
-  // The most bytes that a file of this size can hold. What a header claims must not exceed this.
+  // Gives the most bytes that a file of this size can hold. Refuse a header that claims more.
   uint64_t max_size() const;
 
  private:

@@ -33,7 +33,7 @@ class IdxFile {
       overflow |= __builtin_mul_overflow(product, std::max<int64_t>(sizes.back(), 1), &product);
       empty |= sizes.back() == 0;
     }
-    // Asks only for memory that the file can really fill, whatever its header claims.
+    // Asks for no more memory than the file can fill, whatever its header claims.
     uint64_t values = empty ? 0 : static_cast<uint64_t>(product);
     uint64_t most = reader_.max_size() - 4 - 4 * static_cast<uint64_t>(dimensions);
     if (overflow || values > most) {

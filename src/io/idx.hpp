@@ -13,7 +13,7 @@ namespace lockstep::io {
 // what was found: another magic, lengths that the file cannot hold, too few or too many bytes, damaged gzip.
 at::Tensor read_idx(const std::filesystem::path& file, int dimensions);
 
-// `dir`/`name` or `dir`/`name`.gz, whichever is there; empty if neither is.
+// Gives `dir`/`name` or `dir`/`name`.gz, whichever is there, or an empty path if neither is.
 std::filesystem::path find_idx(const std::filesystem::path& dir, const std::string& name);
 
 }  // namespace lockstep::io

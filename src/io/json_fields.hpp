@@ -22,7 +22,8 @@
 
 namespace lockstep {
 
-// Returns "" if `found` is a Value as it stands; otherwise what it must be. (json itself would make 2 of 2.7.)
+// Returns "" if `found` is a Value as it stands, and otherwise the kind that is needed. (json itself would make 2 of
+// 2.7.)
 template <class Value>
 std::string what_lacks(const nlohmann::json& found) {
   if constexpr (std::is_same_v<Value, std::string>) {

@@ -1,5 +1,5 @@
-// libcrypto(): the functions of OpenSSL's libcrypto that lockstep calls, under OpenSSL's names. The library is loaded
-// at the first call; see system_library.hpp. Thread-safe.
+// libcrypto(): gives the functions of OpenSSL's libcrypto that lockstep calls, under OpenSSL's names. The library is
+// loaded at the first call; see system_library.hpp. Thread-safe.
 #pragma once
 
 #include <openssl/evp.h>
@@ -12,7 +12,7 @@ namespace lockstep::io {
 struct Libcrypto {
   SystemLibrary library;
 
-  // OpenSSL 1.1 and 3 have all of these, with the same arguments.
+  // OpenSSL 1.1 and 3 have all of these functions, with the same arguments.
   decltype(&::EVP_MD_CTX_new) EVP_MD_CTX_new = library.function<decltype(::EVP_MD_CTX_new)>("EVP_MD_CTX_new");
   decltype(&::EVP_MD_CTX_free) EVP_MD_CTX_free = library.function<decltype(::EVP_MD_CTX_free)>("EVP_MD_CTX_free");
   decltype(&::EVP_DigestInit_ex) EVP_DigestInit_ex =

@@ -7,8 +7,8 @@
 
 namespace lockstep::io {
 
-// The rest after the name, as "S 4711 4712 ...": the state, the parent, the process group, and more. (The name may hold
-// anything.) Empty if the process is gone.
+// Gives the rest after the name, as "S 4711 4712 ...": the state, the parent, the process group, and more. (The name
+// may hold anything.) It gives "" if the process is gone.
 inline std::string stat_after_name(const std::filesystem::path& folder) {
   std::ifstream file(folder / "stat");
   std::string line;

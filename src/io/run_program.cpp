@@ -18,7 +18,8 @@
 namespace lockstep::io {
 namespace {
 
-// MemoryFile: a file in memory. Unlike a pipe it never fills up, so nobody has to read and write at the same time.
+// MemoryFile: makes a file in memory. Unlike a pipe it never fills up, so nobody has to read and write at the same
+// time.
 class MemoryFile {
  public:
   explicit MemoryFile(const char* name) : fd_(memfd_create(name, MFD_CLOEXEC)) {
@@ -85,8 +86,8 @@ pid_t start(const std::vector<std::string>& arguments, int in, int out, int err)
   return child;
 }
 
-// The child's status as waitpid gives it, or none where SIGCHLD is ignored: then the system forgets it. Kills the child
-// and its whole group when the time is over.
+// Gives the child's status as waitpid does, or none where SIGCHLD is ignored and the system forgets the status. Kills
+// the child and its whole group when the time is over.
 std::optional<int> wait_for(pid_t child, const std::string& program, std::chrono::milliseconds limit) {
   auto deadline = std::chrono::steady_clock::now() + limit;
   auto pause = std::chrono::milliseconds(1);

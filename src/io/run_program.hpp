@@ -9,17 +9,17 @@
 
 namespace lockstep::io {
 
-// run_program throws this if a program is not installed: trying again would not help.
+// run_program throws ProgramNotFound if a program is not installed: trying again would not help.
 class ProgramNotFound : public Error {
  public:
   explicit ProgramNotFound(const std::string& text) : Error(text, {Error::machine}) {}
 };
 
-// Starts `arguments`[0], found through PATH and without a shell. Gives it `input` as standard input, and returns what
-// it wrote to standard output. It runs in a process group of its own, so that Ctrl-C on the terminal does not reach it.
-// Throws Error, which names the program, if it is not there (ProgramNotFound), if it failed (with its standard error),
-// if a signal ended it, or if it took longer than `limit` and was killed. Where this process ignores SIGCHLD nobody
-// knows how a program ended, so there it failed if it wrote to standard error.
+// Starts `arguments`[0], found through PATH and without a shell. Gives the program `input` as standard input, and
+// returns its standard output. The program runs in a process group of its own, so Ctrl-C on the terminal does not reach
+// it. Throws Error, which names the program, if it is not there (ProgramNotFound), if it failed (with its standard
+// error), if a signal ended it, or if it took longer than `limit` and was killed. Where this process ignores SIGCHLD,
+// nobody knows how a program ended: there a text on standard error counts as a failure.
 std::string run_program(const std::vector<std::string>& arguments, const std::string& input,
                         std::chrono::milliseconds limit);
 

@@ -67,7 +67,7 @@ size_t type_index(const at::Tensor& tensor) {
   return static_cast<size_t>(type - type_names.begin());
 }
 
-// Sorts by type, then by name. Throws Error if the format cannot hold them.
+// Sorts by type, then by name. Throws Error if the format cannot hold the tensors.
 NamedTensors in_file_order(NamedTensors tensors) {
   if (const std::string why = what_a_file_lacks(tensors); !why.empty()) throw Error(why, {Error::file});
   auto key = [](const auto& entry) { return std::pair(type_index(entry.second), entry.first); };
@@ -159,7 +159,7 @@ std::vector<uint64_t> unsigned_numbers(const Json& entry, const char* key) {
   return numbers;
 }
 
-// The entry counts its bytes from the beginning of the data.
+// Reads an entry, which counts its bytes from the beginning of the data.
 TensorPlace parse_entry(const std::string& name, const Json& json, uint64_t data_size) {
   if (!json.is_object()) throw Error("it is not described by an object", {Error::file});
   if (!json.contains("dtype") || !json["dtype"].is_string()) throw Error("it has no 'dtype'", {Error::file});

@@ -23,11 +23,11 @@ namespace lockstep::io {
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
 // Names the first tensor that no file can hold, and says why: the format lacks its type (ComplexDouble, quantized
-// types), or it is sparse. Empty if a file can hold all of them.
+// types), or it is sparse. It gives "" if a file can hold all of them.
 std::string what_a_file_lacks(const NamedTensors& tensors);
 
-// A tensor with the bytes that a file holds: on the CPU, in the order of its sizes. The same tensor if it is so
-// already.
+// Gives a tensor with the bytes that a file holds: on the CPU, in the order of its sizes. This is `tensor` itself if it
+// is so already.
 at::Tensor as_in_a_file(const at::Tensor& tensor);
 
 // Writes the tensors, from whatever device, and replaces `file` whole. `metadata` joins {"format": "pt"} in the header.
@@ -36,13 +36,13 @@ at::Tensor as_in_a_file(const at::Tensor& tensor);
 void write_safetensors(const std::filesystem::path& file, const NamedTensors& tensors,
                        const std::map<std::string, std::string>& metadata = {}, FileSystem& files = real_files());
 
-// Reads the file's tensors to the CPU, in the order of their data. Strict: nothing that the header says is believed
-// before it is checked against the file's size. `metadata`, if not null, gets the header's texts. Throws Error that
-// names the file and what is wrong.
+// Reads the file's tensors to the CPU, in the order of their data. It is strict: each number in the header is checked
+// against the file's size before it is used. `metadata`, if not null, gets the header's texts. Throws Error that names
+// the file and what is wrong.
 NamedTensors read_safetensors(const std::filesystem::path& file,
                               std::map<std::string, std::string>* metadata = nullptr);
 
-// A tensor's entry in a file's header, checked against the file's size.
+// Holds a tensor's entry in a file's header, checked against the file's size.
 struct TensorPlace {
   std::string name;
   at::ScalarType type;
@@ -58,13 +58,13 @@ struct FileLayout {
 // Reads the header alone; the tensors are neither read nor checked. Throws Error as read_safetensors does.
 FileLayout read_layout(const std::filesystem::path& file);
 
-// Throws Error for a tensor of bools that holds other bytes than 0 and 1: reading these as bools is undefined.
+// Throws Error for a tensor of bools that holds other bytes than 0 and 1, since reading them as bools is undefined.
 void check_bool(const at::Tensor& tensor, const std::string& name);
 
 // A file's metadata may have under this key digest_of() of its tensors and of the rest of its metadata.
 inline constexpr const char* kDigestKey = "sha256";
 
-// SHA-256 of the texts and of the tensors by name, in hexadecimal digits. {"format": "pt"} is one of the texts.
+// Gives the SHA-256 of the texts and the tensors by name, in hexadecimal digits. {"format": "pt"} is one of the texts.
 std::string digest_of(const std::map<std::string, std::string>& metadata, const NamedTensors& tensors);
 
 // Throws Error if the metadata have a digest that is not digest_of() of the tensors and of the rest of the metadata.

@@ -16,7 +16,7 @@ std::string last_loading_error() {
 SystemLibrary::SystemLibrary(const SystemLibraryNames& names) {
   std::string tried;
   for (const auto& file : names.files) {
-    // With RTLD_LOCAL its names stay apart from those of another version that the program may have.
+    // RTLD_LOCAL keeps its names apart from those of another version that the program may have.
     handle_ = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (handle_ != nullptr) return;
     tried += (tried.empty() ? "" : "; ") + last_loading_error();

@@ -1,5 +1,5 @@
-// SystemLibrary: loads a library of the system when it is first needed. So programs link LibTorch alone, and a program
-// that never needs the library runs where it is not installed. The library stays loaded until the process ends.
+// SystemLibrary: loads a library of the system when a program first needs it. So programs link LibTorch alone, and a
+// program without that need runs where the library is not installed. The library stays loaded until the process ends.
 //
 // Thread-safe. Loading takes milliseconds, and function() a look-up, so keep the results.
 #pragma once
@@ -19,10 +19,10 @@ struct SystemLibraryNames {
 
 class SystemLibrary {
  public:
-  // Loads the library. Throws Error that says which files were tried, what needs the library, and what to install.
+  // Loads the library. Throws Error that names the files tried, the user of the library, and the packages to install.
   explicit SystemLibrary(const SystemLibraryNames& names);
 
-  // Finds a function of the library; give the type that its header declares: function<decltype(::zError)>("zError").
+  // Finds a function of the library. Give the type that its header declares: function<decltype(::zError)>("zError").
   // Throws Error if the library has no function of this name.
   template <class Function>
   Function* function(const char* name) const {

@@ -42,8 +42,8 @@ bool suits_pixel_kernels(const torch::nn::BatchNorm2dImpl& norm) {
 
 // ---- The kernels over all pixels -----------------------------------------------------------------------------------
 
-// The pixels of an image, in ranges that depend on the image's shape alone. A range has 16 kB of values, so that those
-// of three images fit into the first-level cache.
+// Divides the pixels of an image into ranges that depend on the image's shape alone. A range has 16 kB of values, so
+// that one range from each of three images fits into the first-level cache.
 RowRanges pixels_of(const Tensor& image) {
   const int64_t channels = image.size(1);
   return {image.numel() / channels, channels, std::max<int64_t>(16, 4096 / channels)};
@@ -101,7 +101,7 @@ ImageStatistics image_statistics(const Tensor& x, const RowRanges& pixels) {
   return all;
 }
 
-// Moves the running statistics as LibTorch's BatchNorm does, which leaves the versions of these tensors alone, too.
+// Moves the running statistics as LibTorch's BatchNorm does, and like it leaves the versions of these tensors alone.
 void follow(torch::nn::BatchNorm2dImpl& norm, const ImageStatistics& batch, const RowRanges& pixels) {
   norm.num_batches_tracked += 1;
   const double momentum = *norm.options.momentum();
@@ -114,7 +114,7 @@ void follow(torch::nn::BatchNorm2dImpl& norm, const ImageStatistics& batch, cons
   }
 }
 
-// The values that the kernels need of each channel: [4][channels].
+// Holds the values that the kernels need of each channel: [4][channels].
 struct ChannelTable {
   Tensor rows;  // scale, shift, mean, 1 / sqrt(variance + eps)
 
@@ -162,7 +162,7 @@ struct NormGradients {
   Tensor x, weight, bias, shortcut;
 };
 
-// `y` is defined with a short cut only. Without needs_x, the gradient of x is left out.
+// Needs `y` with a short cut alone. Leaves out the gradient of x without needs_x.
 NormGradients backward_with(const ChannelTable& table, const Tensor& grad, const Tensor& x, const Tensor& y,
                             bool needs_x) {
   const RowRanges pixels = pixels_of(x);

@@ -47,7 +47,7 @@ WinogradShape shape_of(const Tensor& x, int64_t out_channels) {
           .out_channels = out_channels};
 }
 
-// With fewer tiles, transforming the weight costs more than it saves if there are many channels.
+// Transforming the weight of many channels costs more than it saves if there are fewer tiles.
 constexpr int64_t kLeastTiles = 8;
 
 bool suits_winograd(const torch::nn::Conv2dImpl& conv, const Tensor& x) {
@@ -77,7 +77,7 @@ Tensor transformed_weight(const Tensor& weight, bool for_gradient) {
   return transformed;
 }
 
-// Convolves x. With for_gradient, x is the gradient of a convolution's result, and the result is that of its input.
+// Convolves x. If for_gradient is set, x is the gradient of a convolution's result, and the result that of its input.
 Tensor convolve(const Tensor& x, const Tensor& weight, bool for_gradient) {
   const WinogradKernels& kernels = *kernels::of_this_cpu().winograd;
   const WinogradShape shape = shape_of(x, weight.size(for_gradient ? 1 : 0));

@@ -1,4 +1,4 @@
-// fast_conv2d: a convolution that takes 4 products where others take 9, for kernels of 3 x 3 with stride 1.
+// fast_conv2d: convolves with 4 products where others take 9, for kernels of 3 x 3 with stride 1.
 //
 // It is Winograd's algorithm F(2 x 2, 3 x 3), with kernels of lockstep (docs/decisions/0040-winograd.md). Errors are
 // those of a sum in float32, as with LibTorch. An infinity may become NaN in the pixels that read it, and values above
@@ -11,12 +11,12 @@
 
 namespace lockstep {
 
-// Computes conv(x). Can be differentiated, also twice.
+// Computes conv(x), which can be differentiated, also twice.
 //   x        [n, in_channels, height, width]
 //   returns  conv's result, in x's memory format
 // lockstep's kernels compute it on CPUs with AVX2 or AVX-512 under some conditions. The kernel is 3 x 3 with stride 1,
-// padding 1 and no bias. All is float32, and x is channels-last. y has at least 8 tiles of 2 x 2 pixels in all. Both
-// numbers of channels are multiples of 32 (16 with AVX2). LibTorch computes all else, and throws as it does.
+// padding 1 and no bias. All tensors are float32, and x is channels-last. y has at least 8 tiles of 2 x 2 pixels in
+// all. Both numbers of channels are multiples of 32 (16 with AVX2). LibTorch computes all else, and throws as it does.
 at::Tensor fast_conv2d(torch::nn::Conv2dImpl& conv, const at::Tensor& x);
 
 }  // namespace lockstep

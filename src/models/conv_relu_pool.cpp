@@ -61,7 +61,7 @@ ConvReluPoolShape shape_of(const at::Tensor& x, const at::Tensor& weight) {
           .pooled_width = (x.size(3) - weight.size(3) + 1) / 2};
 }
 
-// The samples in the blocks of the kernels' layout. A block's first value is the same in both layouts.
+// Divides the samples into the blocks of the kernels' layout. A block's first value is the same in both layouts.
 RowRanges blocks_of(const at::Tensor& tensor) {
   const int64_t samples = tensor.size(0);
   return {samples, tensor.numel() / samples, kernels::of_this_cpu().conv_relu_pool.lanes};

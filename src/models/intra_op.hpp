@@ -1,7 +1,7 @@
-// in_parallel: runs a loop over LibTorch's intra-op threads. RowRanges: the ranges of rows over which kernels loop.
+// in_parallel: runs a loop over LibTorch's intra-op threads. RowRanges: gives the ranges of rows for kernels.
 //
 // at::parallel_for is a template: compiled without OpenMP, as lockstep is, it has one thread. This loop was compiled in
-// LibTorch, so it takes LibTorch's threads, whatever these are. Costs some microseconds.
+// LibTorch, so it takes LibTorch's threads of whatever kind. Costs some microseconds.
 #pragma once
 
 #include <ATen/TensorIterator.h>
@@ -21,8 +21,8 @@ inline constexpr bool kHasIntraOpThreads = !__has_feature(thread_sanitizer);
 inline constexpr bool kHasIntraOpThreads = true;
 #endif
 
-// Calls body(begin, end) for ranges that make up [0, count), on at::get_num_threads() threads at most. Throws what body
-// throws.
+// Calls body(begin, end) for ranges that make up [0, count), on at::get_num_threads() threads at most. Throws as body
+// does.
 template <class Body>
 void in_parallel(int64_t count, const Body& body) {
   if (count == 0) return;
@@ -38,7 +38,7 @@ void in_parallel(int64_t count, const Body& body) {
       /*grain_size=*/1);
 }
 
-// Rows of `size` values, in ranges of at most `most` rows. Kernels compute a range at a time.
+// Divides rows of `size` values into ranges of at most `most` rows. Kernels compute a range at a time.
 struct RowRanges {
   int64_t rows, size, most;
 

@@ -23,7 +23,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// The operator that PyTorch's compiler calls for a linear layer on CPUs. It has no gradient of its own.
+// This is the operator that PyTorch's compiler calls for a linear layer on CPUs. It has no gradient of its own.
 using Pointwise = at::Tensor(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&, std::string_view,
                              c10::List<std::optional<at::Scalar>>, std::optional<std::string_view>);
 
@@ -35,7 +35,7 @@ bool is_amd() {
 #endif
 }
 
-// None: LibTorch's own operator is as fast here, or this LibTorch does not have oneDNN's.
+// Gives oneDNN's operator, or none if LibTorch's own is as fast here, or if this LibTorch lacks oneDNN's.
 const std::optional<c10::TypedOperatorHandle<Pointwise>>& onednn() {
   static const auto found = []() -> std::optional<c10::TypedOperatorHandle<Pointwise>> {
     if (!is_amd() || at::get_cpu_capability() != "AVX512") return std::nullopt;
@@ -131,8 +131,8 @@ bool suits_onednn(const at::Tensor& tensor) {
   return tensor.defined() && is_plain_float(tensor) && tensor.numel() > 0;
 }
 
-// Leaves to LibTorch what does not fit, since its errors say more than oneDNN's. The operator makes x dense. For a
-// weight that is not dense oneDNN takes a slow loop, and it reads any bias as if it were dense.
+// Tells whether oneDNN can take these tensors. LibTorch takes others, as its errors say more. The operator makes x
+// dense. For a weight that is not dense oneDNN takes a slow loop, and it reads any bias as if it were dense.
 bool fit(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
   return x.dim() >= 2 && weight.dim() == 2 && x.size(-1) == weight.size(1) &&
          (weight.is_contiguous() || weight.t().is_contiguous()) &&

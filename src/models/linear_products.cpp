@@ -25,7 +25,7 @@ void multiply(int64_t rows, int64_t columns, int64_t depth, const float* a, int6
   at::native::cpublas::brgemm(rows, columns, depth, row_of_a, row_of_b, row_of_c, adds, a, b, c, /*is_vnni=*/false);
 }
 
-// oneDNN promises no order of additions, so we look: adding must round like the sum of two numbers.
+// Tries oneDNN, which promises no order of additions: adding must round like the sum of two numbers.
 bool adds_whole_products(int64_t rows, int64_t columns, int64_t depth) {
   const auto values = [](int64_t count, int64_t step) {
     std::vector<float> made;
@@ -61,7 +61,7 @@ at::Tensor transposed(const at::Tensor& matrix) {
   return result;
 }
 
-// One tile of sum_products(). The tree keeps a sum per level: the first in the tile itself, others in `scratch`.
+// Sums one tile of sum_products(). The tree keeps a sum per level: the first in the tile itself, others in `scratch`.
 class TileSum {
  public:
   TileSum(float* tile, int64_t stride, float* scratch, int64_t rows, int64_t columns)

@@ -1,4 +1,4 @@
-// Building blocks of the models: checked options, scaled sizes, and weights that depend on a seed alone.
+// The models share these functions: they check options, scale sizes, and draw weights that depend on a seed alone.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -10,7 +10,7 @@
 
 namespace lockstep {
 
-// These throw Error that names the model.
+// These functions throw Error that names the model.
 void check_width(const std::string& model, double width);
 void check_image_size(const std::string& model, int64_t size, int64_t least);
 void check_at_least_one(const std::string& model, const std::string& what, int64_t size);
@@ -24,10 +24,10 @@ void check_options(const AlexNetOptions& options);
 void check_options(const ResNet18Options& options);
 void check_options(const GptOptions& options);
 
-// The nearest multiple of 8 to count * width, at least 8.
+// Gives the nearest multiple of 8 to count * width, at least 8.
 int64_t scaled(int64_t count, double width);
 
-// A layer that resizes images to size x size, bilinearly.
+// Makes a layer that resizes images to size x size, bilinearly.
 torch::nn::Upsample resize(int64_t size);
 
 // Draws Xavier's uniform distribution for parameters with two dimensions or more. Biases become zero; BatchNorm's stay.

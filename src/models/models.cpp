@@ -40,7 +40,7 @@ GptOptions gpt_options(const ModelOptions& options, uint64_t seed) {
           .seed = seed};
 }
 
-// Options that only some models have.
+// Checks the options that only some models have.
 void check_owner(const ModelOptions& options) {
   struct Owned {
     const char* key;
@@ -91,7 +91,7 @@ void check_model(const ModelOptions& options) {
 
 torch::nn::Sequential make_model(const ModelOptions& options, uint64_t seed) {
   check_model(options);
-  // The pointer must be to the base class: a Sequential takes any other module for its only layer.
+  // The pointer is one to the base class, since a Sequential takes any other module for its only layer.
   std::shared_ptr<torch::nn::SequentialImpl> net;
   if (options.name == "lenet") net = std::make_shared<LeNetImpl>(seed);
   if (options.name == "mlp") net = std::make_shared<MlpImpl>(mlp_options(options, seed));

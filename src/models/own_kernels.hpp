@@ -1,4 +1,4 @@
-// Layers with kernels of lockstep's own share this: what the kernels can read, and gradients of gradients.
+// Layers with kernels of lockstep's own share these functions, for the kernels' inputs and for gradients of gradients.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,18 +9,18 @@
 
 namespace lockstep {
 
-// Whether the tensor is float32 in the CPU's memory, as it stands there.
+// Tells whether the tensor is float32 in the CPU's memory, as it stands there.
 inline bool is_plain_float(const at::Tensor& tensor) {
   return tensor.is_cpu() && tensor.scalar_type() == at::kFloat && tensor.layout() == at::kStrided && !tensor.is_neg();
 }
 
-// The inputs of a scope. The kernels read parameters by their addresses, which MemoryOnDemand learns before from these.
+// Gives the inputs of a scope. MemoryOnDemand learns from them the addresses at which the kernels will read parameters.
 inline std::vector<c10::IValue> read_by_kernels(std::vector<c10::IValue> parameters) {
   return parameters;
 }
 
-// The gradients of `inputs`, if LibTorch's operators have computed y of them (create_graph). They can be differentiated
-// again. An input that needs none gets undefined.
+// Gives the gradients of `inputs`, if LibTorch's operators have computed y of them (create_graph). These gradients can
+// be differentiated again. An input that needs none gets an undefined tensor.
 inline torch::autograd::variable_list differentiable_gradients(const at::Tensor& y, const at::Tensor& grad,
                                                                const torch::autograd::variable_list& inputs) {
   torch::autograd::variable_list needed, gradients(inputs.size());

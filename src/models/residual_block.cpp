@@ -16,7 +16,7 @@ torch::nn::Conv2d convolution(int64_t in, int64_t out, int64_t kernel, int64_t s
       torch::nn::Conv2dOptions(in, out, kernel).stride(stride).padding(kernel / 2).bias(/*new_bias=*/false));
 }
 
-// A fresh norm for a clone, of the same kind as the one it is cloned from.
+// Makes a fresh norm for a clone, of the same kind as the original's norm.
 torch::nn::AnyModule fresh(const torch::nn::AnyModule& norm, int64_t channels) {
   const bool other = !norm.is_empty() && dynamic_cast<torch::nn::BatchNorm2dImpl*>(norm.ptr().get()) == nullptr;
   return other ? norm.clone() : torch::nn::AnyModule(torch::nn::BatchNorm2d(channels));

@@ -40,7 +40,7 @@ at::Tensor scrambled(at::Tensor z) {
   return z.bitwise_xor_(shifted(31));
 }
 
-// FNV-1a, which is the same on every machine.
+// Computes FNV-1a, which is the same on every machine.
 uint64_t hash_of(const std::string& name) {
   uint64_t hash = 0xcbf29ce484222325;
   for (const unsigned char letter : name) hash = (hash ^ letter) * 0x100000001b3;

@@ -10,8 +10,8 @@
 
 namespace lockstep {
 
-// Parameters, then buffers, as PyTorch's state_dict names them. A tensor that the module holds under two names comes
-// once, under the first. The tensors share the module's memory.
+// Gives parameters, then buffers, as PyTorch's state_dict names them. A tensor that the module holds under two names
+// comes once, under the first. The tensors share the module's memory.
 io::NamedTensors state_of(const torch::nn::Module& module);
 
 // Copies `values` into `module`. A shared tensor may have any of its names. Throws Error, which begins with `what`,

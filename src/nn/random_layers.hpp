@@ -7,7 +7,7 @@
 
 namespace lockstep {
 
-// The name of the first such layer in `module`; empty if there is none.
+// Gives the name of the first such layer in `module`, or "" if there is none.
 std::string first_random_layer(const torch::nn::Module& module);
 
 }  // namespace lockstep

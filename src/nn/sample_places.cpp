@@ -20,7 +20,7 @@ SampleScope::Place SamplePlaces::of(const Batch& batch) {
 }
 
 // Another batch begins only after a backward: forwards alone, as for a validation, do not count. Parts of one batch
-// have its mark, or follow each other. A part that does not say where it begins is all that the replica gets.
+// have its mark, or follow each other. A part without a known beginning is all that the replica gets.
 bool SamplePlaces::begins_another(const Batch& batch) const {
   if (!any_ || !computed_) return false;
   if (batch.mark != 0 && mark_ != 0) return batch.mark != mark_;

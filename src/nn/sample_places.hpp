@@ -1,5 +1,5 @@
 // SamplePlaces: knows the places of the samples that a replica computes: the step, and the batch in the step if several
-// whole ones add up. Layers that draw need these places. Used by one thread.
+// whole ones add up. Layers that draw need these places. Use it from one thread.
 #pragma once
 
 #include <lockstep/data/data.hpp>
@@ -14,8 +14,8 @@ class SamplePlaces {
   // Keeps the places of replica `index` of `count`, in a run with this seed.
   SamplePlaces(uint64_t seed, int index, int count) : seed_(seed), index_(index), count_(count) {}
 
-  // The place of the part that this replica computes next. If the batch does not say it, the place is taken from the
-  // cut of batches().
+  // Gives the place of the part that this replica computes next. If the batch does not say its place, this takes the
+  // one that batches() would give.
   SampleScope::Place of(const Batch& batch);
 
   void computed() { computed_ = true; }  // call it after a backward to whose gradients the step's others are added
@@ -28,7 +28,7 @@ class SamplePlaces {
   const uint64_t seed_;
   const int index_, count_;
   int64_t steps_done_ = 0;
-  // These four are about the present step.
+  // These four fields are about the present step.
   int64_t batches_ = 0;  // the number of whole batches before the last part
   bool any_ = false;     // there was a part
   int32_t mark_ = 0;     // the mark of the last part

@@ -2,8 +2,8 @@
 //
 // Backward begins with the weight, which autograd rounds to the loss's type: bfloat16 makes 1.3359375 of 4/3, and
 // float16 infinity of 70000. If this would change the weight, backward begins with 1. Then each gradient is weighed in
-// its own type, when it is whole and before it is added to .grad. For a loss of 32 bits or more, backward always begins
-// with the weight.
+// its own type, when it is whole and before it is added to .grad. Backward always begins with the weight if the loss
+// has 32 bits or more.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,8 +19,8 @@ namespace lockstep {
 
 class WeighedBackward {
  public:
-  // While it lives, a backward that begins at `loss` with seed() multiplies gradients by `weight`: those of the
-  // module's parameters, and of all other leaves of the loss's graph.
+  // While a WeighedBackward lives, a backward that begins at `loss` with seed() multiplies gradients by `weight`: those
+  // of the module's parameters, and of all other leaves of the loss's graph.
   WeighedBackward(const at::Tensor& loss, double weight, const torch::nn::Module& module);
   ~WeighedBackward();
   WeighedBackward(const WeighedBackward&) = delete;
@@ -28,7 +28,7 @@ class WeighedBackward {
 
   const at::Tensor& seed() const { return seed_; }
   bool weighs_gradients() const { return rest_.has_value(); }  // false: the seed weighs them
-  // Weighs a gradient that torch::autograd::grad() gives: the hooks do not weigh those.
+  // Weighs a gradient that torch::autograd::grad() gives, since the hooks do not weigh it.
   at::Tensor weighed(const at::Tensor& gradient) const { return rest_ ? gradient * *rest_ : gradient; }
 
  private:

@@ -1,4 +1,4 @@
-// LibTorch's archives, in memory: how the members of an optimizer's states and options are read and written by name.
+// Reads and writes the members of an optimizer's states and options by name, through LibTorch's archives in memory.
 #pragma once
 
 #include <torch/serialize/archive.h>
@@ -9,7 +9,7 @@
 
 namespace lockstep {
 
-// The archive to read of what was written. Nothing of its format gets into a file.
+// Gives an archive that reads what another one wrote. Nothing of its format gets into a file.
 inline torch::serialize::InputArchive reread(torch::serialize::OutputArchive& archive) {
   Classic<std::stringstream> bytes;
   archive.save_to(bytes);

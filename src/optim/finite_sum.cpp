@@ -15,7 +15,7 @@ at::Tensor finite_sum(const std::vector<at::Tensor>& tensors, const c10::Device&
   }
   at::Tensor sum = at::zeros({}, at::TensorOptions(device).dtype(at::kDouble));
   if (all.empty()) return sum;
-  // A GPU does this in a few launches for all tensors. On the CPU these functions, too, would be one call per tensor.
+  // A GPU needs a few launches for all tensors. On the CPU these functions, too, would be one call per tensor.
   if (!device.is_cpu()) return at::stack(at::_foreach_norm(all, /*ord=*/1, at::kDouble)).sum();
   for (const auto& values : all) {
     const bool narrow = values.scalar_type() == at::kHalf;  // a sum of few of them may exceed the type's largest number

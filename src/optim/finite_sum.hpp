@@ -8,12 +8,12 @@
 
 namespace lockstep {
 
-// The sum over all defined tensors, as float64 on `device`; on a GPU it is a sum of magnitudes. It is finite if all
-// numbers are finite. Waits for no GPU.
+// Gives the sum over all defined tensors, as float64 on `device`; on a GPU it is a sum of magnitudes. It is finite if
+// all numbers are finite. Waits for no GPU.
 at::Tensor finite_sum(const std::vector<at::Tensor>& tensors, const c10::Device& device);
 
 // Gives the real and imaginary parts of a complex tensor, sharing its memory where possible; any other tensor itself.
-// Most of LibTorch's reductions take no complex numbers, or give some.
+// Most of LibTorch's reductions refuse complex numbers, or give complex results.
 inline at::Tensor real_values(const at::Tensor& tensor) {
   return tensor.is_complex() ? at::view_as_real(tensor.resolve_conj()) : tensor;
 }

@@ -24,16 +24,15 @@ namespace {
 using torch::optim::OptimizerParamGroup;
 using States = ska::flat_hash_map<void*, std::unique_ptr<torch::optim::OptimizerParamState>>;
 
-// Gives whether the tensors lie in memory alike: a kernel goes through the memory of all its tensors in step.
+// Tells whether the tensors lie in memory alike: a kernel goes through the memory of all its tensors in step.
 bool lie_alike(const at::Tensor& parameter, const at::Tensor& other) {
   return other.defined() && other.layout() == at::kStrided && other.scalar_type() == parameter.scalar_type() &&
          other.device() == parameter.device() && other.sizes() == parameter.sizes() &&
          other.strides() == parameter.strides();
 }
 
-// Gives whether kernels can take the group's parameters that have a gradient, with the members of their states. A
-// kernel takes one type, and each type has its own kernel. So parameters of another type on the same rank change no
-// bit.
+// Tells whether kernels can take the group's parameters that have a gradient, with the members of their states. Each
+// type has its own kernel, so parameters of another type on the same rank change no bit.
 template <class Members>
 bool fits_kernel(const OptimizerParamGroup& group, const States& states, const Members& members_of) {
   const at::Tensor* first = nullptr;
@@ -64,7 +63,7 @@ void step_sgd(const SgdTensors& tensors, const torch::optim::SGDOptions& options
                   options.lr(), options.dampening(), options.nesterov(), /*maximize=*/false, is_first_step);
 }
 
-// A parameter's first step makes its buffer. That step may come late.
+// Makes a parameter's buffer at the parameter's first step, which may come late.
 void step_group(const OptimizerParamGroup& group, States& states) {
   const auto& options = static_cast<const torch::optim::SGDOptions&>(group.options());
   std::map<at::ScalarType, SgdTensors> begun, fresh;

@@ -4,7 +4,7 @@
 // have the same groups, options, states, save() and load(). So states and checkpoints of one fit the other. Results are
 // equal but for rounding: a fused kernel rounds once where operators round one after the other. A step that the kernels
 // cannot take is LibTorch's own: sparse gradients, amsgrad, several types or devices in one group, and tensors that lie
-// in memory otherwise than their gradients. Used by one thread; waits for no GPU.
+// in memory otherwise than their gradients. Use an optimizer from one thread. It waits for no GPU.
 #pragma once
 
 #include <torch/optim/adam.h>

@@ -45,7 +45,7 @@ c10::IValue value_of(const json& member) {
   return c10::ivalue::Tuple::create(std::move(elements));
 }
 
-// Calls use(name, value) for each. An optimizer whose options cannot be saved has none.
+// Calls use(name, value) for each option. An optimizer whose options cannot be saved has none.
 template <class Use>
 void each_member(const torch::optim::OptimizerOptions& options, const Use& use) {
   OutputArchive written;

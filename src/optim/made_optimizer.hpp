@@ -1,4 +1,4 @@
-// Checks what a user's functions give: groups of parameters, and an optimizer of them.
+// Checks the results of a user's functions: groups of parameters, and an optimizer of them.
 //
 // Pure functions; thread-safe for different optimizers.
 #pragma once

@@ -1,5 +1,5 @@
-// Parts that Lars and Lamb share: the ratio of norms that scales a layer's update, groups with options of their own, a
-// step's closure, and what they refuse.
+// Lars and Lamb share these functions: for the ratio of norms that scales a layer's update, for groups with options of
+// their own, for a step's closure, and for refusals.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -20,8 +20,8 @@ inline at::Tensor ratio_or_1(const at::Tensor& above, const at::Tensor& below, c
   return at::where(defined_when, above / below, at::ones_like(above));
 }
 
-// Gives groups back the options that they were made with. LibTorch up to 2.11 does so itself. Later versions merge the
-// options with the defaults; in optimizers that are not LibTorch's own only the defaults are left.
+// Gives groups back the options that they were made with. LibTorch up to 2.11 keeps these options. Later versions merge
+// them with the defaults, and optimizers that are not LibTorch's own are left with the defaults alone.
 inline void keep_own_options(const std::vector<torch::optim::OptimizerParamGroup>& made_with,
                              std::vector<torch::optim::OptimizerParamGroup>& groups) {
   for (size_t i = 0; i < made_with.size(); ++i) {
@@ -29,7 +29,7 @@ inline void keep_own_options(const std::vector<torch::optim::OptimizerParamGroup
   }
 }
 
-// The result of step(): its closure's loss, computed with gradients; undefined without a closure.
+// Gives the result of step(): its closure's loss, computed with gradients, or an undefined tensor without a closure.
 inline at::Tensor loss_of(const torch::optim::Optimizer::LossClosure& closure) {
   const at::AutoGradMode with_gradients(true);
   return closure ? closure() : at::Tensor();

@@ -20,7 +20,7 @@ namespace {
 using torch::serialize::InputArchive;
 using torch::serialize::OutputArchive;
 
-// The name of a parameter in an archive: LibTorch knows parameters by their addresses.
+// Gives the name of a parameter in an archive: LibTorch knows parameters by their addresses.
 std::string archive_key(const at::Tensor& parameter) {
   return std::to_string(reinterpret_cast<size_t>(parameter.unsafeGetTensorImpl()));
 }
@@ -58,7 +58,7 @@ void copy_entries(InputArchive& from, OutputArchive& to, const std::string& but 
   }
 }
 
-// Tensors by parameter, then by member.
+// Holds tensors by parameter, then by member.
 using ByParameter = std::map<std::string, std::map<std::string, at::Tensor>>;
 
 ByParameter by_parameter(const io::NamedTensors& state) {
@@ -70,7 +70,7 @@ ByParameter by_parameter(const io::NamedTensors& state) {
   return members;
 }
 
-// The archive that the optimizer would save if `members` were its state.
+// Makes the archive that the optimizer would save if `members` were its state.
 InputArchive archive_with(const ByParameter& members, const io::NamedTensors& parameters,
                           const torch::optim::Optimizer& optimizer) {
   OutputArchive saved;

@@ -1,6 +1,6 @@
 // Reads and sets the state of a torch::optim optimizer (momentum, Adam's averages, step counts), as named tensors.
 //
-// It works for every optimizer that has LibTorch's save() and load(), through the members that its states serialise.
+// This works for every optimizer that has LibTorch's save() and load(), through the members that its states serialise.
 // The name "momentum_buffer.conv1.weight" means the member momentum_buffer of the state of the parameter conv1.weight.
 // Integers and floating point numbers are int64 and float64 tensors without dimensions. Options (the learning rate, …)
 // are not included.
@@ -15,16 +15,16 @@
 
 namespace lockstep {
 
-// The state of these parameters, under these names, copied to the parameters' device. Throws Error for an optimizer
-// whose state cannot be saved, or for a member of another type.
+// Gives the state of these parameters, under these names, copied to the parameters' device. Throws Error for an
+// optimizer whose state cannot be saved, or for a member of another type.
 io::NamedTensors optimizer_state(const torch::optim::Optimizer& optimizer, const io::NamedTensors& parameters);
 
-// The member and the parameter in the name of a state: "exp_avg" and "fc1.weight". Throws Error if it is no such name.
+// Gives the member and the parameter in the name of a state: "exp_avg" and "fc1.weight". Throws Error for another name.
 std::pair<std::string, std::string> parts_of_state_name(const std::string& name);
 
 // Replaces the optimizer's state. Tensors go to the parameters' device. A tensor of its parameter's shape gets the
-// parameter's strides. Throws Error, and leaves the optimizer as it was, for the state of a parameter that is not
-// there, another shape, or the state of another kind of optimizer.
+// parameter's strides. Throws Error for the state of a missing parameter, another shape, or the state of another kind
+// of optimizer, and leaves the optimizer as it was.
 void load_optimizer_state(torch::optim::Optimizer& optimizer, const io::NamedTensors& parameters,
                           const io::NamedTensors& state);
 

@@ -24,22 +24,22 @@ namespace {
 
 using at::Tensor;
 
-// This is where the numbers below come from. Scaled values are below 4, so their squares are below 16 = 2^4. A row has
+// The numbers below follow from these facts. Scaled values are below 4, so their squares are below 16 = 2^4. A row has
 // 2^13 values. So a row's sum is at most 2^17, and exact in float64 if all squares are multiples of 2^17 * 2^-53 =
 // 2^-36. Then at most half of that is cut off of each square: the second sum is at most 2^-24, exact for multiples of
 // 2^-77.
 //
-// The sums of many rows would not be exact any more. So each is split again, into multiples of 2^26 times the unit and
-// the rest. Of either, 2^26 rows add exactly.
+// The sums of many rows would not be exact any more. So each sum is split again, into multiples of 2^26 times the unit
+// and the rest. Both add exactly over 2^26 rows.
 constexpr int64_t kRow = 1 << 13;
 
-// Adding and subtracting 1.5 * 2^k rounds to a multiple of 2^(k - 52), for numbers below 2^(k - 1).
+// Rounds numbers below 2^(k - 1) to a multiple of 2^(k - 52), by adding and subtracting 1.5 * 2^k.
 struct RoundingBy {
   double of_squares, of_rows;
 };
 constexpr RoundingBy kCoarse{0x1.8p16, 0x1.8p42}, kFine{0x1.8p-25, 0x1.8p1};
 
-// The largest power of two in `largest`, so far as its inverse is a normal number. Takes the exponent's bits alone.
+// Gives the largest power of two in `largest`, as far as its inverse is normal. Takes the exponent's bits alone.
 Tensor power_of_two_in(const Tensor& largest) {
   return largest[0].view(at::kLong).bitwise_and(0x7ff0000000000000).view(at::kDouble).clamp(0x1p-1000, 0x1p1022);
 }
@@ -50,7 +50,7 @@ Tensor flat_in_any_order(const Tensor& given) {
   return slice.is_non_overlapping_and_dense() ? slice.as_strided({slice.numel()}, {1}) : slice.contiguous().view(-1);
 }
 
-// The rounded sum, and the rounding error: both depend on the exact sum alone (Knuth's TwoSum).
+// Gives the rounded sum, and the rounding error: both depend on the exact sum alone (Knuth's TwoSum).
 std::pair<Tensor, Tensor> sum_and_error(const Tensor& a, const Tensor& b) {
   const Tensor sum = a + b, of_b = sum - a;
   return {sum, (a - (sum - of_b)) + (b - of_b)};
@@ -71,7 +71,7 @@ void add_row(double row, double rounding, double* sums) {
   sums[1] += row - high;
 }
 
-// Two statements: some compilers would make one operation of a product and a sum in one expression, others two.
+// Has two statements: some compilers would make one operation of a product and a sum in one expression, others two.
 template <class Real>
 void add_squares(const Real* values, double scale, double* coarse, double* fine) {
   for (int64_t lane = 0; lane < kSquareLanes; ++lane) {

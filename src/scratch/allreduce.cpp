@@ -107,7 +107,7 @@ void for_each_device(const Tensors& tensors, const std::function<void(size_t)>& 
   }
 }
 
-// Slice `index` of `count` slices.
+// Gives slice `index` of `count` slices.
 at::Tensor slice(const at::Tensor& flat, size_t index, size_t count) {
   const Range part = part_of(flat.numel(), static_cast<int>(index), static_cast<int>(count));
   return flat.narrow(0, part.begin, part.size());
@@ -117,13 +117,13 @@ void accumulate(at::Tensor sum, const at::Tensor& from) {
   sum.add_(from.to(sum.device()));
 }
 
-// The section's allreduce: device 0 adds everything and sends the sum to everybody.
+// Computes the section's allreduce: device 0 adds everything and sends the sum to everybody.
 void naive(const Tensors& data) {
   for (size_t i = 1; i < data.size(); ++i) accumulate(data[0], data[i]);
   for (size_t i = 1; i < data.size(); ++i) data[i].copy_(data[0]);
 }
 
-// Every device does for one slice what device 0 does for all in `naive`. So devices share the work and the traffic.
+// Makes every device add and send one slice, as device 0 does all in `naive`. So devices share the work and traffic.
 void sharded(const Tensors& data) {
   const size_t count = data.size();
   for_each_device(data, [&](size_t i) {
@@ -133,8 +133,8 @@ void sharded(const Tensors& data) {
   });
 }
 
-// Slices travel round a ring and grow at every stop. After count - 1 steps device i holds the sum of slice i + 1. Then
-// the sums travel round once more. In one step every device takes a slice from its left neighbour that nobody changes.
+// Sends slices round a ring, to grow at every stop. Device i holds the sum of slice i + 1 after count - 1 steps. Then
+// the sums travel round once more. In a step every device takes a slice from its left neighbour that nobody changes.
 void ring(const Tensors& data) {
   const size_t count = data.size();
   const auto left = [&](size_t i) { return (i + count - 1) % count; };

@@ -20,7 +20,7 @@ namespace lockstep {
 
 namespace {
 
-// The caller's current stream of every device in the list (the CPU has none).
+// Gives the caller's current stream of every device in the list (the CPU has none).
 std::vector<c10::Stream> current_streams(const Devices& devices) {
   std::vector<c10::Stream> streams;
   for (const c10::Device& device : devices) {
@@ -35,7 +35,7 @@ std::vector<c10::Stream> current_streams(const Devices& devices) {
   return streams;
 }
 
-// A worker takes these over from its caller, so that the loop's body acts as in a plain loop.
+// Holds what a worker takes over from its caller, so that the loop's body acts as in a plain loop.
 struct Surroundings {
   at::ThreadLocalState modes;  // NoGradGuard, autocast, …
   std::vector<c10::Stream> streams;

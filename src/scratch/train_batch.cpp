@@ -111,7 +111,7 @@ void set_gradients_to_zero(const Params& params) {
   }
 }
 
-// The section's `sgd`. It does not divide by the batch size, since the loss is divided already.
+// Computes the section's `sgd`. It does not divide by the batch size, since the loss is divided already.
 void sgd(const Params& params, double lr) {
   const at::NoGradGuard no_grad;
   for (const auto& param : params) param.sub_(param.grad(), lr);

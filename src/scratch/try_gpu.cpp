@@ -7,7 +7,7 @@
 namespace lockstep {
 namespace {
 
-// The GPUs of the first type that LibTorch finds.
+// Lists the GPUs of the first type that LibTorch finds.
 Devices gpus_of_one_type() {
   const Devices some = default_devices();
   return some[0].is_cpu() ? Devices() : some;

@@ -10,7 +10,7 @@
 namespace lockstep {
 namespace {
 
-// A loop of the user's own, which says itself when others may join.
+// Serves a loop of the user's own, which says itself when others may join.
 class ElasticLoop : public Succession {
  public:
   explicit ElasticLoop(const RunOptions& options) : job_(options.stop, options.silence) {}
@@ -23,7 +23,7 @@ class ElasticLoop : public Succession {
   bool goes_on() override { return regroups_; }
 
   bool regroups(Rank& rank) {
-    const bool regroups = rank.any(job_.newer().stop_requested());  // so all ranks are here
+    const bool regroups = rank.any(job_.newer().stop_requested());  // now all ranks are here
     if (regroups) regroups_ = true;
     if (rank.index() == 0 && !has_begun_.exchange(true)) job_.note_beginning();
     return regroups;

@@ -21,7 +21,7 @@ namespace {
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
-constexpr auto kUntilTheyLeft = 2s;  // after that, those who have left go on together
+constexpr auto kUntilTheyLeft = 2s;  // the members who have left by then go on together
 constexpr auto kBeat = 50ms;
 constexpr auto kLongestPauseOfEntering = 2ms;  // the pause between two looks for a newer generation
 
@@ -69,7 +69,7 @@ ElasticJob::ElasticJob(std::stop_token stop, std::chrono::milliseconds silence, 
   thread_ = start_thread<std::jthread>([this](const std::stop_token& end) { live(end); });
 }
 
-// Waits, so that nothing of the last generation outlives the job.
+// Waits until nothing of the last generation is left.
 ElasticJob::~ElasticJob() {
   comm::Job::of_this_process().wait_for_work_beside();
 }

@@ -1,7 +1,7 @@
-// ElasticJob: this process in a job that goes on when a process is gone. Each set of processes that trains together is
-// a generation (generations.hpp). Within one, this_process() gives the process's place in it.
+// ElasticJob: keeps this process in a job that goes on when a process is gone. Each set of processes that trains
+// together is a generation (generations.hpp), in which this_process() gives the process's place.
 //
-// A Succession (ranks/succession.hpp) passes enter() and leave() on to it. Make one ElasticJob per process, and use it
+// A Succession (ranks/succession.hpp) passes enter() and leave() on to the ElasticJob. Make one per process, and use it
 // on the thread that calls run(), except newer() and note_beginning(). Its own thread says twenty times a second that
 // the process lives, and looks for a newer generation.
 #pragma once
@@ -23,9 +23,9 @@ class ElasticJob {
  public:
   static bool is_asked_for();  // the launcher asks for it, in the environment, and this thread is no rank's
 
-  // From here on the launcher starts successors of processes that are killed. It kills this process if it stands still
-  // for `silence`, as RunOptions has it. `folder` tells the launcher where checkpoints are kept, if any are. Throws
-  // Error if the store is not there or no longer there, or if this process has had an ElasticJob before.
+  // Makes the launcher start successors of killed processes from here on, and kill this process if it stands still for
+  // `silence`, as RunOptions has it. `folder` is the folder of the checkpoints, if there are any. Throws Error if the
+  // store is not there or no longer there, or if this process has had an ElasticJob before.
   ElasticJob(std::stop_token stop, std::chrono::milliseconds silence, const std::string& folder = {});
   ~ElasticJob();
   ElasticJob(const ElasticJob&) = delete;
@@ -33,7 +33,7 @@ class ElasticJob {
 
   // Enters the newest generation. A successor joins that generation once it has begun. Gives false if the job has ended
   // meanwhile. Throws Error if fewer processes are left than the job needs, the others have gone on without this one,
-  // or the launcher is gone. Throws Stopped.
+  // or the launcher is gone. Throws Stopped too.
   bool enter();
 
   // Call this when a process of the entered generation is gone. Waits until all agree on another generation, for some

@@ -40,8 +40,8 @@ bool ElasticLaunch::note_end(int member, const ProcessEnd& end, bool killed) {
   return true;
 }
 
-// Whether a member may be lost after the others of a training have come to their end. The first member may not: it
-// keeps the run's files, and may not be done with them.
+// Tells whether a member may be lost after the others of a training have come to their end. The first member may not,
+// since it keeps the run's files and perhaps still writes them.
 bool ElasticLaunch::is_dispensable(int member, const Generation& last) {
   return takes_part() && !has_failed_ && !last.members.empty() && last.members.front() != member;
 }
@@ -52,9 +52,9 @@ void ElasticLaunch::call_off_until(const Generation& now, const Failure& failure
   }
 }
 
-// A successor needs as much memory as the process that was killed. The first one gets a successor, since memory may
-// have lacked for a moment only. After that the machine has too little for so many processes, whichever of them the
-// kernel kills.
+// Vacates a place, whose successor needs as much memory as the process that was killed. The first killed process gets a
+// successor, since memory may have lacked for a moment only. After that the machine has too little for so many
+// processes, whichever of them the kernel kills.
 void ElasticLaunch::vacate(int member, bool lacked_memory) {
   if (lacked_memory && std::exchange(lacked_memory_, true)) {
     given_up_.push_back(member);
@@ -90,7 +90,7 @@ ElasticLaunch::Look ElasticLaunch::look() {
   std::vector<std::optional<Generations::Heart>> hearts(members_.size());
   const auto count = static_cast<int>(members_.size());
   auto limit = looks_.limit();                      // if one process beats late, the others may too
-  for (int number = 0; number < count; ++number) {  // all hearts, before any process is called late
+  for (int number = 0; number < count; ++number) {  // reads all hearts before it calls any process late
     Member& member = members_[number];
     if (member.has_ended) continue;
     hearts[number] = generations_.heart_of(number);
@@ -120,7 +120,7 @@ ElasticLaunch::Look ElasticLaunch::look() {
     const bool is_dead = (was_in && !member.is_in) || is_silent;
     if (is_dead) look.dead.push_back(number);
     if (is_late && !is_dead) look.late.push_back(number);
-    if (is_dead || is_late) member.seen = time;  // so that it is reported once
+    if (is_dead || is_late) member.seen = time;  // reports the member once
   }
   if (coming_.empty() || !generations_.has_begun(now.number)) return look;
   for (const int number : std::exchange(coming_, {})) {

@@ -1,7 +1,6 @@
-// ElasticLaunch: what a launcher knows and decides of an elastic job (generations.hpp), whose store it keeps. It tells
-// the other processes who is gone. It says when to start successors, and whom the others have gone on without. It
-// starts and ends no process itself (elastic_launcher.hpp). Used by one thread. Its calls throw c10::DistError if the
-// store is gone.
+// ElasticLaunch: decides for a launcher on an elastic job (generations.hpp), whose store it keeps. It tells the other
+// processes who is gone. It says when to start successors, and which processes were left behind. It starts and ends no
+// process itself (elastic_launcher.hpp). Use it from one thread. Its calls throw c10::DistError if the store is gone.
 #pragma once
 
 #include "comm/meeting/meeting.hpp"
@@ -18,10 +17,10 @@ namespace lockstep::comm {
 class ElasticLaunch {
  public:
   struct Limits {
-    // Once one process has a heart, another process without a heart counts as dead this long after its start. It has at
-    // least twice the time of the slowest start.
+    // The time after its start when a process without a heart counts as dead, once another process has a heart. It is
+    // at least twice the time of the slowest start.
     std::chrono::milliseconds until_first_beat{60'000};
-    // How long after a loss a successor starts even if the others do not go on yet.
+    // The time after a loss when a successor starts even if the others do not go on yet.
     std::chrono::milliseconds until_start{1'000};
   };
 
@@ -34,19 +33,19 @@ class ElasticLaunch {
     int place;  // the number of the first member that had this place among the running processes
   };
 
-  // The first processes, which start now.
+  // Gives the first processes, which start now.
   std::vector<Start> begin();
 
-  // Gives whether the job goes on without this member, or does not need it, since the others have come to their end. A
-  // killed process is a loss. Any other failure ends the job, except that of a successor that has not joined.
+  // Tells whether the job goes on without this member, or no longer needs it, since the others have come to their end.
+  // A killed process is a loss. Any other failure ends the job, except that of a successor that has not joined.
   bool note_end(int member, const ProcessEnd& end, bool killed);
 
-  // The processes to start now. There are none until the others go on or until_start is over, since a program that
-  // starts takes CPU time from them.
+  // Gives the processes to start now: none until the others go on or until_start is over, since a starting program
+  // takes CPU time from them.
   std::vector<Start> successors();
 
   struct Look {
-    std::vector<int> dead;    // members whose heart has stopped, or without whom the others have gone on
+    std::vector<int> dead;    // members whose heart has stopped, or whom the others have left behind
     std::vector<int> late;    // processes that did not begin in time, and count as dead too
     std::vector<int> joined;  // members that have joined since the last look
     // Members that get no successor, because the kernel had killed another process for want of memory before.
@@ -82,10 +81,10 @@ class ElasticLaunch {
   Generations generations_;
   int restarts_left_;
   const Limits limits_;
-  int called_off_ = 0;           // how many generations
+  int called_off_ = 0;           // the number of generations called off
   std::vector<Member> members_;  // members by number
   std::vector<int> vacant_ = {};
-  std::vector<int> given_up_ = {};  // given up since the last look; see Look::given_up
+  std::vector<int> given_up_ = {};  // members given up since the last look; see Look::given_up
   std::vector<int> coming_ = {};    // members that do not have the state yet
   bool lacked_memory_ = false;
   bool has_lost_ = false;
@@ -95,8 +94,8 @@ class ElasticLaunch {
   bool lacks_successors_ = false;
   Clock::time_point looked_ = Clock::now();
   SilenceLimit looks_{kSilence};                  // the limit from this launcher's own looks
-  std::optional<Clock::duration> longest_start_;  // longest time from start to first beat; none: nobody has begun
-  Clock::time_point lost_ = {};                   // when the last process was lost
+  std::optional<Clock::duration> longest_start_;  // the longest time from start to first beat; none: nobody has begun
+  Clock::time_point lost_ = {};                   // the time when the last process was lost
 };
 
 }  // namespace lockstep::comm

@@ -1,5 +1,5 @@
-// ElasticLauncher: acts on what ElasticLaunch decides for an elastic job, and tells the user. It keeps the job's store.
-// `lockstep launch` gives it real processes; the simulation of jobs has its own. Used by one thread.
+// ElasticLauncher: carries out ElasticLaunch's decisions on an elastic job, and tells the user. It keeps the job's
+// store. `lockstep launch` gives it real processes; the simulation of jobs has its own. Use it from one thread.
 #pragma once
 
 #include "elastic_launch.hpp"
@@ -27,20 +27,20 @@ class ElasticLauncher {
     ElasticLaunch::Limits limits = {};
     std::string restarts_name = {};  // the user's name for the number of restarts
   };
-  // Tells the processes that wait for a process that it has ended, if the program takes no part in elastic jobs.
+  // Announces a process's end to the processes that wait for it, if the program takes no part in elastic jobs.
   using Announce = std::function<void(int member, int place, const ProcessEnd& end)>;
 
   ElasticLauncher(const StorePtr& store, Job job, LaunchedProcesses& processes, Announce announce);
 
   void begin();  // starts the processes
 
-  // Call this some times a second until the processes are to end. Gives whether it started a process.
+  // Call this some times a second until the processes are to end. It tells whether it started a process.
   bool look();
 
-  bool note_end(int member, const ProcessEnd& end, bool killed);  // gives whether the job goes on without it
+  bool note_end(int member, const ProcessEnd& end, bool killed);  // tells whether the job goes on without it
 
-  // Call this when all processes have ended, and the job has failed. It says why where the end of a process does not
-  // tell it. `newest_in` gives the newest checkpoint in a folder, or "".
+  // Call this when all processes have ended, and the job has failed. It gives the reason where no process's end shows
+  // one. `newest_in` gives the newest checkpoint in a folder, or "".
   void say_why(const std::function<std::string(const std::string& folder)>& newest_in);
 
  private:

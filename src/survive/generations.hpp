@@ -1,5 +1,5 @@
-// Generations: which processes an elastic job has, one set after the other. In such a job (`lockstep launch --elastic`)
-// the others go on when a process is gone, and a successor joins them.
+// Generations: keeps the sets of processes that an elastic job has, one after the other. In such a job (`lockstep
+// launch --elastic`) the others go on when a process is gone, and a successor joins them.
 //
 //  1. The newest generation is one value in the store. It changes by comparison alone. So all agree on it, whether the
 //     launcher changes it, a member, or a process that joins.
@@ -37,8 +37,8 @@ struct Generation {
 inline const std::string kGenerations = "generations";  // the prefix of the keys
 std::string keys_of_generation(int number);             // the prefix of its run's keys
 
-// Only the launcher calls this. It ends the run of this generation, or the wait for its members, unless it has ended
-// before.
+// Call this on the launcher alone. It ends the run of this generation, or the wait for its members, if they have not
+// ended before.
 void call_off(const StorePtr& store, const std::string& job, int generation, const Failure& failure);
 
 // More than twelve functions: each reads or changes one value in the store.
@@ -50,17 +50,17 @@ class Generations {
   void begin(int processes);  // launcher: call it before starting the processes of the first generation
   Generation newest();        // throws c10::DistError if the store is gone
 
-  // Each of these gives the newest generation afterwards. If that has not begun, a process that wanted to join is not
-  // in it.
-  Generation lose(int member);  // takes the member out, if it is in
+  // Each of these functions gives the newest generation afterwards. A process that wanted to join is not in a
+  // generation that has not begun.
+  Generation lose(int member);  // takes a member out
   Generation join(int member);
   Generation end();
 
   void note_beginning(int generation);  // its members have met, and have the same state
   bool has_begun(int generation);
 
-  // A member that takes part has a heart, from its beginning until it is done with the job. The launcher watches it, so
-  // that nobody waits for a member that stands still, whatever it was doing.
+  // A member that takes part has a heart, from its beginning until the end of its work. The launcher watches hearts, so
+  // that nobody waits for a member that stands still.
   struct Heart {
     int64_t beats = 0;                    // 0: the member is done
     std::chrono::milliseconds silence{};  // how long a member may be silent before it counts as dead, by its own gaps
@@ -69,14 +69,14 @@ class Generations {
   void beat(int member, const Heart& heart);
   std::optional<Heart> heart_of(int member);  // nothing: the member has not begun
 
-  // Says that the program takes part, so a successor of a lost process can join it, and that it keeps its checkpoints
-  // in this folder. "": it keeps none.
+  // Says that the program takes part, so that a successor of a lost process can join. `folder` has its checkpoints, and
+  // is "" if it keeps none.
   void take_part(const std::string& folder = {});
   bool takes_part();
   std::string folder();
 
-  // Notes that a member has left a generation because somebody is gone. The launcher may not know who, as when a
-  // process stands still. Then those who have left by that time go on together.
+  // Notes that a member has left a generation because somebody is gone. The launcher may not know the lost member, as
+  // when a process stands still. Then the members that have left by that time go on together.
   void leave(int generation, int member);
   Generation keep_those_who_left(int generation);
 

@@ -1,6 +1,6 @@
-// lockstep::Error: the one exception type of the library. It carries its cause, and the ranks and options that it is
-// about, so that nobody has to search its text: catch it and compare cause(). They are the same on every rank and in
-// every process of a run. Any thread may read an Error.
+// lockstep::Error is the one exception type of the library. It carries its cause, and the ranks and options at fault,
+// so that nobody has to search the text: catch an Error and compare cause(). Cause, ranks and options are the same on
+// every rank and in every process of a run. Any thread may read an Error.
 //
 // Its text names, as far as they are known, the rank, the device, the operation and what to do.
 // When a rank fails for another reason (a c10::Error of LibTorch, a std::bad_alloc), run() rethrows
@@ -48,7 +48,7 @@ class Error : public std::runtime_error {
   std::shared_ptr<const Data> data_;  // shared, since a copy of an exception must not throw
 };
 
-// Ends a run since its user asked for that, in this process or in another one of the run.
+// Ends a run because its user asked for the end, in this process or in another one of the run.
 class Stopped : public Error {
  public:
   explicit Stopped(const std::string& text) : Error(text, {.cause = Cause::stopped}) {}

@@ -22,8 +22,8 @@ namespace lockstep {
 // parent process ignored (nohup; a job in the background of a script) stays ignored, but for SIGTERM.
 class StopOnSignals {
  public:
-  // It is called for each signal that counts, on the thread that waits for signals. `number` is 1 for the first. It is
-  // 2 for the second, which ends the program when this call returns.
+  // This is called for each signal that counts, on the thread that waits for signals. `number` is 1 for the first
+  // signal, and 2 for the second, which ends the program when this call returns.
   using Told = std::function<void(int signal, int number)>;
 
   // Throws Error if there is another StopOnSignals in this process.

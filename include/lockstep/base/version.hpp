@@ -6,7 +6,7 @@
 
 namespace lockstep {
 
-// "0.2.0": the version by semantic versioning. Before 1.0 a new middle number may change interfaces.
+// Gives the version by semantic versioning: "0.2.0". Before 1.0 a new middle number may change interfaces.
 std::string version();
 
 }  // namespace lockstep

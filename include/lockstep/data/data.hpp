@@ -19,12 +19,12 @@
 
 namespace lockstep {
 
-// An image set on the CPU. It is read once per process, and ranks on the CPU share its tensors.
+// Holds an image set on the CPU. It is read once per process, and ranks on the CPU share its tensors.
 struct ImageData {
   Dataset train;           // the samples to train on
   Dataset test;            // the samples to measure accuracy on
   std::string source;      // where the images come from, in words: a folder, or "synthetic (...)"
-  bool synthetic = false;  // the images are made up, and whatever shows results must say so
+  bool synthetic = false;  // the images are made up; say so wherever you show results
 };
 
 // Loads Fashion-MNIST from `dir`: four IDX files, gzipped or plain. If `dir` is empty, it looks where Debian's package
@@ -35,7 +35,7 @@ struct ImageData {
 ImageData load_fashion_mnist(const std::filesystem::path& dir = {});
 
 struct Batch {
-  // The half-open range [begin, end) of samples that one part of a batch holds.
+  // Holds the half-open range [begin, end) of samples that one part of a batch has.
   struct Range {
     int64_t begin = 0;
     int64_t end = 0;
@@ -53,13 +53,13 @@ struct Batch {
   Dataset::Tensors more = {};  // this partner's rows of Dataset::more, on its device
   // The most grains that any partner has in this part of in_parts(), with a grain. 0: a whole batch, see `runs`.
   int64_t turns = 0;
-  // One sample of the data as an example, with a grain where this partner got none. If you change x, y or `more`, as by
-  // flatten(1) or to(), change these of `like` alike: a net with Sharded::parameters computes it.
+  // One sample of the data as an example: with a grain, where this partner got no sample. If you change x, y or `more`,
+  // as by flatten(1) or to(), change those of `like` alike, which a net with Sharded::parameters computes.
   Dataset like = {};
 
   int64_t size() const { return x.size(0); }  // this partner's samples; 0 if it got none
 
-  // The tensor of this name in `more`. Throws Error, which lists the names there are.
+  // Gives the tensor of this name in `more`. Throws Error, which lists all names.
   const at::Tensor& operator[](const std::string& name) const;
 
   // Cuts the batch into `count` near-equal parts, to be computed one after the other. Fewer samples make fewer parts,
@@ -67,9 +67,9 @@ struct Batch {
   // most grains. The other partners' last parts are smaller, or empty. Throws Error if count < 1.
   std::vector<Batch> in_parts(int64_t count) const;
 
-  // These need a grain. grains(): the number of grains in the whole batch. most_grains(): the number that the partner
-  // with the most has. own_grains(): the numbers of this partner's grains. of_grain(): one of them as a Batch, in
-  // memory of its own, since where samples lie must not change how they are computed.
+  // These functions need a grain. grains() gives the number of grains in the whole batch, and most_grains() the number
+  // that the partner with the most has. own_grains() gives the numbers of this partner's grains, and of_grain() one of
+  // them as a Batch. That lies in memory of its own, since the place of samples must not change how they are computed.
   int64_t grains() const { return (global_size + grain - 1) / grain; }
   int64_t most_grains() const;
   Range own_grains() const {
@@ -89,18 +89,18 @@ struct BatchOptions {
   int64_t epoch = 0;
   bool shuffle = true;
   std::vector<double> shares = {};  // the shares of each batch, in any unit, one per part; empty: near-equal parts
-  // The number of samples per grain; 0: no grains. With grains, parts are whole grains. Grain i has samples [i * grain,
-  // (i + 1) * grain) of the global batch; the last one may be smaller. DataParallel and SplitModel compute each grain
-  // alone, and add grains in one order. So training gives the same bits on any number of ranks (docs/same-bits.md).
+  // The number of samples per grain; 0: no grains. Parts are whole grains. Grain i has samples [i * grain, (i + 1) *
+  // grain) of the global batch; the last grain may be smaller. DataParallel and SplitModel compute each grain alone,
+  // and add grains in one order. So training gives the same bits on any number of ranks (docs/same-bits.md).
   int64_t grain = 0;
   // The first batch of the iteration, where a resumed epoch goes on. Earlier batches are not read.
   int64_t start = 0;
 };
 
-// One partner's part of every global batch of one epoch, in order: for (auto& batch : batches(...)). All partners see
-// the same sequence of global batches, whatever the number of partners. Making a Batches draws one permutation, which
-// takes about 1 ms for 60000 samples. Without shuffling a batch may share the dataset's memory. Iterators must not
-// outlive their Batches; but iterators of a temporary keep it alive.
+// Gives one partner's part of every global batch of one epoch, in order: for (auto& batch : batches(...)). All partners
+// see the same sequence of global batches, whatever the number of partners. Making a Batches draws one permutation,
+// which takes about 1 ms for 60000 samples. Without shuffling a batch may share the dataset's memory. Keep a Batches
+// alive as long as its iterators; but iterators of a temporary keep it alive themselves.
 //
 // If the data are on the CPU and the partner is on a CUDA GPU, nobody waits for the copies: they arrive on a stream of
 // their own. When an iterator moves to a batch, the copy of the next one begins. So the GPU holds two batches, and a
@@ -108,7 +108,7 @@ struct BatchOptions {
 // moves to it.
 class Batches {
  public:
-  // One of `count` equal partners, and the device where it computes. Data handling needs to know no more of a rank.
+  // Says which of `count` equal partners this is, and where it computes. Data handling needs no more of a rank.
   struct Partner {
     int index = 0;
     int count = 1;
@@ -182,15 +182,15 @@ class Batches {
 
 using Partner [[deprecated("lockstep::Batches::Partner")]] = Batches::Partner;
 
-// Throws Error: size < 1; the grain is below 0 or above size; start is below 0 or above the number of batches; the
-// tensors differ in length or device; x is uint8 and has less than 3 dimensions; the partner's index is outside its
-// count; the shares are not one per partner, or one is below 0 or not finite, or all are 0. Throws also as
-// Samples::order() does.
+// Makes batches of a data set. Throws Error: size < 1; the grain is below 0 or above size; start is below 0 or above
+// the number of batches; the tensors differ in length or device; x is uint8 and has less than 3 dimensions; the
+// partner's index is outside its count; the shares are not one per partner, or one is below 0 or not finite, or all are
+// 0. Throws also as Samples::order() does.
 Batches batches(const Dataset& dataset, const BatchOptions& options, const Batches::Partner& partner = {});
 
 // Makes batches of samples that a function may read. The function is called for this partner's samples alone, and for
-// one sample where the partner gets none of a batch. Throws Error as above; when an iterator moves, as Samples::read()
-// does.
+// one sample where the partner gets none of a batch. Throws Error as above and, when an iterator moves, as
+// Samples::read() does.
 Batches batches(const Samples& samples, const BatchOptions& options, const Batches::Partner& partner = {});
 
 }  // namespace lockstep

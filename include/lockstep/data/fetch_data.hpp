@@ -34,8 +34,8 @@ struct FetchOptions {
 // does not take the file.
 void fetch_fashion_mnist(const std::filesystem::path& dir, const FetchOptions& options = {});
 
-// Where load_fashion_mnist() looks for these files after the place of Debian's package: lockstep/fashion-mnist in
-// $XDG_DATA_HOME, or else in ~/.local/share. Empty if neither XDG_DATA_HOME nor HOME holds an absolute path.
+// Gives the folder where load_fashion_mnist() looks after the place of Debian's package: lockstep/fashion-mnist in
+// $XDG_DATA_HOME, or else in ~/.local/share. Gives "" if neither XDG_DATA_HOME nor HOME holds an absolute path.
 std::filesystem::path fashion_mnist_download_place();
 
 }  // namespace lockstep

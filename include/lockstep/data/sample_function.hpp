@@ -1,6 +1,6 @@
-// SampleFunction: a loss or a metric. It takes the network's output and the targets, or the output and the whole batch.
+// SampleFunction: holds a loss or a metric of the network's output and the targets or the whole batch.
 //
-// Give it (y_hat, y), or (y_hat, batch) if it needs a mask or another tensor of the batch. As thread-safe as the
+// Give it (y_hat, y), or (y_hat, batch) if it needs a mask or another tensor of the batch. It is as thread-safe as the
 // function.
 #pragma once
 
@@ -25,7 +25,7 @@ inline constexpr bool kMayBeEmpty<std::function<Signature>> = true;
 
 class SampleFunction {
  public:
-  SampleFunction() = default;  // none
+  SampleFunction() = default;  // holds no function
   SampleFunction(std::nullptr_t) {}
   template <OfSamples Function>
   SampleFunction(Function function) {
@@ -52,13 +52,13 @@ class SampleFunction {
   std::function<at::Tensor(const at::Tensor& y_hat, const Batch& batch)> function_;
 };
 
-// The concept of a module whose forward takes a whole batch: at::Tensor forward(const lockstep::Batch& batch).
+// Says that a module's forward takes a whole batch: at::Tensor forward(const lockstep::Batch& batch).
 template <class Module>
 concept TakesBatch = requires {
   requires std::is_invocable_v<decltype(&Module::forward), Module&, const Batch&>;
 };
 
-// The argument for a module's forward: the batch if it takes one, else the batch's x.
+// Gives the argument for a module's forward: the batch if forward takes one, else the batch's x.
 template <class Module>
 decltype(auto) input_of(const Batch& batch) {
   if constexpr (TakesBatch<Module>) {

@@ -1,9 +1,9 @@
-// Samples: the data of which batches are made: tensors in memory, or a function that reads samples by their numbers. It
-// also decides the order in which an epoch takes them.
+// Samples: holds the data of which batches are made: tensors in memory, or a function that reads samples by their
+// numbers. It also decides the order in which an epoch takes the samples.
 //
-// Copies share the tensors, and the functions. Thread-safe for reading. All ranks of a process call the functions at
-// the same time, so make them thread-safe too. Cost: a function that reads is called once per batch and rank, or with a
-// grain (BatchOptions::grain) once per grain. The rank waits for it, but with read_ahead() another thread calls it.
+// Copies share the tensors, and the functions. Thread-safe for reading. Make the functions thread-safe too, since all
+// ranks of a process call them at the same time. Cost: a function that reads is called once per batch and rank, or with
+// a grain (BatchOptions::grain) once per grain. The rank waits for it, but with read_ahead() another thread calls it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,11 +17,11 @@
 
 namespace lockstep {
 
-// Samples `x` [n, ...] and targets `y` [n, ...]. For images x is uint8 [n, channels, height, width], and y holds int64
-// class indices. `more` are further tensors of the same samples, [n, ...] each: masks, a second input, weights of a
-// loss. A batch has their rows under the same names, with the same types.
+// Holds samples `x` [n, ...] and targets `y` [n, ...]. For images x is uint8 [n, channels, height, width], and y holds
+// int64 class indices. `more` are further tensors of the same samples, [n, ...] each: masks, a second input, weights of
+// a loss. A batch has their rows under the same names, with the same types.
 struct Dataset {
-  using Tensors = std::map<std::string, at::Tensor>;  // by their names
+  using Tensors = std::map<std::string, at::Tensor>;  // tensors by their names
 
   at::Tensor x;
   at::Tensor y;
@@ -34,7 +34,7 @@ struct Dataset {
 
 using TensorsByName [[deprecated("lockstep::Dataset::Tensors")]] = Dataset::Tensors;
 
-// More than twelve functions: the samples, their order and weights, and how they are read ahead.
+// More than twelve functions: they set the samples, their order and weights, and the reading ahead.
 class Samples {
  public:
   // Returns the samples with these numbers, in this order, as tensors with a row for each. With a grain the rows of all
@@ -43,9 +43,9 @@ class Samples {
   // Returns the numbers of an epoch's samples, int64 [size()] on the CPU, each from 0 to below size().
   using Order = std::function<at::Tensor(uint64_t seed, int64_t epoch)>;
 
-  // How samples_of() reads files (sample_files.hpp).
+  // Says how samples_of() reads files (sample_files.hpp).
   struct FileOptions {
-    // The names of the samples and of their targets in the files. The other tensors come as `more`.
+    // The names of the samples and of their targets in the files; the other tensors come as `more`.
     std::string x = "x", y = "y";
     // The size of the shuffle buffer, in samples. An epoch's seed and number alone decide its order. Each epoch takes
     // the files in another order, and their samples in turn through the buffer: a random one leaves, and the next
@@ -54,16 +54,16 @@ class Samples {
     // at once.
     int64_t shuffle_buffer = 10000;
     int read_ahead = 2;  // the number of batches, see Samples::read_ahead()
-    // Changes the rows of a batch, such as bytes to floats; it must keep their number. Empty: the rows stay as they
-    // are. It is called on the thread that reads ahead.
+    // Changes the rows of a batch, such as bytes to floats. Keep their number. Empty: the rows stay as they are. It is
+    // called on the thread that reads ahead.
     std::function<Dataset(Dataset)> transform = {};
   };
 
-  Samples() = default;  // none
+  Samples() = default;  // holds no samples
   Samples(Dataset tensors) : tensors_(std::move(tensors)) {}
-  // Samples 0 to size - 1, which `read` reads. Their values stay as they are: uint8 does not become float. `version` is
-  // any text that tells these samples from others: a resumed run is refused samples of another version or number.
-  // Throws Error for a size below 0 or an empty function.
+  // Makes samples 0 to size - 1, which `read` reads. Their values stay as they are: uint8 does not become float.
+  // `version` is any text that tells these samples from others: a resumed run refuses samples of another version or
+  // number. Throws Error for a size below 0 or an empty function.
   Samples(int64_t size, Read read, std::string version = {});
 
   int64_t size() const;
@@ -79,9 +79,9 @@ class Samples {
   // them. 0: the thread that takes the batch reads it. Throws Error below 0.
   Samples read_ahead(int batches) const;
 
-  // Replaces the permutation by another order: a sampler. The order must follow from its arguments alone, and be the
-  // same on all ranks; backward() refuses batches of unequal orders. `version` tells orders apart, as above. Batches
-  // without shuffle, and evaluations, take samples 0, 1, 2, … all the same. Throws Error for an empty function.
+  // Replaces the permutation by another order: a sampler. Give one that follows from its arguments alone and is the
+  // same on all ranks; backward() refuses unequal orders. `version` tells orders apart, as above. Batches without
+  // shuffle, and evaluations, take samples 0, 1, 2, … all the same. Throws Error for an empty function.
   Samples with_order(Order order, std::string version = {}) const;
 
   // Draws with replacement, size() times per epoch, as PyTorch's WeightedRandomSampler does: for classes of unequal

@@ -4,9 +4,9 @@
 //   auto dataset = torch::data::datasets::MNIST("mnist").map(torch::data::transforms::Normalize<>(0.13, 0.31));
 //   const lockstep::Samples samples = lockstep::samples_of(dataset, "MNIST").read_ahead(2);
 //
-// Give the dataset, not a DataLoader: that has an order of its own. Copies of the dataset are made as needed, one for
-// each thread that reads at the same time, as LibTorch's DataLoader does. A transform that draws random numbers from
-// LibTorch's generator gives other ones on each run.
+// Give the dataset and not a DataLoader, which has an order of its own. Copies of the dataset are made as needed, one
+// for each thread that reads at the same time, as LibTorch's DataLoader does. A transform that draws random numbers
+// from LibTorch's generator gives other ones on each run.
 #pragma once
 
 #include <ATen/ops/stack.h>
@@ -26,7 +26,7 @@
 namespace lockstep {
 namespace detail {
 
-// A dataset that samples_of() can take: it has get_batch(numbers), and a size() that is known.
+// Says that samples_of() can take a dataset: it has get_batch(numbers), and a size() that is known.
 template <class TorchDataset>
 concept IndexedDataset = std::copyable<TorchDataset> &&
     requires(TorchDataset& dataset, const std::vector<size_t>& numbers, c10::ArrayRef<size_t> indices) {
@@ -63,7 +63,7 @@ class DatasetCopies {
   std::vector<std::unique_ptr<TorchDataset>> free_;  // guarded by mutex_
 };
 
-// Stacks an Example's tensors, or those of a list of Examples. For a batch of another type give a `collate`.
+// Stacks an Example's tensors, or those of a list of Examples. Give a `collate` for a batch of another type.
 struct CollateExamples {
   template <class Batch>
   Dataset operator()(Batch batch) const {
@@ -88,8 +88,8 @@ struct CollateExamples {
 
 }  // namespace detail
 
-// `collate` makes a Dataset of the result of get_batch(): it may put masks and other tensors into Dataset::more.
-// `version` is as in Samples. Throws Error for a dataset that does not know its size.
+// Makes Samples of the dataset. `collate` makes a Dataset of the result of get_batch(): it may put masks and other
+// tensors into Dataset::more. `version` is as in Samples. Throws Error for a dataset that does not know its size.
 template <detail::IndexedDataset TorchDataset, class Collate>
 requires(!std::convertible_to<Collate, std::string>) Samples
     samples_of(TorchDataset dataset, Collate collate, std::string version = {}) {

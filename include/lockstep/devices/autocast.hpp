@@ -1,4 +1,4 @@
-// Autocast: automatic mixed precision for one scope of one thread, like Python's torch.autocast.
+// Autocast: computes one scope of one thread in automatic mixed precision, like Python's torch.autocast.
 //
 // LibTorch has the machinery (ATen/autocast_mode.h), but no guard for it. While an enabled Autocast lives, operations
 // that gain from it (convolutions, matrix products) read float32 tensors as `type`. Operations that need the range

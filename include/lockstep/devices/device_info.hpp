@@ -1,4 +1,4 @@
-// device_info: what a GPU is called and how much memory it has, and a list of devices as text.
+// device_info: tells a GPU's name and memory, and writes a list of devices as text.
 //
 // lockstep.hpp does not include it. Thread-safe. Cost: a query of the driver.
 #pragma once
@@ -17,8 +17,8 @@ struct GpuInfo {
   int64_t total_bytes = 0;  // the bytes of its memory; 0 where LibTorch cannot tell for this type
 };
 
-// Asks what a GPU is. From then on this process uses the GPU: CUDA keeps some hundred MB of its memory. Throws Error,
-// which names the GPU, if it is not there, is no GPU, or does not answer.
+// Asks the driver for a GPU's name and memory. From then on this process uses the GPU: CUDA keeps some hundred MB of
+// its memory. Throws Error, which names the GPU, if it is not there, is no GPU, or does not answer.
 GpuInfo gpu_info(const c10::Device& gpu);
 
 // Writes the list as the section prints it: "[cpu, cpu]", "[cuda:0]".

@@ -14,14 +14,13 @@ namespace lockstep {
 
 using Devices = std::vector<c10::Device>;
 
-// Every GPU that LibTorch can use, in the order of types and indices; empty without one. device_info.hpp says more of
-// each.
+// Lists every GPU that LibTorch can use, in the order of types and indices. device_info.hpp says more of each.
 Devices gpus();
 
-// Every GPU of the machine, or else one CPU rank per core. A run that names no devices uses these.
+// Lists every GPU of the machine, or else one CPU rank per core. A run that names no devices uses these.
 Devices default_devices();
 
-// The devices that `spec` names, one entry per rank:
+// Lists the devices that `spec` names, one entry per rank:
 //   "2"              the first two GPUs, or two CPU ranks on a machine without one
 //   "cpu"            one CPU rank             "cuda"            every GPU
 //   "cpu,cpu"        two CPU ranks            "cuda:0,cuda:1"   these two GPUs
@@ -33,14 +32,14 @@ Devices default_devices();
 // exchange tensors of one device type.
 Devices parse_devices(std::string_view spec);
 
-// Reads `spec` for a machine with these GPUs, which must be in the order of their types and indices.
+// Reads `spec` for a machine with these GPUs. Give them in the order of their types and indices.
 Devices parse_devices(std::string_view spec, const Devices& gpus);
 
-// Waits until everything queued on `device` is done, so that a clock can measure a device's work. On the CPU there is
+// Waits until everything queued on `device` is done, so that a clock can measure the device's work. On the CPU there is
 // nothing to wait for.
 void synchronize(const c10::Device& device);
 
-// CPU cores that this process may use: physical cores within its affinity mask and its cgroup's CPU quota, at least 1.
+// Counts the CPU cores that this process may use: physical cores within its affinity mask and CPU quota, at least 1.
 int cpu_cores();
 
 }  // namespace lockstep

@@ -1,6 +1,6 @@
-// conv_relu_pool: a convolution, ReLU and 2x2 average pooling as one operator. For images with few channels it is two
-// to ten times as fast on CPUs as LibTorch's three (docs/decisions/0007-lenet-kernels.md). It can be differentiated,
-// also twice.
+// conv_relu_pool: computes a convolution, ReLU and 2x2 average pooling as one operator. On CPUs images with few
+// channels take a half to a tenth of the time of LibTorch's three operators (docs/decisions/0007-lenet-kernels.md). It
+// can be differentiated, also twice.
 //
 // Float32 on the CPU takes lockstep's own kernels, which compute 16 samples at a time (8 or 4 on older CPUs).
 // Everything else takes LibTorch's operators: fewer than a third as many samples, CUDA, other types, mixed precision.
@@ -26,8 +26,8 @@ namespace lockstep {
 // Throws Error, which shows the shapes, for tensors that do not fit, or images too small for one pooled value.
 at::Tensor conv_relu_pool(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias);
 
-// conv_relu_pool as a module, for a torch::nn::Sequential. Its parameters have the names, shapes and first values of a
-// torch::nn::Conv2d's.
+// Makes conv_relu_pool a module, for a torch::nn::Sequential. Its parameters have the names, shapes and first values of
+// a torch::nn::Conv2d's.
 class ConvReluPoolImpl : public torch::nn::Cloneable<ConvReluPoolImpl> {
  public:
   // The kernel is square, kernel x kernel. Throws Error for a size below 1.

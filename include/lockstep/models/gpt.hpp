@@ -1,9 +1,9 @@
-// Gpt: a language model, a decoder of transformer blocks (Radford et al. 2019, "Language Models are Unsupervised
-// Multitask Learners"): pre-LayerNorm, causal attention, learned positions, and a head tied to the embedding.
+// Gpt is a language model, a decoder of transformer blocks (Radford et al. 2019, "Language Models are Unsupervised
+// Multitask Learners"). It has pre-LayerNorm, causal attention, learned positions, and a head tied to the embedding.
 //
 // It is a torch::nn::Sequential of the layers below, so that it can be split by layers and by channels. The attention
 // is LibTorch's scaled_dot_product_attention, which on CPUs never holds the matrix of all scores. First weights depend
-// on the low 32 bits of the seed alone. Used by one thread at a time, like LibTorch's modules.
+// on the low 32 bits of the seed alone. Use it from one thread at a time, like LibTorch's modules.
 #pragma once
 
 #include <torch/nn/cloneable.h>
@@ -34,7 +34,7 @@ class GptEmbeddingImpl : public torch::nn::Cloneable<GptEmbeddingImpl> {
 };
 TORCH_MODULE(GptEmbedding);
 
-// A block: y = x + projection(attention(qkv(norm1(x)))), then y + down(gelu(up(norm2(y)))). Both sums have residual
+// Computes y = x + projection(attention(qkv(norm1(x)))), then y + down(gelu(up(norm2(y)))). Both sums have residual
 // dropout (Vaswani et al. 2017, section 5.4). [n, length, embedding] -> the same.
 class GptBlockImpl : public torch::nn::Cloneable<GptBlockImpl> {
  public:
@@ -50,16 +50,16 @@ class GptBlockImpl : public torch::nn::Cloneable<GptBlockImpl> {
 };
 TORCH_MODULE(GptBlock);
 
-// Each head's queries look among the keys of the same and earlier tokens:
+// Lets each head's queries look among the keys of the same and earlier tokens:
 // [n, length, 3 * heads * size] -> [n, length, heads * size].
 at::Tensor causal_attention(const at::Tensor& qkv, int64_t heads);
 
-// The mean cross-entropy over all tokens: logits [n, length, vocabulary], targets [n, length], int64.
+// Gives the mean cross-entropy over all tokens: logits [n, length, vocabulary], targets [n, length], int64.
 at::Tensor token_cross_entropy(const at::Tensor& logits, const at::Tensor& targets);
 
-// [n, length] tokens -> [n, length, vocabulary] logits of the next token. The layers are embedding, block1, block2, …,
-// norm, head; by default they have 842,496 parameters. Throws Error for a size below 1 or above its limit (the text
-// names it), for heads that do not divide the embedding, and for a dropout that is not in [0, 1).
+// Computes [n, length] tokens -> [n, length, vocabulary] logits of the next token. The layers are embedding, block1,
+// block2, …, norm, head; by default they have 842,496 parameters. Throws Error for a size below 1 or above its limit
+// (the text names it), for heads that do not divide the embedding, and for a dropout that is not in [0, 1).
 class GptImpl : public NamedSequentialImpl {
  public:
   explicit GptImpl(const GptOptions& options = {});

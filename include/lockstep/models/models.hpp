@@ -1,9 +1,9 @@
-// Models: the section's LeNet as a list of weights and a function; and LeNet, an MLP, AlexNet and ResNet-18 as modules.
-// gpt.hpp has one more, a language model.
+// Models: has the section's LeNet as a list of weights and a function, and LeNet, an MLP, AlexNet and ResNet-18 as
+// modules. gpt.hpp has one more, a language model.
 //
 // Every module is a torch::nn::Sequential of named layers, so that it can be split by layers and by channels. A
-// generator of its own draws the first weights. So these depend on the low 32 bits of the seed alone: not on the
-// platform or on other threads. Thread-safe: no shared state. Memory: a module's parameters, float32 on the CPU.
+// generator of its own draws the first weights. So weights depend on the low 32 bits of the seed alone, and neither on
+// the platform nor on other threads. Thread-safe: no shared state. Memory: a module's parameters, float32 on the CPU.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -46,44 +46,44 @@ torch::nn::Sequential make_model(const ModelOptions& options, uint64_t seed = 0)
 // option that the model does not have.
 void check_model(const ModelOptions& options);
 
-// The model's loss: (y_hat, y) of some samples -> their mean cross-entropy, one number. gpt's mean is over all tokens.
+// Gives the model's loss: (y_hat, y) of samples -> their mean cross-entropy, one number. gpt's mean is over all tokens.
 std::function<torch::Tensor(const torch::Tensor& y_hat, const torch::Tensor& y)> model_loss(
     const ModelOptions& options);
 
-// Whether the model learns the next byte of a text, as gpt does. All other models learn classes of images.
+// Tells whether the model learns the next byte of a text, as gpt does. All other models learn classes of images.
 bool learns_text(const ModelOptions& options);
 
-// The format of weights and images (memory_format.hpp) in which the model trains fastest on such a device. It is known
-// where it was measured: docs/results/2026-11-24-channels-last.md.
+// Gives the format of weights and images (memory_format.hpp) in which the model trains fastest on such a device. It is
+// known where it was measured: docs/results/2026-11-24-channels-last.md.
 at::MemoryFormat fast_memory_format(const ModelOptions& options, const c10::Device& device);
 
-// Describes the model by its name and what is not the default: "alexnet, width 0.25, images of 96 x 96, 2 groups".
+// Describes the model by its name and all options but the defaults: "alexnet, width 0.25, images of 96 x 96, 2 groups".
 std::string to_string(const ModelOptions& options);
 
 // ---- The section's LeNet, from scratch -----------------------------------------------------------------------------
 
-// W1 (20,1,3,3), b1 (20), W2 (50,20,5,5), b2 (50), W3 (800,128), b3 (128), W4 (128,10), b4 (10), in this order, on the
-// CPU, float32. Weights are N(0, 0.01^2), biases zero. (With weights this small the loss stays near ln 10 = 2.30 for
+// Gives W1 (20,1,3,3), b1 (20), W2 (50,20,5,5), b2 (50), W3 (800,128), b3 (128), W4 (128,10), b4 (10), in this order,
+// on the CPU, float32. Weights are N(0, 0.01^2), biases zero. (Weights this small keep the loss near ln 10 = 2.30 for
 // the first epoch.) Section: "A Toy Network".
 std::vector<torch::Tensor> lenet_params(uint64_t seed = 0);
 
-// The network's 10 logits [n, 10] for images `x` [n, 1, 28, 28]. Images hold numbers in [0, 1], of the parameters' type
-// and on their device. Section: `lenet(X, params)` ("A Toy Network"). Throws Error, which shows both shapes, for images
-// of another shape, or for another number or shape of parameters than lenet_params gives.
+// Computes the network's 10 logits [n, 10] for images `x` [n, 1, 28, 28]. Give images with numbers in [0, 1], of the
+// parameters' type and on their device. Section: `lenet(X, params)` ("A Toy Network"). Throws Error, which shows both
+// shapes, for images of another shape, or for another number or shape of parameters than lenet_params gives.
 torch::Tensor lenet(const torch::Tensor& x, const std::vector<torch::Tensor>& params);
 
 // ---- As modules ----------------------------------------------------------------------------------------------------
 
-// A Sequential whose clone() keeps the names of its layers; LibTorch's clone() numbers them. Every model here is one.
+// This Sequential's clone() keeps the names of its layers, which LibTorch's clone() numbers. Every model here is one.
 class NamedSequentialImpl : public torch::nn::SequentialImpl {
  public:
   std::shared_ptr<torch::nn::Module> clone(const std::optional<torch::Device>& device = std::nullopt) const override;
 };
 
-// The section's network: conv1, conv2, flatten, fc1, relu, fc2. 129,068 parameters.
+// This is the section's network: conv1, conv2, flatten, fc1, relu, fc2. It has 129,068 parameters.
 class LeNetImpl : public NamedSequentialImpl {
  public:
-  // Has the weights of lenet_params(seed).
+  // Makes a LeNet with the weights of lenet_params(seed).
   explicit LeNetImpl(uint64_t seed = 0);
 
   // Computes lenet(): [n, 1, 28, 28] -> logits [n, 10]. Throws Error for images of another shape.
@@ -111,9 +111,9 @@ struct MlpOptions {
   uint64_t seed = 0;
 };
 
-// `inputs` values per sample, [n, ...] -> [n, classes]. Layers flatten, fc1, relu1, fc2, relu2, ..., output. By default
-// 1,720,330 parameters. The book's MLP has one hidden layer of 256 units. This one has enough layers to split into
-// stages.
+// Computes `inputs` values per sample, [n, ...] -> [n, classes]. Layers are flatten, fc1, relu1, fc2, relu2, ...,
+// output. By default they have 1,720,330 parameters. The book's MLP has one hidden layer of 256 units. This one has
+// enough layers to split into stages.
 class MlpImpl : public NamedSequentialImpl {
  public:
   explicit MlpImpl(const MlpOptions& options = {});
@@ -125,16 +125,16 @@ struct AlexNetOptions {
   int64_t classes = 10;
   double width = 1;
   int64_t image_size = 224;  // at least 65; images of another size are resized, bilinearly
-  // 2: conv2, conv4 and conv5 have two groups of channels. These are the two towers of 2012, which meet in conv3 and in
-  // fc6 to fc8.
+  // The number of groups of channels in conv2, conv4 and conv5. 2 makes the two towers of 2012, which meet in conv3 and
+  // in fc6 to fc8.
   int64_t groups = 1;
   double dropout = 0.5;  // the dropout of the values behind relu6 and relu7 (dropout.hpp); 0: no such layers
   uint64_t seed = 0;
 };
 
-// The book's AlexNet (section 8.1; Krizhevsky et al. 2012): [n, in_channels, height, width] -> [n, classes]. Layers
-// resize, conv1, relu1, pool1, conv2, relu2, pool2, conv3, relu3, conv4, relu4, conv5, relu5, pool5, flatten, fc6,
-// relu6, dropout6, fc7, relu7, dropout7, fc8. By default 46,764,746 parameters.
+// This is the book's AlexNet (section 8.1; Krizhevsky et al. 2012): [n, in_channels, height, width] -> [n, classes].
+// Layers are resize, conv1, relu1, pool1, conv2, relu2, pool2, conv3, relu3, conv4, relu4, conv5, relu5, pool5,
+// flatten, fc6, relu6, dropout6, fc7, relu7, dropout7, fc8. By default they have 46,764,746 parameters.
 class AlexNetImpl : public NamedSequentialImpl {
  public:
   explicit AlexNetImpl(const AlexNetOptions& options = {});
@@ -149,21 +149,21 @@ struct ResNet18Options {
   uint64_t seed = 0;
 };
 
-// ResNet-18 (He et al. 2015) for small images, as in the section after ours: the first convolution is 3 x 3, and no
-// pooling follows it. [n, in_channels, height, width] -> [n, classes]. Layers [resize,] conv1, norm1, relu, block1 to
-// block8 (ResidualBlock), pool, flatten, fc. By default 11,172,810 parameters. Convolutions have no biases, as in He's
-// paper. The book's have biases, but the normalisation behind them removes their effect.
+// This is ResNet-18 (He et al. 2015) for small images, as in the section after ours: the first convolution is 3 x 3,
+// and no pooling follows it. [n, in_channels, height, width] -> [n, classes]. Layers are [resize,] conv1, norm1, relu,
+// block1 to block8 (ResidualBlock), pool, flatten, fc. By default they have 11,172,810 parameters. Convolutions have no
+// biases, as in He's paper. The book's have biases, but the normalisation behind them removes their effect.
 class ResNet18Impl : public NamedSequentialImpl {
  public:
   explicit ResNet18Impl(const ResNet18Options& options = {});
 };
 TORCH_MODULE(ResNet18);
 
-// Options for Gpt (gpt.hpp). Its weights begin as those of GPT-2, N(0, 0.02^2).
+// Holds the options of Gpt (gpt.hpp). Its weights begin as those of GPT-2, N(0, 0.02^2).
 struct GptOptions {
   int64_t vocabulary = 256;  // the number of tokens there are; 256: bytes
   int64_t layers = 4;        // the number of blocks
-  int64_t heads = 4;         // the number of heads of each attention; it must divide the embedding
+  int64_t heads = 4;         // the number of heads of each attention; choose one that divides the embedding
   int64_t embedding = 128;   // the number of features of a token
   int64_t context = 128;     // the most tokens that an attention sees
   double dropout = 0;        // the dropout of all that is added to the residual stream (dropout.hpp)

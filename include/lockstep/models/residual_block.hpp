@@ -1,8 +1,8 @@
-// ResidualBlock: the block of ResNet-18: two convolutions beside a short cut (He et al. 2015, figure 2).
+// ResidualBlock: computes ResNet-18's block, two convolutions beside a short cut (He et al. 2015, figure 2).
 //
-// A module for a torch::nn::Sequential. It has BatchNorm. So in training mode a sample's result depends on the other
-// samples of its part, and each device's running statistics follow the device's own parts. Used by one thread at a
-// time, like LibTorch's modules.
+// It is a module for a torch::nn::Sequential, with BatchNorm. So in training mode a sample's result depends on the
+// other samples of its part, and each device's running statistics follow the device's own parts. Use it from one thread
+// at a time, like LibTorch's modules.
 #pragma once
 
 #include <torch/nn/cloneable.h>
@@ -33,7 +33,7 @@ class ResidualBlockImpl : public torch::nn::Cloneable<ResidualBlockImpl>, public
 
   torch::nn::Conv2d conv1{nullptr}, conv2{nullptr};  // 3 x 3 without bias; conv1 has the stride
   torch::nn::AnyModule norm1, norm2;  // BatchNorm2d, or the layers that convert_sync_batchnorm has put in their places
-  // Empty if shapes stay: then the block adds x. Otherwise a 1 x 1 convolution with the stride, and a BatchNorm2d.
+  // The short cut: a 1 x 1 convolution with the stride, and a BatchNorm2d; empty if shapes stay and the block adds x.
   torch::nn::Sequential shortcut{nullptr};
 
  private:

@@ -1,4 +1,4 @@
-// TiedLinear: a linear layer whose weight is a parameter of another layer, such as a head with the embedding's weight
+// TiedLinear is a linear layer whose weight is a parameter of another layer, such as a head with the embedding's weight
 // (Press and Wolf 2017, "Using the Output Embedding to Improve Language Models").
 //
 //   net->push_back("words", torch::nn::Embedding(256, 64));
@@ -6,7 +6,7 @@
 //   lockstep::tie_layers(*net);
 //
 // The parameter belongs to its own layer alone: optimizers, checkpoints and ranks see it once. SplitModel keeps
-// the tie, also where the two layers are on different ranks. Used by one thread at a time.
+// the tie, also where the two layers are on different ranks. Use it from one thread at a time.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -20,7 +20,7 @@
 
 namespace lockstep {
 
-// Base class of layers that compute with a parameter of another layer.
+// This is the base class of layers that compute with a parameter of another layer.
 class Tied {
  public:
   // `parameter` is the parameter's name, as the network's named_parameters() has it: "words.weight".
@@ -29,7 +29,7 @@ class Tied {
 
   const std::string& tied_to() const { return parameter_; }
 
-  // Lets the layer compute with this tensor from now on; tie_layers() calls this. An undefined tensor undoes the tie.
+  // Makes the layer compute with this tensor from now on; tie_layers() calls this. An undefined tensor undoes the tie.
   void tie(at::Tensor parameter) { weight_ = std::move(parameter); }
   bool is_tied() const { return weight_.defined(); }
 
@@ -41,13 +41,13 @@ class Tied {
   at::Tensor weight_;  // the other layer's tensor; not a parameter of this layer
 };
 
-// x [..., in] -> [..., out], without a bias, by a weight [out, in]. A clone is not tied: call tie_layers() with the
-// network of which the clone is a part.
+// Computes x [..., in] -> [..., out], without a bias, by a weight [out, in]. A clone is not tied: call tie_layers()
+// with the network that contains the clone.
 class TiedLinearImpl : public torch::nn::Cloneable<TiedLinearImpl>, public Tied {
  public:
   explicit TiedLinearImpl(std::string parameter) : Tied(std::move(parameter)) {}
   at::Tensor forward(const at::Tensor& x);
-  void reset() override { tie({}); }  // else a clone would compute with the weight of the net that it was cloned from
+  void reset() override { tie({}); }  // a clone must not compute with the original net's weight
   void pretty_print(std::ostream& out) const override;
 };
 TORCH_MODULE(TiedLinear);

@@ -1,4 +1,4 @@
-// LayerHolder: a module whose BatchNorms convert_sync_batchnorm() can replace, as it can those of a
+// LayerHolder: lets convert_sync_batchnorm() replace a module's BatchNorms, as it replaces those of a
 // torch::nn::Sequential.
 //
 // Derive a module of your own from it, beside torch::nn::Module, if it keeps BatchNorms in members of the type
@@ -15,7 +15,7 @@ class LayerHolder {
  public:
   virtual ~LayerHolder() = default;
 
-  // The member that holds the layer of this name, as register_module() got it.
+  // Gives the member that holds the layer of this name, as register_module() got it.
   virtual torch::nn::AnyModule& layer(const std::string& name) = 0;
 };
 

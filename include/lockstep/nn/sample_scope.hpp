@@ -1,10 +1,10 @@
-// SampleScope: tells the layers which samples this thread computes. Layers like Dropout draw by the samples' places.
+// SampleScope: tells the layers the samples that this thread computes. Layers like Dropout draw by the samples' places.
 //
 // DataParallel::loss() and SplitModel open a scope around forward. If you call forward yourself, open one by
 // DataParallel::samples(). A scope belongs to its thread, hence to one rank. Scopes nest, and the innermost counts.
 // Cost: an entry in a map for each layer that draws.
 //
-// A block that backward computes again, as activation checkpointing does, must draw there what it drew in forward:
+// Let a block that backward computes again, as activation checkpointing does, draw there what it drew in forward:
 //
 //   const lockstep::SampleScope::Kept kept = lockstep::SampleScope::keep();  // in forward, before the block
 //   const lockstep::SampleScope scope(kept);                                 // in backward, around the block
@@ -26,13 +26,13 @@ class SampleScope {
     bool again = false;  // computed beside the batch, for a comparison or as a stand-in: do not count its loss
   };
 
-  // A layer's draw: how many other layers drew before it in this scope, and how often the layer itself did.
+  // Numbers a layer's draw: by the other layers that drew before it in this scope, and by the layer's own draws.
   struct Draw {
     int64_t layer = 0;
     int64_t call = 0;
   };
 
-  // The state of a scope at a moment. A scope that is opened with it goes on from there, on any thread of the rank.
+  // Holds a scope's state at a moment. A scope that is opened with it goes on from there, on any thread of the rank.
   struct Kept {
     Place place = {};
     std::map<const void*, Draw> draws = {};  // the next draw of each layer
@@ -44,7 +44,7 @@ class SampleScope {
   SampleScope(const SampleScope&) = delete;
   SampleScope& operator=(const SampleScope&) = delete;
 
-  // The calling thread's innermost scope; null if there is none.
+  // Gives the calling thread's innermost scope, or null if there is none.
   static SampleScope* current();
 
   // Keeps the state of the innermost scope. If there is none, a Dropout in a scope opened with this state throws Error.

@@ -1,7 +1,7 @@
-// tensor_files: any tensors by name as a safetensors file, and a network's hash.
+// tensor_files: keeps any tensors by name in a safetensors file, and hashes a network.
 //
-// lockstep.hpp does not include it. Files are as those of weights.hpp. Not thread-safe for the same file. Cost: one
-// copy of the tensors in memory.
+// lockstep.hpp does not include it. The files are like those of weights.hpp. Not thread-safe for the same file. Cost:
+// one copy of the tensors in memory.
 #pragma once
 
 #include <torch/nn/module.h>

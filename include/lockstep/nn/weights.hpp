@@ -1,5 +1,5 @@
-// Weights: a module's parameters and buffers as a safetensors file, under PyTorch's names. The optimizer's
-// state: Optimizer::save(). Any other tensors: tensor_files.hpp.
+// Weights: keeps a module's parameters and buffers in a safetensors file, under PyTorch's names.
+// Optimizer::save() keeps the optimizer's state, and tensor_files.hpp has functions for any other tensors.
 //
 // Python reads a file with safetensors.torch.load_file, for net.load_state_dict, and writes one with save_file. Nothing
 // in a file is executable. A file is replaced whole (written beside, then renamed). Not thread-safe for the same file.
@@ -23,7 +23,7 @@ namespace lockstep {
 void save_weights(const std::filesystem::path& file, const torch::nn::Module& module,
                   const std::map<std::string, std::string>& metadata = {});
 
-// The names that were left out, as PyTorch's load_state_dict(strict=False) gives them. Both lists are empty if all fit.
+// Lists the names that were left out, as PyTorch's load_state_dict(strict=False) does. Both lists are empty if all fit.
 struct UnmatchedNames {
   std::vector<std::string> missing;     // names that only the module has: these tensors stay as they were
   std::vector<std::string> unexpected;  // names that only the file has

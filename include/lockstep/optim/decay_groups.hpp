@@ -1,4 +1,4 @@
-// decay_groups: the parameters that weight decay suits, and the others, as two groups of an optimizer.
+// decay_groups: makes two groups of an optimizer: the parameters that weight decay suits, and the others.
 //
 // Thread-safe for different modules.
 #pragma once

@@ -1,7 +1,7 @@
-// LayerWise: options of an optimizer that looks at whole layers, such as Lars and Lamb, which scale by a layer's norm.
+// LayerWise: marks options of optimizers that look at whole layers, such as Lars and Lamb, which scale by their norm.
 //
-// Derive an optimizer's options from it, beside torch::optim::OptimizerOptions. Then an Optimizer refuses it where
-// ranks have slices of layers, since it would see the slices' norms. lockstep.hpp does not include it.
+// Derive an optimizer's options from it, beside torch::optim::OptimizerOptions. Then an Optimizer refuses such an
+// optimizer where ranks have slices of layers, since it would see the slices' norms. lockstep.hpp does not include it.
 #pragma once
 
 namespace lockstep {

@@ -1,4 +1,4 @@
-// Learning rates: compute how the learning rate depends on the size of the batch, and how it changes over a run.
+// Learning rates: compute the learning rate from the size of the batch, and its changes over a run.
 //
 //   lockstep::LearningRate rate{.lr = 0.1, .batch = 8192, .reference_batch = 256,
 //                               .scaling = lockstep::LearningRate::Scaling::linear, .warmup_epochs = 5,
@@ -6,8 +6,8 @@
 //   const double epochs_done = epoch + static_cast<double>(step) / steps_per_epoch;  // both from 0
 //   adam.set_lr(lockstep::learning_rate_at(rate, epochs_done));  // an Optimizer, before each step()
 //
-// A plain value and pure functions without LibTorch. Thread-safe. The formulas below have their sources beside them;
-// tests compare the code with the formulas.
+// The header has a plain value and pure functions, without LibTorch. Thread-safe. The formulas below have their sources
+// beside them; tests compare the code with the formulas.
 #pragma once
 
 #include <cstdint>
@@ -16,9 +16,9 @@
 namespace lockstep {
 
 struct LearningRate {
-  // The learning rate for k times the reference batch. none: the same. sqrt: sqrt(k) times as large, which keeps the
-  // variance of the gradient noise (Krizhevsky 2014). linear: k times as large, since one step does the work of k small
-  // ones (Goyal et al. 2017, section 2.1).
+  // Says how the learning rate grows for k times the reference batch. none: it stays. sqrt: it is sqrt(k) times as
+  // large, which keeps the variance of the gradient noise (Krizhevsky 2014). linear: it is k times as large, since one
+  // step has the work of k small ones (Goyal et al. 2017, section 2.1).
   enum class Scaling { none, sqrt, linear };
 
   enum class Schedule {
@@ -41,7 +41,7 @@ struct LearningRate {
   double step_factor = 0.1;           // for Schedule::step; above 0
   int epochs = 10;                    // the number of epochs of the whole run
 
-  // Throws Error, which says what would do: a value is out of its range; the warm-up is longer than the run, or with
+  // Throws Error, which says what is allowed: a value is out of its range; the warm-up is longer than the run, or with
   // cosine as long; step epochs without the step schedule, or that schedule without step epochs; no float can hold the
   // scaled rate.
   void check() const;
@@ -49,8 +49,8 @@ struct LearningRate {
   bool operator==(const LearningRate&) const = default;
 };
 
-// The learning rate after `epochs_done` epochs: 0 at epoch 1's first step, (i - 1) / n at its i-th step of n. A plain
-// constant rate gives exactly lr. `rate` must pass check(). Throws Error unless 0 <= epochs_done <= epochs.
+// Gives the rate after `epochs_done` epochs: 0 at epoch 1's first step, (i - 1) / n at its i-th step of n. A plain
+// constant rate gives exactly lr. Give a `rate` that passes check(). Throws Error unless 0 <= epochs_done <= epochs.
 double learning_rate_at(const LearningRate& rate, double epochs_done);
 
 using LrScaling [[deprecated("lockstep::LearningRate::Scaling")]] = LearningRate::Scaling;

@@ -20,7 +20,7 @@ namespace lockstep {
 // The caller needs no synchronisation before and after the call, and the call does not wait for the GPUs.
 //
 // If some throw, the others still finish. Then the exception of the lowest index is rethrown as an Error that names the
-// index and the device, with the original nested in it. Throws Error, before any work, if a device is not there.
+// index and the device, with the original nested inside. Throws Error, before any work, if a device is not there.
 void on_each_device(const Devices& devices, const std::function<void(size_t)>& work);
 
 }  // namespace lockstep

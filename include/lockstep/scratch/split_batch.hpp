@@ -1,4 +1,4 @@
-// The section's split_and_load and split_batch: they cut a batch into parts, one on each device.
+// The section's split_and_load and split_batch cut a batch into parts, one on each device.
 //
 // parts.hpp says how near-equal parts are cut. Thread-safe. Cost: views where a part already lies on its device,
 // otherwise one copy of the part. A copy to a GPU goes through pinned memory, and the host does not wait for it.

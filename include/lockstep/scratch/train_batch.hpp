@@ -1,4 +1,4 @@
-// The section's heart: one replica of the parameters per device, one minibatch trained on all devices at once.
+// This is the section's heart: each device has a replica of the parameters, and all train on one minibatch at once.
 //
 // It works on plain lists with one entry per device, and hides nothing: a student can read it first. All of it is in
 // examples/01_from_scratch.cpp too. Not thread-safe for the same parameters. For your own torch::nn::Module use
@@ -25,14 +25,13 @@ std::vector<at::Tensor> get_params(const std::vector<at::Tensor>& params, const 
 // parts may be uneven or empty. Every step starts with zero gradients. Afterwards each parameter's grad() is the whole
 // batch's, the same on every device. Returns the mean loss over the whole batch before the update.
 //
-// Section: `train_batch` ("Training"). Throws Error, before any parameter is changed, for lists of another length than
-// `devices`; for parameters that are not leaves requiring gradients, lie on another device, differ between devices or
-// share memory; if x and y differ in n or type, or are empty; if lr is negative or not finite; if a loss fails on a
-// device.
+// Section: `train_batch` ("Training"). Throws Error, before any parameter is changed: a list has another length than
+// `devices`; parameters are not leaves requiring gradients, lie on another device, differ between devices or share
+// memory; x and y differ in n or type, or are empty; lr is negative or not finite; a loss fails on a device.
 double train_batch(const at::Tensor& x, const at::Tensor& y, std::vector<std::vector<at::Tensor>>& device_params,
                    const Devices& devices, double lr);
 
-// Trains any model that is given as a function: sum_of_losses(x, y, params) must return the sum (not the mean) of the
+// Trains any model that is given as a function. Let sum_of_losses(x, y, params) return the sum (not the mean) of the
 // samples' losses.
 using SumOfLosses =
     std::function<at::Tensor(const at::Tensor& x, const at::Tensor& y, const std::vector<at::Tensor>& params)>;

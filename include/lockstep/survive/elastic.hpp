@@ -1,4 +1,4 @@
-// elastic: a run() of your own that outlives killed processes and takes in others, under `lockstep launch --elastic`.
+// elastic: lets your own run() outlive killed processes and take in others, under `lockstep launch --elastic`.
 //
 //   lockstep::run(devices, body, {.succession = lockstep::elastic});
 //
@@ -15,15 +15,15 @@
 
 namespace lockstep {
 
-// Give it as RunOptions::succession. Without `lockstep launch --elastic` it gives null, and the run is as any other.
+// Give it as RunOptions::succession. It gives null without `lockstep launch --elastic`, and the run is as any other.
 // There can be one such run per process. A process that comes when the job is done calls no body. run() then throws
 // Error too if fewer processes are left than --min-processes, and for ranks on GPUs, where an update may be under way
-// when a process is lost: take fit() for them. A process that has not begun within the rendezvous timeout counts as
+// when a process is lost: take fit() for GPUs. A process that has not begun within the rendezvous timeout counts as
 // dead.
 std::shared_ptr<Succession> elastic(const Devices& devices, const RunOptions& options);
 
-// Whether another process waits to join. Call this between two steps, on all ranks, on the run's own Rank. Call it
-// first when all ranks have the same state: only then can others join. In a run that is not elastic it gives false.
+// Tells whether another process waits to join. Call this between two steps, on all ranks, on the run's own Rank. Call
+// it first when all ranks have the same state: only then can others join. It gives false in a run that is not elastic.
 // Cost: one small allgather. Throws Error on a group's Rank.
 bool regroups(Rank& rank);
 

@@ -1,5 +1,5 @@
-// The arithmetic of conv_relu_pool (include/lockstep/models/conv_relu_pool.hpp) on float32 in the CPU's memory,
-// compiled once per instruction set.
+// Declares the arithmetic of conv_relu_pool (include/lockstep/models/conv_relu_pool.hpp) on float32 in the CPU's
+// memory. It is compiled once per instruction set.
 //
 // The layout makes it fast. A block has as many samples as a vector register has lanes, and the sample's index is
 // innermost. So every step of the computation is the same for all lanes, and odd numbers of channels or odd widths
@@ -40,12 +40,12 @@ struct ConvReluPoolKernels {
   void (*forward)(const ConvReluPoolShape& shape, const float* x, const float* packed, const float* bias,
                   const int64_t* tap_offsets, float* out, uint8_t* passed);
 
-  // Adds one block's gradient to grad_x. `scratch`: out_channels * 4 * lanes values.
+  // Adds one block's gradient to grad_x. `scratch` needs out_channels * 4 * lanes values.
   void (*backward_input)(const ConvReluPoolShape& shape, const float* grad, const uint8_t* passed, const float* packed,
                          float* scratch, float* grad_x);
 
   // Sets grad_weight and grad_bias of one group of output channels, over all blocks; give at least one block. Groups
-  // count from 0 to weight_groups(shape). `scratch`: weight_scratch(shape) values.
+  // count from 0 to weight_groups(shape). `scratch` needs weight_scratch(shape) values.
   int64_t (*weight_groups)(const ConvReluPoolShape& shape);
   int64_t (*weight_scratch)(const ConvReluPoolShape& shape);
   void (*backward_weight)(const ConvReluPoolShape& shape, int64_t blocks, int64_t group, const float* x,

@@ -1,4 +1,4 @@
-// Kernels: all kernels of this folder, compiled for one instruction set.
+// Kernels: holds all kernels of this folder, compiled for one instruction set.
 #pragma once
 
 #include "batch_norm_relu.hpp"
@@ -16,7 +16,7 @@ struct Kernels {
   const WinogradKernels* winograd;  // null without AVX2, where nobody has measured them
 };
 
-// The kernels for the instructions that LibTorch uses here (ATEN_CPU_CAPABILITY=avx2 or =default restricts both).
+// Gives the kernels for the instructions that LibTorch uses here (ATEN_CPU_CAPABILITY=avx2 or =default restricts both).
 const Kernels& of_this_cpu();
 
 }  // namespace lockstep::kernels

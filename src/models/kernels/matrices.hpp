@@ -9,11 +9,11 @@
 namespace lockstep::kernels {
 
 struct MatrixKernels {
-  // `from` is [rows][columns], `to` becomes [columns][rows].
+  // Sets `to` [columns][rows] to the transpose of `from` [rows][columns].
   void (*transpose)(const float* from, int64_t row_of_from, int64_t rows, int64_t columns, float* to,
                     int64_t row_of_to);
 
-  // sum += values, both [rows][columns].
+  // Adds `values` to `sum`, both [rows][columns].
   void (*add)(const float* values, int64_t row_of_values, int64_t rows, int64_t columns, float* sum,
               int64_t row_of_sum);
 };

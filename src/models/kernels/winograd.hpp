@@ -1,9 +1,10 @@
-// The arithmetic of Winograd's convolution F(2 x 2, 3 x 3) (Lavin and Gray 2015, section 4) on float32 in the CPU's
-// memory, compiled once per instruction set: kernels of 3 x 3 with stride 1 and one pixel of zeros around the image.
+// Declares the arithmetic of Winograd's convolution F(2 x 2, 3 x 3) (Lavin and Gray 2015, section 4) on float32 in the
+// CPU's memory. It has kernels of 3 x 3, stride 1 and one pixel of zeros around the image. Each instruction set has its
+// own.
 //
 // A tile is 2 x 2 pixels of the result, which depend on 4 x 4 pixels of x. These 16 values, the weight and the tile are
-// transformed, so that 16 products per pair of channels do the work of 36. So a convolution becomes 16 products of
-// matrices, [tiles][channels] by [channels][out_channels]. Tiles are numbered over all images, row by row. Images are
+// transformed, so that 16 products per pair of channels replace 36. So a convolution becomes 16 products of matrices,
+// [tiles][channels] by [channels][out_channels]. Tiles are numbered over all images, row by row. Images are
 // channels-last, [image][row][column][channel]; weights [out_channel][3][3][channel]. The kernels do not allocate, keep
 // nothing and start no threads.
 #pragma once
@@ -31,7 +32,7 @@ struct WinogradKernels {
   void (*transform_weight)(int64_t channels, int64_t out_channels, const float* weight, int64_t first,
                            bool for_gradient, float* transformed);
 
-  // Sets y at tiles [first, first + count). `scratch`: convolve_scratch(shape) values.
+  // Sets y at tiles [first, first + count). `scratch` needs convolve_scratch(shape) values.
   int64_t (*convolve_scratch)(const WinogradShape& shape);
   void (*convolve)(const WinogradShape& shape, const float* x, const float* transformed, int64_t first, int64_t count,
                    float* scratch, float* y);
