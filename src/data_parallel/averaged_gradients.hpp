@@ -2,7 +2,7 @@
 // finite. The gradients may lie in slices, or in parts of a network. Equal gradients give a norm of the same bits in
 // each layout.
 //
-// Used by the rank's thread only. Call each function on all ranks.
+// Use it from the rank's thread only. Call each function on all ranks.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -85,7 +85,7 @@ void BackwardReport::check_sizes(const int64_t* sizes) const {
     parts += (rank == 0 ? "" : ", ") + std::string("rank ") + std::to_string(rank) + " " + std::to_string(theirs[0]) +
              " of " + std::to_string(theirs[2]);
   }
-  if (!known) return;  // this backward is not that of one Loss
+  if (!known) return;  // no single Loss made this backward
   if (!equal) {
     throw Error(name_ + ": the ranks' parts are of global batches of different sizes (" + parts +
                     "). Give all ranks the same data and the same batch size",

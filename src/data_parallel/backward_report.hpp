@@ -1,6 +1,6 @@
-// BackwardReport: what the ranks tell each other in each averaged backward, in one small allreduce. It tells which
-// parameters had a gradient, how large the parts were, of which batch, and whether the networks are still equal.
-// Reducer and ShardedReducer use it.
+// BackwardReport: what the ranks tell each other in each averaged backward, in one small allreduce. It tells the
+// parameters with a gradient, the sizes of the parts, the batch, and whether the networks are still equal. Reducer and
+// ShardedReducer use it.
 //
 // Reading the report costs nothing on the CPU; on a GPU the host waits. So on a GPU sizes, batches and networks are
 // checked in the first backwards only, and a rank reads who had gradients only if it lacks one.
@@ -29,7 +29,7 @@ class BackwardReport {
     return static_cast<int64_t>(parameters) + int64_t{kNumbers} * ranks;
   }
 
-  // A parameter that must be equal on all ranks. Each backward takes another one.
+  // Is a parameter to compare, whose values should be equal on all ranks. Each backward takes another one.
   struct Compared {
     std::string name;
     at::Tensor values = {};  // undefined: there is none
@@ -44,7 +44,7 @@ class BackwardReport {
   // kinds.
   void wait();
 
-  // Gives whether any rank had a gradient of this parameter.
+  // Tells whether any rank had a gradient of this parameter.
   bool any_had(size_t parameter);
 
   const c10::intrusive_ptr<c10d::Work>& open() const { return work_; }  // the report under way; may be null
@@ -55,7 +55,7 @@ class BackwardReport {
   const int64_t* cells();  // gives the table on the host
   void check_sizes(const int64_t* parts) const;
   void check_marks(const int64_t* parts) const;
-  bool reads_all() const;  // gives whether this backward's table is read whole
+  bool reads_all() const;  // tells whether this backward's table is read whole
   int32_t digest_of(const at::Tensor& values) const;
   void check_networks(const int64_t* parts);
 

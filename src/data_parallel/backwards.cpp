@@ -31,8 +31,8 @@ void warn_if_elastic(const Rank& rank) {
       "other bits. Set BatchOptions::grain, such as 32");
 }
 
-// A loss of a batch from batches() has the batch's mark, also where the user took its grain away. Otherwise the batch
-// that this thread took last counts, if it was cut for these ranks and is of that size.
+// A loss of a batch from batches() has the batch's mark, also where the user took its grain away. Otherwise this
+// thread's last batch counts, if it was cut for these ranks and has the loss's size.
 void take_latest_batch(const Rank& rank, PartSizes& sizes) {
   if (sizes.by_grains || sizes.mark != 0) return;
   const auto latest = latest_batch();

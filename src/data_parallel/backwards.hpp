@@ -1,7 +1,7 @@
-// Backwards: runs a replica's backwards. It says which of them are averaged and of which batch they are, and refuses
-// what would go wrong.
+// Backwards: runs a replica's backwards. It says which backwards are averaged and of which batch they are, and refuses
+// wrong ones.
 //
-// Used by its rank's thread only.
+// Use it from its rank's thread only.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -21,17 +21,17 @@ class Backwards {
  public:
   explicit Backwards(Replica& replica);
 
-  // See DataParallel::backward_through. The sizes are those of the rank's part and of its batch, which the parts must
-  // make up. By grains `runs` are Batch::runs; call ReplicaGrains::backward() in compute() for each grain of this
-  // rank, ascending.
+  // See DataParallel::backward_through. The sizes are those of the rank's part, and of the batch that all ranks' parts
+  // make up. By grains `runs` are Batch::runs; call ReplicaGrains::backward() in compute() for each grain of this rank,
+  // ascending.
   void run(const std::function<void()>& compute, const PartSizes& sizes = {}, const std::vector<int64_t>& runs = {});
 
   bool was_by_grains() const { return by_grains_; }  // the last backward was by grains
 
-  // Lets a caller time backwards, as Balance does. computed() runs when all that this rank itself computes in a
-  // backward is queued (on the CPU: computed), before it waits for the other ranks' gradients. averaged() runs when
-  // these are averaged. Neither runs under no_sync. Throws Error: somebody watches already; the replica does not
-  // average, or waits within backward.
+  // Lets a caller time backwards, as Balance does. computed() runs when this rank has queued (on the CPU: computed) its
+  // own work of a backward, and is about to wait for the other ranks. averaged() runs when the gradients are averaged.
+  // Neither runs under no_sync. Throws Error: somebody watches already; the replica does not average, or waits within
+  // backward.
   void watch(std::function<void()> computed, std::function<void()> averaged);
   void stop_watching() noexcept { computed_ = averaged_ = nullptr; }
 
@@ -53,8 +53,8 @@ class Backwards {
   std::function<void()> computed_, averaged_;  // see watch(); empty: nobody watches
 };
 
-// `accumulate` uses it where ranks get slices of the gradients. While it lives, each backward() is of a part of a step:
-// it is averaged at once, and the averages add up with that of the next backward() without it. Make as many on
+// `accumulate` uses it where ranks get slices of the gradients. While one lives, each backward() is of a part of a
+// step: it is averaged at once. The averages add up, together with that of the next backward() outside. Make as many on
 // all ranks. So no rank keeps gradients whole, as it does under NoSync; each part costs an exchange.
 class PartOfStep {
  public:

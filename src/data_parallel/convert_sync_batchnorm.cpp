@@ -43,7 +43,7 @@ struct NormPlace {
   Module& parent;
   std::string name;  // the BatchNorm's name in its parent
   std::shared_ptr<Module> norm;
-  std::shared_ptr<SyncBatchNormImpl> sync;  // comes in its place
+  std::shared_ptr<SyncBatchNormImpl> sync;  // the layer in its place
 };
 
 [[noreturn]] void refuse_to_convert(const std::string& path, const Module& norm) {

@@ -15,9 +15,9 @@ inline constexpr const char* kHowWithANet =
 
 // `mean` is the loss of a part with so many samples, of a larger batch. Its graph is looked at near its root. Throws
 // Error, which begins with `name` and says `how` to compute the loss, for a mean over a number of targets that is no
-// multiple of `samples`. With equally many of each sample left out the average is right. Targets that count by hand are
-// all of the samples that the caller tells. Losses of bfloat16 and half are not looked at. The host waits for a GPU.
-// Cost: about a microsecond.
+// multiple of `samples`. With equally many of each sample left out the average is right. If the caller counts targets
+// by hand, `samples` is their number. Losses of bfloat16 and half are not looked at. The host waits for a GPU. Cost:
+// about a microsecond.
 void check_counted_targets(const at::Tensor& mean, int64_t samples, const std::string& name,
                            const std::string& how = kHowWithANet);
 

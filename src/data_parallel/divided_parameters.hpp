@@ -1,18 +1,17 @@
 // DividedParameters: parameters of which each rank keeps one slice, and which are whole only while they are used, as
 // with Sharded::parameters.
 //
-// A unit is a ShardedBucket. It is gathered when an operator is about to read one of its parameters, in forward or in
-// backward (memory_on_demand.hpp), and given back when an operator reads another unit's.
+// A unit is a ShardedBucket. It is gathered when an operator of forward or backward is about to read one of its
+// parameters (memory_on_demand.hpp). It is given back when an operator reads another unit's.
 //
 //   1. Units are gathered in the order in which this rank's operators read them. So compute the same
-//      layers in the same order on all ranks. A rank that does not is told so by the collective call, which names its
-//      unit.
+//      layers in the same order on all ranks. The collective call tells a rank that does not, and names its unit.
 //   2. Nothing is given back while an operator runs that was given parameters: its kernel may hold addresses.
-//   3. The next unit is gathered ahead: the one that followed on the present two before. It is not if both together are
-//      larger than the largest unit and a tenth of a rank's slices of parameters and gradients (or 128 KiB). So what is
-//      whole stays small beside what is divided, also where units are large. All ranks decide alike.
-//   4. What changes a gathered parameter in place (load_weights(), an embedding's max_norm) is seen by its version, and
-//      kept in the slices.
+//   3. The unit that followed the present two before is gathered ahead, unless both together are larger than the
+//      largest unit and a tenth of a rank's slices of parameters and gradients (or 128 KiB). So whole units stay small
+//      beside the slices, also where units are large. All ranks decide alike.
+//   4. Changes of a gathered parameter in place (by load_weights(), or an embedding's max_norm) show in its version,
+//      and are kept in the slices.
 //   5. Callbacks run on the thread that computes, on GPUs autograd's, everything else on the rank's. mutex_ guards all.
 #pragma once
 
@@ -69,7 +68,7 @@ class DividedParameters : private MemoryFiller {
   void before_operator(const std::vector<size_t>& units) noexcept override;
   void after_operator() noexcept override;
 
-  // These functions are called under mutex_.
+  // Call these functions under mutex_.
   void need(const std::vector<size_t>& units);
   void gather_ahead();
   void gather_all();

@@ -1,4 +1,4 @@
-// Views of tensors in flat memory, for what exchanges many tensors as one.
+// Makes views of tensors in flat memory, for code that exchanges many tensors as one.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,9 +8,8 @@
 
 namespace lockstep {
 
-// A view of `flat` at `offset` for a tensor like `tensor`. It has the parameter's strides, which autograd prefers for a
-// gradient. variable_data makes it share memory without being a view for autograd: an optimizer's zero_grad() could not
-// call detach_() of such a view.
+// Gives a view of `flat` at `offset` for a tensor like `tensor`, with its strides, which autograd prefers for a
+// gradient. By variable_data it is no view for autograd, whose detach_() an optimizer's zero_grad() could not call.
 at::Tensor view_in_flat(const at::Tensor& tensor, const at::Tensor& flat, int64_t offset);
 
 // flat_copy copies the tensors' values, one after the other, each in the order of its rows. parts_like gives views of
@@ -18,10 +17,10 @@ at::Tensor view_in_flat(const at::Tensor& tensor, const at::Tensor& flat, int64_
 at::Tensor flat_copy(const std::vector<at::Tensor>& tensors);
 std::vector<at::Tensor> parts_like(const std::vector<at::Tensor>& tensors, const at::Tensor& flat);
 
-// Gives whether both are the same values at the same addresses.
+// Tells whether both are the same values at the same addresses.
 bool same_memory(const at::Tensor& a, const at::Tensor& b);
 
-// Gives whether both have the same values; NaN equals NaN. On a GPU the host waits.
+// Tells whether both have the same values; NaN equals NaN. On a GPU the host waits.
 bool same_values(const at::Tensor& a, const at::Tensor& b);
 
 }  // namespace lockstep

@@ -39,7 +39,7 @@ void GradientBuckets::average_during(const std::function<void()>& backward, cons
     average(backward, sizes);
   } catch (...) {
     // Posting the rest would let the others go on with gradients that lack this rank's part. So this rank stays out of
-    // step, and whoever waits for it is told when it leaves or makes another call.
+    // step, and ranks that wait are told when it leaves or makes another call.
     failure_ =
         name_ + ": an earlier backward of this rank failed before its gradients were averaged, so it is out " +
         "of step with the other ranks. End the run there. What failed: " + exception_text(std::current_exception());
@@ -108,7 +108,7 @@ void GradientBuckets::on_gradient(size_t index) {
   note_ready(index);
 }
 
-// With overlap a gradient is added up while the caches still hold it; and in the last grain, its bucket may go.
+// With overlap a gradient is added up while the caches still hold it. In the last grain its bucket may go.
 void GradientBuckets::on_grain_gradient(size_t index) {
   GradientSlot& slot = slots_[index];
   if (kind_.overlap && std::exchange(slot.taken, true)) refuse_growth(slot);

@@ -34,24 +34,24 @@ class GradientBuckets {
 
   // Runs `backward`, which adds to the parameters' gradients. Returns when all gradients are averages over the ranks,
   // also those that `backward` did not touch. If no rank has a gradient of a parameter, the parameter gets none. Call
-  // it on all ranks. If it throws, every later call throws an Error that says so, because this rank may owe the others
-  // its share. Throws Error on all ranks if the parts do not make up the batch; and if a gradient of one rank alone has
-  // changed parameters since.
+  // it on all ranks. If it throws, every later call throws an Error with the reason, because this rank may owe the
+  // others gradients. Throws Error on all ranks if the parts do not make up the batch; and if a gradient of one rank
+  // alone has changed parameters since.
   void average_during(const std::function<void()>& backward, const PartSizes& sizes);
 
   void end(const std::string& reason) { failure_ = reason; }  // each later average_during() throws Error with `reason`
 
-  // Leaves it to the caller to compare the ranks' networks, as it can say more of a difference.
+  // Leaves comparing the ranks' networks to the caller, who can say more of a difference.
   void leave_comparing() { compares_ = false; }
 
-  // Says whether a gradient computed from now on is its parameter's last in this backward, so that it may be averaged.
-  // True at first.
+  // Says whether gradients from now on are the parameters' last ones in this backward, and may be averaged. At first
+  // they are.
   void listen(bool last);
 
   // order() gives the learnt order of the gradients, as far as the averages' bits depend on it: the number of
-  // parameters, then the parameters' numbers. Empty while nothing was learnt. Equal on all ranks. A run that goes on
-  // with it takes the same steps as the run that learnt it. set_order ignores numbers below 0. If an order does not fit
-  // the parameters, it is learnt anew.
+  // parameters, then the parameters' numbers. It is empty while nothing was learnt, and equal on all ranks. Runs that
+  // go on with one order take the same steps. set_order ignores numbers below 0. If an order does not fit the
+  // parameters, it is learnt anew.
   std::vector<int64_t> order() const;
   void set_order(const std::vector<int64_t>& order);
 
@@ -73,7 +73,7 @@ class GradientBuckets {
   };
   GradientBuckets(const Rank& rank, const Kind& kind);
 
-  // How buckets are exchanged. All of these are called under mutex_.
+  // These say how buckets are exchanged. Call all of them under mutex_.
   virtual void begin(bool by_grains) = 0;  // begins a step; throws Error if it cannot be averaged
   virtual void collect(size_t slot) = 0;   // moves .grad, or zeros, into the bucket's memory
   virtual void post(size_t bucket) = 0;    // begins to average the bucket
@@ -91,7 +91,7 @@ class GradientBuckets {
   bool next_is_ready() const;
   void post_next();
   [[noreturn]] void refuse_growth(const GradientSlot& slot) const;
-  bool records() const;  // gives whether a CUDA graph records this step
+  bool records() const;  // tells whether a CUDA graph records this step
   bool by_grains() const { return terms_.active(); }
   const std::string& name() const { return name_; }  // names this rank, and the object as the user calls it
 

@@ -16,10 +16,10 @@ namespace lockstep {
 
 class GradientHook {
  public:
-  // The parameter needs a gradient.
+  // Give it a parameter that needs a gradient.
   GradientHook(const at::Tensor& parameter, std::function<void()> function);
   ~GradientHook();                                         // takes the hook off again: the parameter may live on
-  static bool is_behind(const at::TensorImpl& parameter);  // gives whether the parameter has a hook
+  static bool is_behind(const at::TensorImpl& parameter);  // tells whether the parameter has a hook
   GradientHook(const GradientHook&) = delete;
   GradientHook& operator=(const GradientHook&) = delete;
 

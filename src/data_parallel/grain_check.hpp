@@ -1,6 +1,6 @@
 // GrainCheck: computes some of a batch's grains again and compares them. DataParallelOptions::grain_check is one.
 //
-// A replica calls it on its rank's thread; note() on the thread that computes.
+// A replica calls it on its rank's thread, and note() on the thread that computes.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,7 +19,7 @@ class GrainCheck {
   using MeanOf = std::function<at::Tensor(const Batch& grain)>;
   virtual ~GrainCheck() = default;
 
-  // Gets the net and the rank to check; called once. The module outlives this object.
+  // Gets the net and the rank to check, once. The module outlives this object.
   virtual void watch(const torch::nn::Module& module, const Rank& rank) = 0;
 
   // Is called before this rank's part of a batch is computed, or a part of that part. It may call mean_of() until

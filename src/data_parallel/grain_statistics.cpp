@@ -29,7 +29,7 @@ namespace {
 using at::Tensor;
 namespace nn = torch::nn;
 
-// How a layer's statistics follow what it sees.
+// Says how a layer's statistics follow its inputs.
 struct Following {
   std::optional<double> momentum;  // if empty, statistics are the mean over all batches so far
   bool counts_batches = true;
@@ -58,7 +58,7 @@ Tensor spread_over_values(const Tensor& columns, const std::vector<int64_t>& cou
   return at::cat(parts, 1);
 }
 
-// Gives whether a BatchNorm threw the error because it got one value per channel.
+// Tells whether a BatchNorm threw the error because it got one value per channel.
 bool needs_more_values(const c10::Error& error) {
   return error.msg().find("Expected more than 1 value per channel") != std::string::npos;
 }
@@ -113,9 +113,9 @@ void GrainStatistics::forward(int64_t number, const std::function<void()>& compu
   }
 }
 
-// The layers get other memory in place of their statistics. Statistics that begin at zero are, after any number of
-// forwards, what these would add to them. Autograd has noted the buffers and must not see them change; set_data keeps
-// their versions.
+// The layers get other memory in place of their statistics. Statistics that begin at zero become, after any number of
+// forwards, the values that the forwards add. Autograd has noted the buffers and must not see them change; set_data
+// keeps their versions.
 std::vector<GrainStatistics::Layer> GrainStatistics::replace(std::vector<Note>& notes) {
   const c10::NoGradGuard no_grad;
   std::vector<Layer> saved(layers_.size());

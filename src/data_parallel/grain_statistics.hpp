@@ -1,15 +1,15 @@
 // GrainStatistics: makes running statistics a function of a batch's grains in their order, on any number of ranks.
 //
 // A BatchNorm moves its running mean and variance in every forward of training. Each rank computes some of the grains,
-// so its statistics would follow these alone. Here a forward leaves them as they are, and only what it would do to
-// them is noted. finish() gives all ranks all notes, and does them one after the other. So all ranks have equal
-// statistics, and of the same bits as one rank that computes all grains.
+// so its statistics would follow these alone. Here a forward leaves statistics unchanged, and its change is only noted.
+// finish() gives all ranks all notes, and applies them one after the other. So all ranks have equal statistics, and of
+// the same bits as one rank that computes all grains.
 //
 //   for (each of this rank's grains) statistics.forward(number, [&] { output = net->forward(x); });
 //   statistics.finish(batch.runs);  // once all parts of the batch were computed
 //
-// Used by its rank's thread only. Cost per forward: a few small tensors per layer. Cost of finish(): one allgather of
-// 16 bytes per channel and grain. Without layers that have running statistics it costs nothing.
+// Use it from its rank's thread only. Cost per forward: a few small tensors per layer. Cost of finish(): one allgather
+// of 16 bytes per channel and grain. Without layers that have running statistics it costs nothing.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -28,26 +28,25 @@ namespace lockstep {
 class GrainStatistics {
  public:
   // Finds the layers of `module` that have running statistics, and keeps pointers to them. Throws Error if one of them
-  // is not LibTorch's BatchNorm or InstanceNorm: it does not know what others do to their statistics.
+  // is not LibTorch's BatchNorm or InstanceNorm: nobody knows how others change their statistics.
   GrainStatistics(const torch::nn::Module& module, const Rank& rank);
 
   // Runs compute(), the forward of grain `number`. Layers in training mode leave their running statistics and
-  // num_batches_tracked as they were, and it is noted what would become of them, however often a layer is called.
-  // Layers in eval mode do what they always do. If a layer has notes of the grain already, as where a forward is
-  // computed again, these stay. If compute() throws, nothing is noted. Throws Error: a forward within another one; a
-  // BatchNorm that gets one value per channel, as it may of a grain of one sample. That text has the sizes of the whole
-  // batch and of its grains.
+  // num_batches_tracked as they were, and the change is noted, however often a layer is called. Layers in eval mode
+  // compute as always. If a layer has notes of the grain already, as where a forward is computed again, these stay. If
+  // compute() throws, nothing is noted. Throws Error: a forward within another one; a BatchNorm that gets one value per
+  // channel, as a grain of one sample may give. That text has the sizes of the whole batch and of its grains.
   void forward(int64_t number, const std::function<void()>& compute);
   void set_sizes(int64_t samples, int64_t grain) { samples_ = samples, grain_ = grain; }
   bool is_open() const { return open_; }  // a forward runs
 
-  // Changes the running statistics by what was noted on all ranks since the last finish(), in the order of the grains.
-  // runs[r] up to runs[r + 1] are the grains of rank r. A layer that was not called in a grain, or in eval mode, leaves
-  // this grain out. Call it on all ranks, after the last forward. Throws Error: a grain with notes that is not this
-  // rank's; as Rank::allgather does.
+  // Changes the running statistics by all ranks' notes since the last finish(), in the order of the grains. runs[r] up
+  // to runs[r + 1] are the grains of rank r. A layer that was not called in a grain, or in eval mode, leaves this grain
+  // out. Call it on all ranks, after the last forward. Throws Error: a grain with notes that is not this rank's; as
+  // Rank::allgather does.
   void finish(const std::vector<int64_t>& runs);
 
-  void abandon() { notes_.clear(); }  // forgets what was noted
+  void abandon() { notes_.clear(); }  // forgets the notes
 
  private:
   struct Layer {
@@ -64,7 +63,7 @@ class GrainStatistics {
   };
   using Notes = std::map<int64_t, std::vector<Note>>;  // the key is the grain; it has one Note per layer
 
-  // replace() gives the layers in training mode memory of the notes, and gives back what they had; of others nothing.
+  // replace() gives the layers in training mode memory of the notes, and returns their own; for other layers nothing.
   std::vector<Layer> replace(std::vector<Note>& notes);
   void put_back(const std::vector<Layer>& saved, std::vector<Note>& notes);
   [[noreturn]] void refuse_one_sample(int64_t number) const;

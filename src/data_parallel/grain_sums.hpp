@@ -1,10 +1,9 @@
 // GrainSums: one rank's sums of a bucket's gradients over its grains, in the tree of grain_tree.hpp.
 //
-// The sums of blocks lie in rows of memory, which come when they are needed. A gradient that is the right half of a
-// block is added at once, with all blocks that it makes up, in one pass over memory. One that is a left half is kept as
-// it is, unless its right half is another rank's. A parameter that a grain does not use counts as -0 there, which
-// changes no bit of what it is added to. Used by one thread at a time. Cost: as many additions as one gradient that all
-// grains add to.
+// The sums of blocks lie in rows of memory, which come when they are needed. A gradient that completes blocks, as their
+// right half, is added to all of them at once, in one pass over memory. A left half is kept as it is, unless the right
+// half is another rank's. A parameter that a grain does not use counts as -0 there, and changes no bit of a sum. Use it
+// from one thread at a time. Cost: as many additions as one gradient that all grains add to.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -25,8 +24,8 @@ class GrainSums {
   using View = std::function<at::Tensor(size_t parameter, const at::Tensor& row)>;
   GrainSums(size_t parameters, int64_t columns, const at::TensorOptions& options, View view);
 
-  // Forgets what was added. The grains to come are those of `run`. `first` becomes the first row, whose columns it
-  // has; undefined: memory of its own, which stays for the next run.
+  // Forgets what was added. The grains to come are those of `run`. `first`, of as many columns, becomes the first row;
+  // undefined: memory of its own does, and stays for the next run.
   void begin(const Range& run, const at::Tensor& first = {});
 
   struct Sum {                                  // the sum of a block's gradients
@@ -34,13 +33,13 @@ class GrainSums {
     std::vector<GradientFactors> factors = {};  // all its grains' factors; without both, no grain had a gradient
   };
   // Adds a parameter's gradient of a grain, which may be kept, or its factors. A parameter's grains ascend; it may
-  // leave some out. False: one that did not. Factors are of a contiguous parameter, and such that takes() gives true.
-  // They are kept, and are summed together with those of other grains of their block, as long as they take no more
-  // memory than the gradient.
+  // leave some out. Gives false for one out of order. Give factors for a contiguous parameter, and if takes() is true.
+  // Factors are kept, and summed together with those of other grains of the block, as long as they take no more memory
+  // than the gradient.
   bool add(size_t parameter, int64_t grain, Sum gradient);
   static bool takes(const GradientFactors& factors);
 
-  bool any(size_t parameter) const;  // gives whether it had a gradient of some grain
+  bool any(size_t parameter) const;  // tells whether it had a gradient of some grain
 
   // Call it after the run's last grain. Brings all sums to their rows, on the stream on which the gradients are.
   void finish();
@@ -48,7 +47,7 @@ class GrainSums {
   // Gives the sums of blocks_of(run), valid until the next begin(). Call finish() first.
   std::vector<at::Tensor> rows() const;
 
-  const at::Tensor& first_row() { return row(0); }  // also where the run is empty
+  const at::Tensor& first_row() { return row(0); }  // exists also where the run is empty
 
   // Gives all memory of its own back, until the next begin(). Do not read the rows any more.
   void release();
@@ -64,9 +63,9 @@ class GrainSums {
   void push(Column& column, Sum sum);
   static bool join_factors(Column& column, size_t into);
   void sum_factors(Column& column, size_t number, bool to_row);
-  void take_to_row(Column& column, size_t number);  // a value that is defined
-  void add_up(Column& column, size_t into);         // the sums from number `into` on, which becomes their sum
-  bool stays(const GrainBlock& block) const;        // gives whether this run leaves the block as it is
+  void take_to_row(Column& column, size_t number);  // takes a defined value there
+  void add_up(Column& column, size_t into);         // adds the sums from number `into` on into that one
+  bool stays(const GrainBlock& block) const;        // tells whether this run leaves the block as it is
   const at::Tensor& row(size_t number);
   void set_row(size_t number, const at::Tensor& memory);
 

@@ -27,7 +27,7 @@ Tensors slice_of_each(const Tensors& rows, int64_t number, int64_t slice) {
   return slices;
 }
 
-// [rows, slice]
+// Gives [rows, slice].
 at::Tensor stacked(const Tensors& rows, int64_t slice, const at::TensorOptions& options) {
   if (rows.empty()) return at::empty({0, slice}, options);
   return rows.size() == 1 ? rows[0].unsqueeze(0) : at::stack(rows);

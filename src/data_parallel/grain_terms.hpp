@@ -1,7 +1,7 @@
 // GrainTerms: adds up the gradients of a backward by grains: each gradient of a grain in its bucket's GrainSums.
 //
 // A gradient leaves .grad as soon as it is there, and without overlap at its grain's end. Between grains all .grad are
-// undefined. A linear layer hands over factors, and .grad stays undefined. Used under GradientBuckets' mutex.
+// undefined. A linear layer hands over factors, and .grad stays undefined. Use it under GradientBuckets' mutex.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -35,17 +35,17 @@ class GrainTerms {
   // gradient that a backward outside has left, if there was one.
   void begin(const GrainPlan& plan, bool backward_outside);
   bool active() const { return plan_.has_value(); }
-  bool continues(const GrainPlan& plan) const;  // active, with this plan; throws Error if it is another one
+  bool continues(const GrainPlan& plan) const;  // tells whether a step is active; throws Error if its plan is another
   void end();
 
-  // Each gradient is of the grain between open() and close(), and of the sum of its samples' losses. The rank's grains
-  // come in ascending order, each once. `stand_ins` follow in the same backward, of number kStandIn: their gradients
+  // Gradients between open() and close() are of this grain, and of the sum of its samples' losses. Open the rank's
+  // grains in ascending order, each once. `stand_ins` follow in the same backward, of number kStandIn: their gradients
   // are dropped. Throws Error: a grain out of order.
   void open(int64_t number, int64_t stand_ins);
   bool is_open() const { return grain_.has_value(); }
-  bool is_last() const { return last_; }  // no grain follows, nor a stand-in
+  bool is_last() const { return last_; }  // tells whether no grain or stand-in follows
   void take(size_t slot);                 // takes the slot's gradient, or its factors
-  bool take_factors(const at::Tensor& parameter, const GradientFactors& factors);  // false: it does not take them
+  bool take_factors(const at::Tensor& parameter, const GradientFactors& factors);  // false: nothing is taken
   void close();
 
   // Call these after the last grain. post() begins to average a bucket; `target` becomes the average, or this rank's

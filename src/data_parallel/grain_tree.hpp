@@ -1,9 +1,9 @@
-// The tree in which grains' gradients are added. It depends on the grains' numbers alone, so that the sum has the same
-// bits however the grains lie on ranks. Pure functions.
+// Makes the tree in which grains' gradients are added, from the grains' numbers alone. So the sum has the same bits
+// however the grains lie on ranks. The functions are pure.
 //
 // A block is a power of two of grains that begins at a multiple of itself. Two blocks side by side that make up a
-// larger one are added, left plus right. What is left over at the end of the batch, blocks of falling size, is added
-// from the right.
+// larger one are added, left plus right. Blocks left over at the end of the batch, of falling size, are added from the
+// right.
 #pragma once
 
 #include "data/parts.hpp"
@@ -21,7 +21,7 @@ struct GrainBlock {
   friend bool operator==(const GrainBlock&, const GrainBlock&) = default;
 };
 
-// Gives whether the two make up a block together.
+// Tells whether the two make up a block together.
 bool are_halves(const GrainBlock& left, const GrainBlock& right);
 
 // Gives the fewest blocks that make up a range of grains, ascending: one, or at most twice the logarithm of its length.

@@ -1,8 +1,8 @@
 // HiddenGradients: the gradients of a net of which each rank has a part. `.grad` is undefined outside of backwards, so
 // that LibTorch's optimizers and clip_grad_norm_ cannot take a part for the whole network. Nor does LibTorch's
-// zero_grad() clear them, so they know whether a step has used them already.
+// zero_grad() clear them, so this class notes whether a step has used them already.
 //
-// Used by its rank's thread only. Cost: a pointer moves for each parameter, in each backward and step.
+// Use it from its rank's thread only. Cost: a pointer moves for each parameter, in each backward and step.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -15,11 +15,11 @@ class HiddenGradients {
  public:
   explicit HiddenGradients(const torch::nn::Module& module);
 
-  // An Optimizer says true after a step, and false when it has cleared the gradients.
+  // Say true after a step, and false when the gradients are cleared.
   void set_used(bool used) { used_ = used; }
   bool are_used() const { return used_; }
 
-  // Shows the gradients in `.grad` while it lives, with what backwards outside of the net's have added there meanwhile.
+  // Shows the gradients in `.grad` while it lives, together with gradients that other backwards have added there.
   // Guards nest. For a null `hidden` it does nothing.
   class Shown {
    public:

@@ -1,5 +1,6 @@
 // LoopWarnings: tells a user once of what looks like a mistake in the training loop but may be meant. Replica asks it.
-// Rank 0 warns, through RunOptions::on_warning. Used by its rank's thread only. Cost: a few comparisons per backward.
+// Rank 0 warns, through RunOptions::on_warning. Use it from its rank's thread only. Cost: a few comparisons per
+// backward.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -16,22 +17,22 @@ class LoopWarnings {
  public:
   LoopWarnings(const torch::nn::Module& net, const Rank& rank) : net_(net), rank_(rank) {}
 
-  // A forward begins. Warns where the parameters changed from one to the next several times, though no backward was
-  // ever averaged: gradients that torch::autograd::grad() or the user's own code gives pass no hook.
+  // Call it as a forward begins. Warns if parameters often changed between forwards, though no backward was ever
+  // averaged: gradients that torch::autograd::grad() or the user's own code gives pass no hook.
   void see_forward();
 
-  // An averaged backward begins, of the batch with this mark; 0: not known. Warns where the net is in eval() mode and
-  // has layers that act otherwise then, and where an epoch's shuffled order comes again.
+  // Call it as an averaged backward begins, of the batch with this mark; 0: not known. Warns where the net is in eval()
+  // mode and has layers that act otherwise then, and where an epoch's shuffled order comes again.
   void see_backward(int32_t mark);
 
-  // Looks at the mean loss of so many samples `of_batch`. Walks the graph of the first one that has one, and warns of a
-  // learnable tensor that no DataParallel averages. One with as many rows as there are `samples` is taken for an input
-  // whose gradient is wanted. Throws Error where the mean is over some of the samples' targets alone.
+  // Looks at the mean loss of so many samples `of_batch`. Walks the first graph, and warns of a learnable tensor that
+  // no DataParallel averages. A tensor with as many rows as there are `samples` is taken for an input whose gradient is
+  // wanted. Throws Error where the mean is over some of the samples' targets alone.
   void see_loss(const at::Tensor& mean, int64_t samples, int64_t of_batch);
 
-  // Calls forward(), of a grain, and looks at it in the first grains. Warns where it drew from LibTorch's default
-  // generator on the CPU, and where it changed a buffer of the net that is no running statistic. The first grain's may
-  // be a cache that it fills.
+  // Calls a grain's forward(), and watches the first grains. Warns where one drew from LibTorch's default generator on
+  // the CPU, or changed a buffer of the net that is no running statistic. The first grain may change one, to fill a
+  // cache.
   void see_grain(const std::function<void()>& forward);
 
  private:
@@ -51,16 +52,16 @@ class LoopWarnings {
   bool mode_seen_ = false, order_told_ = false, leaves_seen_ = false, draws_told_ = false, buffer_told_ = false;
 };
 
-// Notices parameters that a gradient of one rank alone has changed, so that they differ between the ranks.
-// GradientBuckets uses it. Used by one thread at a time.
+// Notices parameters that a gradient of one rank alone has changed, and that so differ between the ranks.
+// GradientBuckets uses it. Use it from one thread at a time.
 class UnaveragedGradients {
  public:
   // Errors begin with `name`. It says which rank this is, and what the user calls the object.
   UnaveragedGradients(const Rank& rank, std::string name) : rank_(rank), name_(std::move(name)) {}
 
-  // A backward that nobody averages has added to this parameter's gradient. This alone is no mistake: a loss of another
-  // net may flow through this one, and zero_grad() follows. Throws Error as check() does: nobody calls that where a
-  // loop calls neither net(x) nor a backward that is averaged.
+  // Notes that a backward which nobody averages has added to this parameter's gradient. This alone is no mistake: a
+  // loss of another net may flow through this one, and zero_grad() follows. Throws Error as check() does, for a loop
+  // that calls neither net(x) nor an averaged backward, and so never check().
   void note(const std::string& parameter_name, const at::Tensor& parameter);
 
   void forget();  // forgets the notes; call it as an averaged backward begins

@@ -28,7 +28,7 @@ PartSizes sizes_of(const Batch& batch) {
   return {.local = batch.size(), .global = batch.global_size, .mark = batch.mark, .by_grains = batch.grain > 0};
 }
 
-// Gives whether an empty part must go through the layers too, because one of them exchanges in its forward.
+// Tells whether an empty part must go through the layers too, because one of them exchanges in its forward.
 bool forwards_empty_parts(const Replica& replica) {
   return replica.divides_parameters() || has_sync_batchnorm(replica.module());
 }
@@ -207,7 +207,7 @@ void Loss::Part::backward_of(const Term& term, int64_t stand_ins) const {
   replica_->grains().backward(
       term.number,
       [&] {
-        // A unit of divided parameters is reduced as soon as it has its gradients, so there they do not wait.
+        // A unit of divided parameters is reduced as soon as it has its gradients, so there no factors wait.
         const FactorsScope scope(term.mean, [&](const auto& parameter, const auto& factors) {
           return !replica_->divides_parameters() && !weighed.weighs_gradients() &&
                  replica_->averaging()->take_factors(parameter, factors);

@@ -1,7 +1,7 @@
 // Loss::Part: the loss of this rank's part of a batch, as terms of a sum, and the one loop in which their gradients are
 // computed. The part is one term; by grains each of its grains is one, and stand-ins follow them.
 //
-// Used by its rank's thread only.
+// Use it from its rank's thread only.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,9 +22,9 @@ namespace lockstep {
 
 using MeanOf = GrainCheck::MeanOf;
 
-// These make the loss of a batch's part: mean_of() of its samples; DataParallel::loss() says when that is called.
-// loss_of() calls it at once and keeps the graphs for backward(). With late_loss_of() each term's forward comes in
-// backward(), just before that term's backward, so that one graph is in memory at a time; value() is known then.
+// These make the loss of a batch's part: mean_of() of its samples, called as DataParallel::loss() says. loss_of() calls
+// it at once and keeps the graphs for backward(). With late_loss_of() each term's forward comes in backward(), just
+// before that term's backward, so that one graph is in memory at a time. value() is known afterwards.
 Loss loss_of(const std::shared_ptr<Replica>& replica, const Batch& batch, const MeanOf& mean_of);
 Loss late_loss_of(const std::shared_ptr<Replica>& replica, const Batch& batch, const MeanOf& mean_of);
 // Does the same where terms interleave, as in a pipeline: backward() calls compute(). Do forward and backward of
@@ -35,7 +35,7 @@ Loss interleaved_loss_of(const std::shared_ptr<Replica>& replica, const Batch& b
 class Loss::Part {
  public:
   Part(std::shared_ptr<Replica> replica, const Batch& batch, MeanOf mean_of);  // nothing is computed yet
-  Part(std::shared_ptr<Replica> replica, const Batch& batch, std::function<at::Tensor()> compute);  // interleaved
+  Part(std::shared_ptr<Replica> replica, const Batch& batch, std::function<at::Tensor()> compute);  // interleaves
   // `mean` was computed by the caller; undefined if there are no samples.
   Part(std::shared_ptr<Replica> replica, at::Tensor mean, int64_t local_size, int64_t global_size);
 
@@ -70,7 +70,7 @@ class Loss::Part {
   std::vector<Term> terms_ = {};
   const bool is_interleaved_ = false;
   bool is_done_ = false;                      // backward() cannot be called again
-  std::function<at::Tensor()> compute_ = {};  // interleaved: the function that backward() calls, once
+  std::function<at::Tensor()> compute_ = {};  // for interleaved terms: the function that backward() calls, once
   at::Tensor sum_ = {};                       // by grains, the sum of the samples' losses; else the part's mean
 };
 

@@ -12,7 +12,7 @@
 namespace lockstep {
 namespace {
 
-// Travels in a memory's DataPtr and says who fills the memory.
+// Travels in a memory's DataPtr and names its filler.
 struct OnDemand {
   MemoryFiller* filler;
   size_t number;

@@ -1,8 +1,8 @@
-// Memory that is filled when an operator of LibTorch is about to read it, and that is given back in between.
+// Fills memory when an operator of LibTorch is about to read it, and gives it back in between.
 //
-// LibTorch's C++ modules have no hooks around their forward, but every operator, in forward and in backward, is
-// reported to callbacks of its thread (at::RecordFunction) before it runs. The memory of tensors carries who fills it.
-// So a tensor, and all views of it, stay what they are while the memory behind them comes and goes.
+// LibTorch's C++ modules have no hooks around their forward. But every operator, in forward and in backward, is
+// reported to callbacks of its thread (at::RecordFunction) before it runs. The memory of tensors names its filler. So a
+// tensor, and all views of it, stay what they are while the memory behind them comes and goes.
 //
 // Code that reads a tensor by its address alone is no operator, and finds no memory. LibTorch's data_ptr<T>() throws
 // there. A kernel of one's own is seen if RECORD_USER_SCOPE_WITH_INPUTS around it names the tensors.
@@ -22,13 +22,13 @@ class MemoryFiller {
  public:
   virtual ~MemoryFiller() = default;
 
-  // An operator with tensors in these memories is about to run. Operators may call others. Throw nothing: LibTorch
-  // would catch it, and it would be lost.
+  // Is called before an operator with tensors in these memories runs. Operators may call others. Throw nothing:
+  // LibTorch would catch and lose the exception.
   virtual void before_operator(const std::vector<size_t>& memories) noexcept = 0;
   virtual void after_operator() noexcept = 0;
 };
 
-// While it lives, the operators of the thread that made it are reported, and those of the backwards that it begins.
+// While one lives, the operators of its thread are reported, and those of the backwards that the thread begins.
 class OperatorWatch {
  public:
   OperatorWatch();

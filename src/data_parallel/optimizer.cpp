@@ -93,7 +93,7 @@ void tell_of_new_ones(const io::NamedTensors& state, const Replica& replica, con
         .warn(owner + ": the file has no state of these parameters, which begin anew: " + names);
 }
 
-// Sets it if the options are of one of these types; gives whether they are.
+// Sets the weight decay if the options are of one of these types; tells whether they are.
 template <class... Types>
 bool set_weight_decay_of(torch::optim::OptimizerOptions& options, double weight_decay) {
   const auto set = [&](auto* own) {
@@ -162,7 +162,7 @@ Step Optimizer::step(const StepOptions& options) {
   return step;
 }
 
-// Ranks with other options would train networks that differ; or, where each updates its slice, one that nobody meant.
+// Ranks with different options would train different networks, or, where each updates its slice, a wrong one.
 void Optimizer::compare_options(const StepOptions& of_step) const {
   std::vector<Rank*> groups = net_->other_parts();
   if (net_->replica()->rank().world_size() > 1) groups.push_back(&net_->replica()->rank());

@@ -272,7 +272,7 @@ void Reducer::complete(bool /*partial*/) {
   for (size_t bucket = 0; bucket < buckets_.size(); ++bucket) {
     CommunicationHook::Round& round = exchanges_[bucket].round;
     if (round.work && !round.finish) {
-      // NCCL's work frees its tensors here. They are of this stream, which must be the one that waits.
+      // NCCL's work frees its tensors here. The tensors are of this stream, so let this stream wait.
       const c10::OptionalStreamGuard guard(in_rounds() ? poll_stream_ : std::nullopt);
       round.work->wait();
     }

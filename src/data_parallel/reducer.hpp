@@ -20,8 +20,8 @@ namespace lockstep {
 
 class Reducer : public GradientBuckets {
  public:
-  // The module's parameters that need no gradient are left out and must stay so. Throws Error: an option below 1, a
-  // hook that another DataParallel has.
+  // Leaves out the module's parameters that need no gradient: keep them frozen. Throws Error: an option below 1, a hook
+  // that another DataParallel has.
   Reducer(const torch::nn::Module& module, const Rank& rank, const DataParallelOptions& options);
   ~Reducer() override;
 
@@ -48,7 +48,7 @@ class Reducer : public GradientBuckets {
   void leave_gradients();       // by grains: makes .grad the average, or adds it to what was there
   void let_go_of(size_t slot);  // moves a gradient that somebody keeps beyond its step out of its bucket
   bool in_rounds() const { return options_.hook || by_grains(); }
-  bool is_complete(const Exchange& exchange) const;  // gives whether its present round is complete
+  bool is_complete(const Exchange& exchange) const;  // tells whether its present round is complete
   void go_on(Exchange& exchange);                    // begins its next round; call it when the one before is complete
   void end_of(size_t bucket);                        // ends a bucket after its last round
   void make_buckets(const std::vector<size_t>& order, size_t used);  // keeps the first `used` slots apart from the rest

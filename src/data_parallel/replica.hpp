@@ -1,7 +1,7 @@
 // Replica: one rank's copy of a network, equal to the other ranks', whatever its module's type is. It is what a
 // DataParallel is a handle on, as parts that each do one thing.
 //
-// Used by its rank's thread only.
+// Use it from its rank's thread only.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -20,7 +20,7 @@
 
 namespace lockstep {
 
-// Made by std::make_shared: a Loss and a NoSync keep it alive. Where its Rank's run() is over, backwards throw Error.
+// Make it by std::make_shared: a Loss and a NoSync keep it alive. Once its Rank's run() is over, backwards throw Error.
 // More than twelve functions: one for each of its parts, and what a divided net adds.
 class Replica {
  public:
@@ -41,14 +41,14 @@ class Replica {
   Backwards& backwards() { return backwards_; }
   const Backwards& backwards() const { return backwards_; }
 
-  // Give whether ranks get slices of the gradients, for which they wait within backward; and of the parameters, so that
-  // forward and backward exchange, and a rank without samples computes too.
+  // Tell whether ranks get slices of the gradients, for which they wait within backward; and slices of the parameters.
+  // With these, forward and backward exchange, and a rank without samples computes too.
   bool divides_gradients() const { return sharded_ && sharded_->reducer()->divides_gradients(); }
   bool divides_parameters() const { return sharded_ && sharded_->divides_parameters(); }
 
-  // Call it while an exception of a forward or a backward is handled. Throws what failed, if the exception does not
-  // tell: parameters that could not be gathered make an operator throw LibTorch's. Throws Error, with the exception
-  // nested, for one of LibTorch's that names neither the tensor nor what to do.
+  // Call it while an exception of a forward or a backward is handled. Throws the failure of a gather, if there was one:
+  // its operator threw LibTorch's exception instead. Throws Error, with the exception nested, for one of LibTorch's
+  // that names neither the tensor nor a remedy.
   void rethrow_failure() const;
 
   // Makes the module a part of a network, whose other parts other ranks hold. Its gradients are hidden from here on.

@@ -1,5 +1,5 @@
-// How ranks compare what each of them holds a replica of, and how a rank finds that what it alone has has changed.
-// check_replicas() is made of it, and the trainer's ReplicaWatch.
+// Compares the ranks' replicas, and finds changes in memory that one rank alone has. check_replicas() and the trainer's
+// ReplicaWatch use it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -39,16 +39,16 @@ io::NamedTensors running_statistics_of(const torch::nn::Module& module);
 
 std::vector<int64_t> hashes_of(const io::NamedTensors& tensors);
 
-// `noted` are hashes_of() the first of these tensors, of this rank, at a time since which nothing was to change them;
-// empty: not known. If there is no majority, a rank whose tensors have changed since is the one that differs. Call it
-// on all ranks. Throws ReplicasDiffer, and Error where ranks have other numbers of tensors.
+// `noted` are this rank's hashes_of() the first of these tensors, taken after their last change; empty: not known. If
+// there is no majority, a rank whose tensors have changed since is the one that differs. Call it on all ranks. Throws
+// ReplicasDiffer, and Error where ranks have other numbers of tensors.
 void compare_replicas(const io::NamedTensors& replica, Rank& rank, const std::vector<int64_t>& noted = {});
 
-// Does what check_replicas() promises. With an optimizer compares its state too, unless the net is sharded.
+// Compares as check_replicas() says. Compares an optimizer's state too, unless the net is sharded.
 void compare_replicas(TrainedNet& net, const torch::optim::Optimizer* optimizer);
 
-// Calls compare(), in which each group of ranks that hold one part compares that part. If it throws ReplicasDiffer in
-// one group, this throws it on all ranks of `world`. Call it on all of them.
+// Calls compare(), in which each group of ranks with one part compares the part. If one group's throws ReplicasDiffer,
+// this throws the same on all ranks of `world`. Call it on all ranks.
 void compare_in_groups(const std::function<void()>& compare, Rank& world);
 
 // Joins the names of the ranks with these numbers, as "rank 1 (cpu) and rank 3 (cpu)".
@@ -62,16 +62,16 @@ std::string joined_names(const std::vector<Number>& ranks, const std::vector<std
 struct WatchedTensor {
   std::string name;
   at::Tensor values;
-  // The version is another number when somebody has written there, as a forward may. Then the bits tell nothing.
+  // Each write, such as a forward's, changes the version. Then the bits tell nothing.
   int64_t version = 0;
 };
 
-// Makes one with the version that LibTorch counts.
+// Makes a WatchedTensor with the version that LibTorch counts.
 WatchedTensor watched(const std::string& name, const at::Tensor& tensor);
 
-// Finds tensors whose bits change while nothing writes there. It is for what a rank alone has, such as a pipeline's
-// stage: note() behind an update, and check() before the next one. Used by its rank's thread. Cost of each call: one
-// pass over the tensors, see tensor_hash.hpp; of check() a small allgather too.
+// Finds tensors whose bits change while nothing writes there. Use it for memory that a rank alone has, such as a
+// pipeline's stage, from the rank's thread. Call note() after an update, and check() before the next one. Cost of each
+// call: one pass over the tensors, see tensor_hash.hpp; of check() a small allgather too.
 class MemoryWatch {
  public:
   void note(const std::vector<WatchedTensor>& tensors);

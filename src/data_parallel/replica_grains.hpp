@@ -1,6 +1,6 @@
 // ReplicaGrains: computes a replica's grains, each by itself, and stand-ins where other ranks have more of them.
 //
-// Used by its rank's thread only.
+// Use it from its rank's thread only.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -24,12 +24,12 @@ class ReplicaGrains {
   using MeanOf = GrainCheck::MeanOf;
   ReplicaGrains(Replica& replica, std::shared_ptr<GrainCheck> check);
 
-  // Checks the batch that is computed next, which has a grain, and gives it back with its defaults filled in. See
+  // Checks the batch with a grain that is computed next, and returns it with the defaults filled in. See
   // DataParallel::loss for what it refuses.
   Batch checked(const Batch& batch);
 
-  // Calls mean_of(grain), which must give the mean loss of the grain's samples. A stand-in's mean is to be dropped.
-  // Running statistics wait for finish(), and a stand-in leaves all buffers as they are.
+  // Calls mean_of(grain), for the mean loss of the grain's samples. Drop a stand-in's mean. Running statistics wait for
+  // finish(), and a stand-in leaves all buffers as they are.
   at::Tensor mean_of_grain(const Batch& grain, SampleScope::Place place, const MeanOf& mean_of);
   at::Tensor mean_of_stand_in(const Batch& part, SampleScope::Place place, const MeanOf& mean_of);
   // Gives how often this rank computes a stand-in, so that all ranks compute the layers equally often.

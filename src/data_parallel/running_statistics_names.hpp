@@ -1,5 +1,5 @@
-// Tells which of a module's buffers are running statistics, which follow a rank's own samples: those that have the
-// names of LibTorch's BatchNorm, in any layer. By grains GrainStatistics must know each layer that has one of them.
+// Tells which of a module's buffers are running statistics, which follow a rank's own samples: those with the names of
+// LibTorch's BatchNorm, in any layer. By grains GrainStatistics must know each layer that has one of them.
 #pragma once
 
 #include <string>

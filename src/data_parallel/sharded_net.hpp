@@ -1,7 +1,7 @@
-// ShardedNet: what a replica keeps of a net that is sharded (ZeRO): its slices of the parameters in flat memory, and
-// the reducer that gives it its slice of the averaged gradients. An Optimizer updates the slices.
+// ShardedNet: what a replica keeps of a sharded net (ZeRO). It has the rank's slices of the parameters in flat memory,
+// and the reducer that gives the slice of the averaged gradients. An Optimizer updates the slices.
 //
-// Used by its rank's thread only.
+// Use it from its rank's thread only.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -23,7 +23,7 @@ class ShardedNet {
   // Moves the parameters that need a gradient into flat memory. Throws Error for options that do not go together, a
   // module without such parameters, an elastic run, and from Sharded::gradients on for a SyncBatchNorm.
   ShardedNet(torch::nn::Module& module, const Rank& rank, const DataParallelOptions& options);
-  ~ShardedNet();  // parameters that are not whole are gone
+  ~ShardedNet();  // drops the parameters that are not whole
   ShardedNet(const ShardedNet&) = delete;
   ShardedNet& operator=(const ShardedNet&) = delete;
 
@@ -35,8 +35,8 @@ class ShardedNet {
   std::vector<torch::optim::OptimizerParamGroup> sliced(
       const std::vector<torch::optim::OptimizerParamGroup>& groups) const;
 
-  // Calls step(), which must update the slices by their gradients, and gathers the parameters, with
-  // Sharded::parameters when they are used. Call it on all ranks.
+  // Calls step(), and gathers the parameters, with Sharded::parameters when they are used. Update the slices by their
+  // gradients in step(). Call it on all ranks.
   void update(const std::function<void()>& step);
 
   // From hold() to release() every rank has all parameters whole. Calls nest. Call hold() on all ranks.

@@ -1,4 +1,4 @@
-// Parameters in flat memory of which each rank owns one slice: what the Optimizer of a sharded net updates.
+// Lays parameters in flat memory of which each rank owns one slice. The Optimizer of a sharded net updates the slices.
 //
 // A bucket holds parameters of one type, one after the other. It ends in zeros that belong to no parameter, so that the
 // ranks' slices have equal length. Such zeros fill up each parameter's last line too. Buckets are the same on all
@@ -25,8 +25,8 @@ namespace lockstep {
 struct ShardedBucket {
   struct Slice {               // a parameter's values in a rank's slice, in the order of its memory
     int64_t size = 0;          // the number of values; 0: none
-    int64_t in_parameter = 0;  // where they begin in the parameter
-    int64_t in_slice = 0;      // where they begin in the slice
+    int64_t in_parameter = 0;  // the place of the first in the parameter
+    int64_t in_slice = 0;      // the place of the first in the slice
     at::Tensor values = {};    // a view into the slice, for an optimizer: needs a gradient; undefined if there are none
   };
   struct Place {
@@ -52,10 +52,10 @@ std::vector<ShardedBucket> shard_parameters(const NamedParameters& parameters, c
 // A call with fewer bytes costs more than sending them.
 constexpr int64_t kLeastUnitBytes = 64 << 10;
 
-// Gives the parameters of each unit, in their order. Each module in options.units is one. The others are taken in runs
-// of at most options.bucket_bytes, a sixteenth of the net, and an eighth of a rank's slice of it. Such a run has at
-// least one whole module, and at least kLeastUnitBytes (or options.bucket_bytes), for which it takes one module more.
-// Throws Error for a name of no module with such parameters, or of a module within another one.
+// Gives the parameters of each unit, in their order. Each module in options.units is one unit. The others are taken in
+// runs of at most options.bucket_bytes, a sixteenth of the net, and an eighth of a rank's slice of it. Such a run has
+// at least one whole module, and at least kLeastUnitBytes (or options.bucket_bytes), for which it takes one module
+// more. Throws Error for a name of no module with such parameters, or of a module within another one.
 std::vector<NamedParameters> units_of(const NamedParameters& parameters, const DataParallelOptions& options,
                                       const Rank& rank);
 
@@ -64,8 +64,8 @@ std::vector<NamedParameters> units_of(const NamedParameters& parameters, const D
 std::vector<ShardedBucket> shard_in_units(const NamedParameters& parameters, const DataParallelOptions& options,
                                           const Rank& rank);
 
-// Gives this rank's slices under the parameters' names, in the order of the buckets and their places. It has one of a
-// parameter or none.
+// Gives this rank's slices under the parameters' names, in the order of the buckets and their places. A parameter has
+// one slice here, or none.
 NamedParameters slices_of(const std::vector<ShardedBucket>& buckets);
 
 // Gives this rank's slice of a flat tensor like `values`: a view.

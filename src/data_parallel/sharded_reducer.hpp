@@ -1,12 +1,12 @@
 // ShardedReducer: averages a replica's gradients over the ranks so that each rank gets its slice of them, bucket by
-// bucket, while backward still computes others. Where the net is sharded it is in the place of the Reducer.
+// bucket, while backward still computes others. A sharded net has it in place of the Reducer.
 //
 // A bucket's average is one reduce_scatter. A gradient moves into its bucket's flat memory as soon as it is there, so
 // that .grad is undefined after a backward. From Sharded::gradients on that memory is freed once it is reduced. There a
-// bucket is posted only when the one before it is reduced, so that no more than these two are in memory, and those that
-// have begun to fill. With Sharded::parameters a bucket is a unit of DividedParameters. It gets memory only when those
-// that were posted are reduced. Backward has computed a layer's gradients meanwhile, and one bucket is in memory.
-// Without overlap it waits for a bucket as soon as that is posted.
+// bucket is posted only when the one before is reduced. So at most two buckets are in memory, and those that have begun
+// to fill. With Sharded::parameters a bucket is a unit of DividedParameters. A unit gets memory only when all posted
+// ones are reduced. Backward has computed a layer's gradients meanwhile, and one bucket is in memory. Without overlap
+// it waits for a bucket as soon as that is posted.
 //
 // The averages' bits do not depend on the order of the buckets: a parameter stays at its place in its bucket.
 #pragma once
@@ -27,7 +27,7 @@ namespace lockstep {
 
 class ShardedReducer final : public GradientBuckets {
  public:
-  // `divided`: with Sharded::parameters these, else null.
+  // `divided` are the parameters with Sharded::parameters, else null.
   ShardedReducer(const std::vector<ShardedBucket>& buckets, const Rank& rank, const DataParallelOptions& options,
                  std::shared_ptr<DividedParameters> divided = nullptr);
 
@@ -39,7 +39,7 @@ class ShardedReducer final : public GradientBuckets {
   // averages of a step's parts add up.
   bool divides_gradients() const { return !keeps_memory(); }
 
-  // Throws what failed if parameters could not be gathered. Then an operator has thrown LibTorch's exception.
+  // Throws the failure of a gather, if there was one. Its operator threw LibTorch's exception instead.
   void rethrow_failure() const;
 
   void zero_grad();
@@ -73,14 +73,14 @@ class ShardedReducer final : public GradientBuckets {
   void complete_oldest();  // waits for the oldest bucket under way
   void complete_all();
   bool one_by_one() const { return divided_ && !options_.overlap; }
-  bool keeps_memory() const { return options_.sharded == Sharded::state; }  // keeps buckets' memory all the time
+  bool keeps_memory() const { return options_.sharded == Sharded::state; }  // tells whether buckets keep their memory
 
   const DataParallelOptions options_;
   const std::shared_ptr<DividedParameters> divided_;
   std::vector<ShardedBucket::Place> places_;  // the slots' places
   std::vector<Reduction> reductions_;         // the buckets' reductions
   std::deque<size_t> open_;                   // the buckets under way
-  bool averaged_ = false;                     // there is something to use()
+  bool averaged_ = false;                     // there are averages to use()
   bool of_grains_ = false;                    // the averages are of grains
 };
 

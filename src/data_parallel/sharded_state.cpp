@@ -143,7 +143,7 @@ void load_slices_of_state(torch::optim::Optimizer& optimizer, const std::vector<
   load_optimizer_state(optimizer, slices_of(buckets), mine);
 }
 
-// A slice's own version changes when it takes over what was gathered, also where that is what it was.
+// A slice's own version changes when it takes over gathered values, also where the values stay the same.
 std::vector<WatchedTensor> watched_slices(const torch::optim::Optimizer& optimizer,
                                           const std::vector<ShardedBucket>& buckets, bool with_parameters) {
   std::vector<WatchedTensor> slices;

@@ -13,7 +13,7 @@
 
 namespace lockstep {
 
-// Gives what optimizer_state() of such an optimizer of whole parameters gives. Call it on all ranks.
+// Gives the state as optimizer_state() does for an optimizer of whole parameters. Call it on all ranks.
 io::NamedTensors whole_state(const torch::optim::Optimizer& optimizer, const std::vector<ShardedBucket>& buckets,
                              Rank& rank);
 

@@ -72,7 +72,7 @@ ChannelStatistics statistics_of_all(const Tensor& x, Rank& rank) {
   return {mean.to(type), variance.to(type), count};
 }
 
-// (x - mean) / sqrt(variance + eps) * weight + bias, in one pass over x.
+// Computes (x - mean) / sqrt(variance + eps) * weight + bias, in one pass over x.
 Tensor normalised(const Tensor& x, const Tensor& weight, const Tensor& bias, const ChannelStatistics& statistics,
                   double eps) {
   return std::get<0>(at::native_batch_norm(x, weight, bias, statistics.mean, statistics.variance, /*training=*/false,
@@ -118,8 +118,8 @@ struct Normalise : torch::autograd::Function<Normalise> {
     return normalised(x, as_statistics(weight), as_statistics(bias), how.statistics, how.eps);
   }
 
-  // dx = weight / sqrt(variance + eps) * (dy - mean(dy) - xhat * mean(dy * xhat)), with means over all ranks' values
-  // (Ioffe and Szegedy 2015, section 3).
+  // Computes dx = weight / sqrt(variance + eps) * (dy - mean(dy) - xhat * mean(dy * xhat)), with means over all ranks'
+  // values (Ioffe and Szegedy 2015, section 3).
   static variable_list backward(AutogradContext* ctx, const variable_list& gradients) {
     if (at::GradMode::is_enabled()) {
       throw Error("SyncBatchNorm can be differentiated once; call backward without create_graph");

@@ -7,8 +7,8 @@
 
 namespace lockstep {
 
-// Equal values of one type give equal numbers, however they lie in memory. Some gigabytes per second; the host waits
-// for a GPU. Thread-safe.
+// Equal values of one type give equal numbers, however they lie in memory. It reads some gigabytes per second; the host
+// waits for a GPU. It is thread-safe.
 int64_t tensor_hash(const at::Tensor& tensor);
 
 }  // namespace lockstep

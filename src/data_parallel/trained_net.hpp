@@ -23,14 +23,14 @@ class TrainedNet {
 
   // Gives the groups of ranks that hold other parameters of the network than this one.
   virtual std::vector<Rank*> other_parts() { return {}; }
-  // Gives whether this rank's values of a parameter count in a norm. If several ranks hold the parameter, only one
+  // Tells whether this rank's values of a parameter count in a norm. If several ranks hold the parameter, only one
   // counts.
   virtual bool counts(const std::string& /*parameter*/) { return true; }
-  virtual bool slices_layers() { return false; }  // gives whether ranks have slices of layers
-  // Gives whether this rank is the first of all that hold the network.
+  virtual bool slices_layers() { return false; }  // tells whether ranks have slices of layers
+  // Tells whether this rank is the first of all that hold the network.
   virtual bool is_first() { return replica_->rank().index() == 0; }
 
-  // joined() makes the whole network's optimizer state of this rank's, by the parameters' names; part_of() does the
+  // joined() makes this rank's optimizer state that of the whole network, by the parameters' names. part_of() makes the
   // reverse. Call them on all ranks.
   virtual io::NamedTensors joined(io::NamedTensors state) { return state; }
   virtual io::NamedTensors part_of(io::NamedTensors state) { return state; }

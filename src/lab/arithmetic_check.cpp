@@ -30,7 +30,7 @@ namespace {
 
 constexpr uint64_t kDraws = 0x6172697468;  // sets these draws apart from other draws of the same seed
 
-// Row `rank` of what all ranks have, from column `begin` on.
+// Gives `count` columns of row `rank` of all ranks' table, from column `begin` on.
 GrainHashes hashes_in_row(const at::Tensor& table, int rank, size_t begin, size_t count) {
   const int64_t* const row = table.const_data_ptr<int64_t>() + rank * table.size(1) + static_cast<int64_t>(begin);
   return {row, row + count};

@@ -23,7 +23,7 @@
 
 namespace lockstep {
 
-// A grain, the rank that computes it for the step, and the one that computes it again.
+// Names a grain, the rank that computes it for the step, and the rank that computes it again.
 struct CheckedGrain {
   int64_t number = 0;
   int owner = 0;
@@ -31,15 +31,15 @@ struct CheckedGrain {
   friend bool operator==(const CheckedGrain&, const CheckedGrain&) = default;
 };
 
-// Gives the grains of a step that are checked: on average `fraction` of each rank's, all in the same steps, so that the
-// ranks compute them at the same time. runs[r] up to runs[r + 1] are rank r's. None if there is one rank.
+// Gives the grains of a step that are checked: on average `fraction` of each rank's. All ranks have theirs in the same
+// steps, and so compute them at the same time. runs[r] up to runs[r + 1] are rank r's. With one rank there are none.
 std::vector<CheckedGrain> drawn_grains(double fraction, uint64_t seed, int64_t step, const std::vector<int64_t>& runs);
 
-// The ranks' results for one grain: one hash for its loss and one for each parameter's gradient.
+// Holds a rank's result for one grain: one hash for its loss and one for each parameter's gradient.
 using GrainHashes = std::vector<int64_t>;
 
-// Gives the ranks that computed it wrongly: those that once differ from what more than half of all ranks get when all
-// of them compute it `again`. None if there is no such majority.
+// Gives the ranks that computed the grain wrongly: each with a result other than that of more than half of all ranks,
+// when all compute the grain `again`. Gives none without such a majority.
 std::vector<int> wrong_ranks(const CheckedGrain& grain, const GrainHashes& owners, const GrainHashes& checkers,
                              const std::vector<GrainHashes>& again);
 
@@ -48,7 +48,7 @@ class ArithmeticCheck final : public GrainCheck {
   explicit ArithmeticCheck(double fraction);
 
   void watch(const torch::nn::Module& module, const Rank& rank) override;
-  // It keeps the samples of the part's grains that are checked.
+  // Keeps the samples of the part's grains that are checked.
   void begin(const Batch& part, const SampleScope::Place& place, const MeanOf& mean_of) override;
   void note(int64_t grain, const at::Tensor& parameter, const at::Tensor& value) override;
   // Throws Error on all ranks: a grain that two ranks computed with different bits. Cost, in steps with checked grains:

@@ -22,7 +22,7 @@ namespace lockstep {
 
 // Measures how long a device computes between two points, without waiting for it. On the CPU it uses the clock on the
 // wall: the device lacks the time in which another program has the core. On GPUs it uses events on the current stream,
-// and reads them when they are asked for. Used by one thread.
+// and reads them in take(). Use it from one thread.
 class LapClock {
  public:
   // `clock` gives seconds of a simulated clock, for the CPU. Empty: the clock on the wall.
@@ -58,8 +58,8 @@ class LapClock {
 
  private:
   struct Point {
-    double seconds = 0;                    // on the CPU
-    std::optional<c10::Event> event = {};  // present on GPUs
+    double seconds = 0;                    // the seconds, on the CPU
+    std::optional<c10::Event> event = {};  // the event, on GPUs
   };
   using Lap = std::pair<Point, Point>;
 
@@ -68,7 +68,7 @@ class LapClock {
     if (device_.is_cpu())
       return {.seconds = clock_ ? clock_() : duration<double>(steady_clock::now().time_since_epoch()).count()};
     Point point;
-    point.event.emplace(device_.type(), c10::EventFlag::BACKEND_DEFAULT);  // with its time
+    point.event.emplace(device_.type(), c10::EventFlag::BACKEND_DEFAULT);  // the event keeps its time
     point.event->record(current_stream(device_));
     return point;
   }
@@ -133,7 +133,7 @@ bool Balance::look(int64_t size, Batches& batches) {
   const at::Tensor agreed = at::tensor(rebalanced(sizes, seconds), at::kLong).to(rank_.device());
   rank_.broadcast(agreed);
   const at::Tensor here = agreed.cpu();
-  laps_->drop();  // it has waited for the others in here
+  laps_->drop();  // this lap has a wait for the others
   const std::vector<int64_t> next(here.const_data_ptr<int64_t>(), here.const_data_ptr<int64_t>() + here.numel());
   if (next == sizes) return false;
   shares_.assign(next.begin(), next.end());

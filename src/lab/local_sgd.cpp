@@ -51,14 +51,14 @@ bool are_equal(const at::Tensor& rows) {
 
 }  // namespace
 
-// The values that the parameters had when a round began, from which an outer optimizer moves them.
+// Keeps the parameters' values at the begin of a round, from which an outer optimizer moves them.
 //
-// A round begins with the first gradient that autograd adds up after the round before. If the parameters are not what
-// that one left, as when the user has loaded weights meanwhile, their values of that moment count. Used by its rank's
-// thread, and by autograd's while that one waits. Cost: it holds the parameters once more.
+// A round begins with the first gradient that autograd adds up after the round before. If parameters have changed since
+// that round, as when the user loads weights, the values of that moment count. Use it from its rank's thread;
+// autograd's thread uses it while that one waits. Cost: it holds the parameters once more.
 class RoundStart {
  public:
-  // Each group's parameters have one type. They need gradients.
+  // Give it groups of one type each, of parameters that need gradients.
   explicit RoundStart(std::vector<std::vector<at::Tensor>> groups) : groups_(std::move(groups)) {
     for (const auto& group : groups_) {
       values_.push_back(flat_copy(group));
@@ -88,7 +88,7 @@ class RoundStart {
     if (!are_equal(of_all_ranks(rank, hashes))) refuse_unequal_starts(rank);
   }
 
-  // If others were loaded on some rank, all must have loaded the same.
+  // Throws Error if some rank has loaded other values, and not all have loaded the same.
   void agree(Rank& rank) {
     const auto mine = marks();
     const at::Tensor all = of_all_ranks(rank, mine), begun = all.select(1, 0);
@@ -103,8 +103,8 @@ class RoundStart {
   // the round cannot know whether its values were loaded or moved since.
   enum Begun : int64_t { kAsLeft, kWithOthers, kNotKnown };
 
-  // Gives Begun, then hashes of the values; zeros if they are as left. The values are looked at only if they are not
-  // what the round before left; then a GPU is waited for.
+  // Gives Begun, then hashes of the values; zeros if they are as left. Looks at the values only if the round before
+  // left others; then the host waits for a GPU.
   std::vector<int64_t> marks() const {
     const c10::AutoGradMode no_grad(false);
     const Begun begun = !has_begun_ && is_touched() ? kNotKnown : is_new_ ? kWithOthers : kAsLeft;

@@ -32,15 +32,15 @@ at::ScalarType computed_type(at::ScalarType type) {
   return type == at::kDouble ? at::kDouble : at::kFloat;
 }
 
-// Q of the QR decomposition. LibTorch loads CUDA's linear algebra in the first such call, and fails if two threads are
-// the first.
+// Gives Q of the QR decomposition. LibTorch loads CUDA's linear algebra in the first such call, and fails if two
+// threads are the first.
 at::Tensor orthonormal(const at::Tensor& matrix) {
   static std::once_flag loaded;
   if (matrix.is_cuda()) std::call_once(loaded, [&] { at::linalg_qr(at::zeros({1, 1}, matrix.options())); });
   return std::get<0>(at::linalg_qr(matrix));
 }
 
-// FNV-1a over the text's bytes, the same on every machine.
+// Gives FNV-1a over the text's bytes, the same on every machine.
 uint64_t number_of(const std::string& text) {
   uint64_t number = 14695981039346656037u;
   for (const char c : text) number = (number ^ static_cast<unsigned char>(c)) * 1099511628211u;
@@ -62,11 +62,11 @@ std::string shape_text(const at::Tensor& tensor) {
   return shape_text(tensor.sizes(), tensor.scalar_type());
 }
 
-// A bucket while it is being averaged.
+// Holds a bucket while it is averaged.
 struct LowRank {
   std::vector<at::Tensor> whole;     // gradients that are not compressed
-  std::vector<at::Tensor> low_rank;  // gradients that are, and for each of them:
-  std::vector<at::Tensor> left;      // M, then what is left out of it: the hook's own error
+  std::vector<at::Tensor> low_rank;  // gradients that are compressed, and for each of them:
+  std::vector<at::Tensor> left;      // M, then its remainder: the hook's own error
   std::vector<at::Tensor> queries;   // Q, the hook's own
   std::vector<at::Tensor> bases;     // P, orthogonal
 };

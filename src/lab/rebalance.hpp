@@ -10,7 +10,7 @@
 // If a is nearly everything, it takes more looks, and matters less.
 //
 // Against noise, parts stay if the slowest rank is less than 3 % above equal times. From nearer than 10 % they go half
-// of the way, if that is a sample or more. They change only if a shorter step is promised. Pure.
+// of the way, if that is a sample or more. They change only if a shorter step is promised. The function is pure.
 #pragma once
 
 #include <cstdint>

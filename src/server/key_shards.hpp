@@ -1,4 +1,4 @@
-// Decides which parameters, and which of their rows, each server keeps. Pure functions, equal on all ranks.
+// Decides which parameters, and which of their rows, each server keeps. The functions are pure, and equal on all ranks.
 //
 // A parameter is cut along its first dimension into pieces of at most a given size, or one row. A number (no
 // dimensions) is one row. So a piece keeps the shape of its rows, and each row of a sparse gradient belongs to one
@@ -24,7 +24,7 @@ struct Piece {
   int64_t row_bytes() const { return bytes / (end - begin); }
 };
 
-// The pieces of one server, one after the other in one row of bytes.
+// Holds the pieces of one server, one after the other in one row of bytes.
 struct KeyShard {
   std::vector<Piece> pieces = {};  // ordered by parameter and row
   int64_t bytes = 0;

@@ -31,7 +31,7 @@ class Layout {
   int64_t bytes_ = 0;
 };
 
-// Some rows of a piece, with their values.
+// Holds some rows of a piece, with their values.
 struct Rows {
   at::Tensor numbers;  // int64 [n]: the rows' numbers in the piece, ascending
   at::Tensor values;   // [n, ...]

@@ -1,6 +1,6 @@
-// A worker's messages to a server. A request has a fixed size; the server takes the requests of all workers in the
-// order of arrival. If a request announces a push, the push follows from the same worker: the gradients of the server's
-// pieces as one row of bytes. The request has the numbers that a server needs to read them.
+// Makes a worker's messages to a server. A request has a fixed size; the server takes the requests of all workers in
+// the order of arrival. If a request announces a push, the push follows from the same worker: the gradients of the
+// server's pieces as one row of bytes. The request has the numbers that a server needs to read them.
 #pragma once
 
 #include <ATen/ops/empty.h>

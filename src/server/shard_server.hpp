@@ -41,7 +41,7 @@ class ShardServer {
   at::Tensor average(const std::vector<at::Tensor>& gradients, const Piece& piece) const;  // gradients: one per worker
   void check_equal_pushes() const;
   void answer();
-  bool may_have(const Of& worker) const;  // whether this worker may be sent the current parameters
+  bool may_have(const Of& worker) const;  // tells whether this worker may be sent the current parameters
 
   Rank rank_;
   const KeyShard shard_;

@@ -7,19 +7,19 @@
 //   optimizer               Optimizer: steps, clips, skips, saves and loads, wherever the parameters lie
 //   options                 DataParallelOptions, Sharded
 //   running_statistics      one set of BatchNorm's running statistics for all ranks
-// Not in lockstep.hpp:
+// These are not in lockstep.hpp:
 //   sync_batch_norm         the layer SyncBatchNorm
 //
-// How it works. DataParallel gives Loss, whose backward() is what averages. src/data_parallel/gradient_buckets.hpp
+// This is how it works. DataParallel gives a Loss, whose backward() averages. src/data_parallel/gradient_buckets.hpp
 // notes which gradients are there, and has each bucket averaged while backward computes, in one order on all ranks
 // (0005). backward_report.hpp tells all ranks the sizes of the parts and which parameters were used (0003). reducer.hpp
 // averages a bucket by an allreduce, or by the rounds of a communication hook (0014). In a sharded net (ZeRO)
 // sharded_reducer.hpp reduces buckets to slices (0016), and divided_parameters.hpp gathers parameters (0031).
 // SyncBatchNorm normalises over all ranks' samples (0010).
 //
-// Where grains begin. src/data_parallel/loss_part.hpp cuts a part into its grains, replica_grains.hpp checks them and
-// computes stand-ins, grain_terms.hpp takes each grain's gradients and averages their sums, and grain_sums.hpp adds
-// them up in one order (0021). Files of this room that do not name grains need not know them.
+// Grains begin in these files. src/data_parallel/loss_part.hpp cuts a part into its grains, and replica_grains.hpp
+// checks them and computes stand-ins. grain_terms.hpp takes each grain's gradients and averages their sums, which
+// grain_sums.hpp adds up in one order (0021). Files of this room that do not name grains need not know them.
 #pragma once
 
 #include <lockstep/data_parallel/check_replicas.hpp>

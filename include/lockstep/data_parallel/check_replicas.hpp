@@ -13,12 +13,12 @@
 
 namespace lockstep {
 
-// Throws Error, on all ranks, if parameters or buffers differ between ranks that hold the same part of the network; of
-// an Optimizer also if its state does (momentum, Adam's averages), unless each rank has a slice of it. The text names
-// the ranks that differ from most others (all ranks if there is no majority), and the first parameter in which they
-// differ. BatchNorm's running statistics count if the net's last backward was by grains (BatchOptions::grain): these
-// keep them equal. Otherwise they do not: each rank's follow its own samples until average_running_statistics().
-// Different kinds of CPU or GPU may round a step differently; then this throws although nothing is wrong. Between two
+// Throws Error, on all ranks, if parameters or buffers differ between ranks that hold the same part of the network. An
+// Optimizer's state (momentum, Adam's averages) counts too, unless each rank has a slice of it. The text names the
+// ranks that differ from most others (all ranks if there is no majority), and the first parameter in which they differ.
+// BatchNorm's running statistics count if the net's last backward was by grains (BatchOptions::grain): grains keep them
+// equal. Otherwise they follow each rank's own samples until average_running_statistics(), and do not count. Different
+// kinds of CPU or GPU may round a step differently; then this throws although nothing is wrong. Between two
 // synchronisations of a LocalSgd ranks differ by design. Call it on all ranks, each from its own thread. Cost: two
 // small allgathers, and one pass over the network at some gigabytes per second, with Sharded::parameters also an
 // allgather of these. An optimizer's state is copied first. On a GPU the host waits.

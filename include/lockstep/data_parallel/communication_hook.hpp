@@ -10,8 +10,8 @@
 //   };
 //   lockstep::DataParallel net(MyNet(), rank, {.hook = std::make_shared<SignHook>()});
 //
-// lab.hpp has two hooks: HalfPrecisionHook and PowerSgdHook. A hook is used by its rank's backward only. Cost: what it
-// sends.
+// lab.hpp has two hooks: HalfPrecisionHook and PowerSgdHook. Only its rank's backward uses a hook. Cost: the bytes that
+// it sends.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -25,7 +25,7 @@
 
 namespace lockstep {
 
-// Gradients of one type that are averaged together.
+// Holds gradients of one type that are averaged together.
 struct GradientBucket {
   at::Tensor flat = {};  // one dimension: this rank's gradients, each times its part's weight; becomes the average
   std::vector<std::string> names = {};     // the parameters' names in the module
@@ -34,7 +34,7 @@ struct GradientBucket {
 
 class CommunicationHook {
  public:
-  // One exchange of a bucket with the other ranks, and what comes after it.
+  // Is one exchange of a bucket with the other ranks, and says what follows.
   struct Round {
     c10::intrusive_ptr<c10d::Work> work = {};  // the collective to wait for; null: none
     // When `work` is complete, one of these two is called. `next` begins the bucket's next round. `finish`, after the
@@ -46,13 +46,13 @@ class CommunicationHook {
   virtual ~CommunicationHook() = default;
 
   // Begins to average `bucket` over `rank`'s group. It is called once per bucket in each averaged backward, as soon as
-  // all of the bucket's gradients are there. Backward still computes others, so it must post and not wait. The bucket
-  // lives until its last round is finished. The result must be the mean: the values may include gradients of an earlier
+  // all of the bucket's gradients are there. Post, and do not wait: backward still computes others. The bucket lives
+  // until its last round is finished. Make the result the mean: the values may include gradients of an earlier
   // backward, and zeros of an empty part.
   //
   // Make the same calls for a bucket on all ranks, in the same number of rounds. Then all calls have one order on all
   // ranks, whenever they complete: after a bucket's first round comes the next round of each earlier bucket that has
-  // one. On a GPU everything runs on a stream of the hook's own, behind the gradients and before what follows backward.
+  // one. On a GPU all calls run on a stream of the hook's own, behind the gradients and before what follows backward.
   // After the first backward parameters move to other buckets, once. So remember things by the parameters' names.
   virtual Round average(const GradientBucket& bucket, Rank& rank) = 0;
 

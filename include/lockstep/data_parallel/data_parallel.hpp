@@ -5,10 +5,10 @@
 // whole global batch. It does not matter how the batch was split; parts may be uneven or empty. Additions have a fixed
 // order, and all ranks get equal gradients.
 //
-// Used by its rank's thread only. Cost: every gradient is averaged once per backward(). This happens in buckets, whose
-// allreduces run while backward computes earlier layers' gradients. A parameter's .grad is a view into its bucket.
-// Clipping and optimizers see ordinary tensors, and with zero_grad(/*set_to_none=*/false) nothing is copied. A
-// gradient that you keep beyond zero_grad() moves out of its bucket, which costs a copy.
+// Use it from its rank's thread only. Cost: every gradient is averaged once per backward(). This happens in buckets,
+// whose allreduces run while backward computes earlier layers' gradients. A parameter's .grad is a view into its
+// bucket. Clipping and optimizers see ordinary tensors, and with zero_grad(/*set_to_none=*/false) nothing is copied. If
+// you keep a gradient beyond zero_grad(), it moves out of the bucket, at the cost of a copy.
 #pragma once
 
 #include <torch/enum.h>
@@ -34,7 +34,8 @@ class TrainedNet;
 
 namespace detail {
 
-// A module holder (TORCH_MODULE). Its call operator takes anything until it is compiled, so it must not be asked.
+// Tells whether Type is a module holder (TORCH_MODULE). Do not test its call operator, which takes anything until
+// compiled.
 template <class Type>
 concept HoldsModule = requires {
   typename Type::ContainedType;
@@ -43,9 +44,9 @@ concept HoldsModule = requires {
 
 }  // namespace detail
 
-// Makes a network's output and the targets a loss, the mean over the samples: any callable (y_hat, y) -> scalar
-// tensor, or (y_hat, batch) where a mask counts; or one of torch::nn::functional's losses by its name; or one as a
-// module, such as torch::nn::MSELoss(). As thread-safe as the callable.
+// Makes a network's output and the targets a loss, the mean over the samples. Takes any callable (y_hat, y) -> scalar
+// tensor, or (y_hat, batch) where a mask counts; or one of torch::nn::functional's losses by its name; or a module,
+// such as torch::nn::MSELoss(). It is as thread-safe as the callable.
 class Criterion {
  public:
   template <class Function>
@@ -87,8 +88,8 @@ class Criterion {
   detail::SampleFunction function_;
 };
 
-// A net of which every rank has an equal replica, whatever its module's type is: what a DataParallel is a typed handle
-// on. Copies are the same net, and a move is a copy too. Once its Rank's run() is over, forwards still work and
+// Is a net of which every rank has an equal replica, whatever its module's type is. A DataParallel is a typed handle on
+// one. Copies are the same net, and a move is a copy too. Once its Rank's run() is over, forwards still work and
 // backwards throw Error.
 class Replicas {
  public:
@@ -98,27 +99,27 @@ class Replicas {
   // Call it before save_weights(), evaluate() and check_replicas(). See Whole.
   Whole whole() const { return Whole(replica_); }
 
-  // A Loss of a mean that you compute yourself. `local_mean` is the scalar mean over this rank's `local_size` samples,
-  // of the global batch's `global_size`. If local_size is 0, local_mean may be undefined. But if the module has a
-  // SyncBatchNorm, or with Sharded::parameters, it must come from an empty batch that went through all layers, and must
-  // not be NaN: take a sum.
+  // Makes a Loss of a mean that you compute yourself. `local_mean` is the scalar mean over this rank's `local_size`
+  // samples, of the global batch's `global_size`. If local_size is 0, local_mean may be undefined. But if the module
+  // has a SyncBatchNorm, or with Sharded::parameters, pass an empty batch through all layers, and take a sum, since a
+  // mean would be NaN.
   Loss mean(at::Tensor local_mean, int64_t local_size, int64_t global_size);
 
-  // Open this around a forward of your own; loss() does it by itself. While the result lives, this thread's Dropout
-  // layers (dropout.hpp) draw by the places of `batch`'s samples in the global batch, and by steps_done(). They also
-  // draw by the number of whole batches before it in the step, under no_sync().
+  // Open this around a forward of your own; loss() opens one by itself. While the result lives, this thread's Dropout
+  // layers (dropout.hpp) draw by the places of `batch`'s samples in the global batch, and by steps_done(). Under
+  // no_sync() the number of earlier whole batches in the step counts too.
   [[nodiscard]] SampleScope samples(const Batch& batch) const;
 
-  // The number of backwards so far outside of no_sync. It is equal on all ranks, and gives the step of a Dropout's
-  // masks. If you resume from a checkpoint, set it to the value that it had there.
+  // Gives the number of backwards so far outside of no_sync. It is equal on all ranks, and is the step of a Dropout's
+  // masks. If you resume from a checkpoint, set the number of the checkpoint.
   int64_t steps_done() const;
   void set_steps_done(int64_t steps);
 
-  // Averages a backward that is not that of one Loss. compute() calls LibTorch's backward itself, any number of times.
-  // When this returns, all gradients are averages over the ranks, as after Loss::backward(). A parameter's gradient may
-  // be averaged as soon as something was added to it. So compute every contribution but the last under no_sync(). Call
-  // it on all ranks. Throws as Loss::backward() does. The backward counts as that of the batch that this thread took
-  // last from batches().
+  // Averages a backward of anything but one Loss. compute() calls LibTorch's backward itself, any number of times. When
+  // this returns, all gradients are averages over the ranks, as after Loss::backward(). A parameter's gradient may be
+  // averaged as soon as something was added to it. So compute every contribution but the last under no_sync(). Call it
+  // on all ranks. Throws as Loss::backward() does. The backward counts for the batch that this thread took last from
+  // batches().
   void backward_through(const std::function<void()>& compute);
 
   // Gives the factor for a part's mean loss with which the average over the ranks is the gradient of the global batch's
@@ -142,9 +143,9 @@ class Replicas {
   using MeanOf = std::function<at::Tensor(const Batch&)>;
   Replicas(std::shared_ptr<torch::nn::Module> module, Rank& rank, const DataParallelOptions& options);
   Loss loss_of(const Batch& batch, const MeanOf& mean_of);
-  static void check_module_is_open(const Replica& replica);  // throws Error if nobody may reach it
+  static void check_module_is_open(const Replica& replica);  // throws Error if nobody may reach the module
   static void before_forward(Replica& replica);
-  static void rethrow_failure(const Replica& replica);  // while an exception of forward() is handled
+  static void rethrow_failure(const Replica& replica);  // call it while an exception of forward() is handled
 
  private:
   std::shared_ptr<Replica> replica_;
@@ -167,8 +168,8 @@ class DataParallel : public Replicas {
   DataParallel(const DataParallel&) = default;  // a move is a copy too
   DataParallel& operator=(const DataParallel&) = default;
 
-  // Give the module. In a sharded net (DataParallelOptions::sharded) they throw Error except within loss() and while a
-  // whole() lives: LibTorch's optimizers and clip_grad_norm_ would find no gradients there.
+  // These give the module. In a sharded net (DataParallelOptions::sharded) they throw Error except within loss() and
+  // while a whole() lives: LibTorch's optimizers and clip_grad_norm_ would find no gradients there.
   Module* operator->() const { return &**this; }
   Module& operator*() const {
     check_module_is_open(*replica());
@@ -184,12 +185,12 @@ class DataParallel : public Replicas {
     return forward_of(*module_, *replica(), std::forward<Arguments>(arguments)...);
   }
 
-  // The mean loss of this rank's part: criterion(forward(batch.x), batch.y), which must be a mean over the samples. A
-  // module whose forward takes a Batch gets the batch in the place of x, and such a criterion in the place of y. An
-  // empty part gives zero without calling forward; but with a SyncBatchNorm in the module, or with
-  // Sharded::parameters, it is passed through all layers, whose exchanges with the other ranks need this one.
+  // Gives the mean loss of this rank's part: criterion(forward(batch.x), batch.y). Make the criterion a mean over the
+  // samples. A module whose forward takes a Batch gets the batch in the place of x, and such a criterion in the place
+  // of y. An empty part gives zero without calling forward. But with a SyncBatchNorm in the module, or with
+  // Sharded::parameters, it passes through all layers, whose exchanges need all ranks.
   Loss loss(const Batch& batch, const Criterion& criterion) {
-    // A grain_check calls it until backward() is done, when this handle may be gone. The Loss keeps the replica.
+    // A grain_check calls this until backward() is done, when this handle may be gone. The Loss keeps the replica.
     return loss_of(batch, [module = module_, replica = replica().get(), criterion](const Batch& part) {
       at::Tensor y_hat = forward_of(*module, *replica, detail::input_of<Module>(part));
       return part.size() > 0 ? criterion(y_hat, part) : y_hat.sum();
@@ -204,19 +205,19 @@ class DataParallel : public Replicas {
     return loss(batch, Criterion(function, options));
   }
 
-  // The same for a loss that you compute yourself. mean_of(part) gives the mean loss of a part's samples. It is called
-  // once for this rank's part, unless that is empty; with a grain once for each grain of it, ascending. If the module
-  // has a SyncBatchNorm, or with Sharded::parameters, it is called for an empty part too, and must then give a sum. By
+  // Does the same for a loss that you compute yourself. mean_of(part) gives the mean loss of a part's samples. It is
+  // called once for this rank's part, unless that is empty; with a grain once for each grain of it, ascending. If the
+  // module has a SyncBatchNorm, or with Sharded::parameters, it is called for an empty part too: give a sum then. By
   // grains, call backward() before the next loss(): BatchNorm's running statistics follow the last one. With a grain
-  // and Sharded::parameters it is called as often on all ranks, and never for an empty part: a rank with fewer grains
+  // and Sharded::parameters it is called as often on all ranks, and never for an empty part. A rank with fewer grains
   // than another one computes stand-ins after its grains, of two samples, or of one if a grain has one. Their results
-  // are dropped, and the module's buffers do not change by them. Hooks on parameters do see them, and so does what
-  // mean_of() counts itself; there SampleScope::current()->place().again tells.
+  // are dropped, and the module's buffers stay as they are. But hooks on parameters see stand-ins, and so do counters
+  // in mean_of(): ask SampleScope::current()->place().again there.
   //
-  // With a grain it throws Error: a batch whose samples are not this rank's grains; more than one intra-op thread;
-  // layers whose results depend on the ranks (SyncBatchNorm, LibTorch's dropout); averages that do (a communication
-  // hook, none at all). With Sharded::parameters also a batch without samples; stand-ins without Batch::like, or with
-  // one that is not like x, y and `more`; a part by in_parts() of a batch without Batch::runs.
+  // Throws Error, with a grain: a batch whose samples are not this rank's grains; more than one intra-op thread; layers
+  // whose results depend on the ranks (SyncBatchNorm, LibTorch's dropout); averages that depend on them (a
+  // communication hook), or none. With Sharded::parameters also a batch without samples; stand-ins without Batch::like,
+  // or with one that is not like x, y and `more`; a part by in_parts() of a batch without Batch::runs.
   template <class MeanOf>
   requires(!detail::HoldsModule<MeanOf>) && std::invocable<MeanOf, const Batch&>  //
       Loss loss(const Batch& batch, const MeanOf& mean_of) {

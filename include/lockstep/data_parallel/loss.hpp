@@ -1,7 +1,8 @@
 // Loss: the mean loss of this rank's part of a batch, whose backward() averages the gradients over the ranks. NoSync
-// and Whole are guards around what a step does otherwise.
+// and Whole are guards: for backwards that only add up, and for the use of whole parameters.
 //
-// Used by its rank's thread only. They keep their net alive. Where its Rank's run() is over, backwards throw Error.
+// Use them from their rank's thread only. They keep their net alive. Once its Rank's run() is over, backwards throw
+// Error.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,11 +14,10 @@ namespace lockstep {
 
 class Replica;
 
-// The mean loss of this rank's part of a batch. It is not a plain tensor, because its backward() also averages
-// gradients.
+// Is the mean loss of this rank's part of a batch. It is not a plain tensor, because its backward() also averages.
 //
-// If the batch has a grain, it is the losses of this part's grains. Then backward() gives the same bits on any number
-// of ranks: it computes the gradient of each grain's summed loss, and adds the grains of all ranks in one order.
+// If the batch has a grain, the Loss holds the losses of this part's grains. Then backward() gives the same bits on any
+// number of ranks. It computes the gradient of each grain's summed loss, and adds the grains of all ranks in one order.
 class [[nodiscard]] Loss {
  public:
   class Part;  // private: src/data_parallel/loss_part.hpp
@@ -26,18 +26,17 @@ class [[nodiscard]] Loss {
   Loss& operator=(const Loss&) = default;
 
   // Computes the gradients of this part, then averages them over all ranks (but see DataParallel::no_sync). Gradients
-  // add up over several calls, as in LibTorch. A parameter that no rank has a gradient of stays without one, so that an
-  // optimizer leaves it alone, as on one device. Call it on all ranks, also those with an empty part. Throws Error: a
-  // loss without a graph; cross_entropy's mean over some of a part's targets alone (ignore_index); a sparse gradient; a
-  // parameter that was frozen when the DataParallel was made and is so no longer, or that was registered since; parts
-  // that do not make up the global batch, or are of different batches (on all ranks); parameters that gradients which
-  // were never averaged have changed; and as Rank::allreduce does. After an exception this rank is out of step with the
-  // others: every later call throws.
+  // add up over several calls, as in LibTorch. A parameter for which no rank has a gradient gets none, and an optimizer
+  // leaves it alone, as on one device. Call it on all ranks, also those with an empty part. Throws Error: a loss
+  // without a graph; cross_entropy's mean over some of a part's targets alone (ignore_index); a sparse gradient; a
+  // parameter that was unfrozen or registered after the DataParallel was made; parts that do not make up the global
+  // batch, or are of different batches (on all ranks); parameters that were changed by gradients never averaged; and as
+  // Rank::allreduce does. After an exception this rank is out of step with the others: every later call throws.
   void backward();
 
-  at::Tensor value() const;  // scalar: this part's mean loss, zero for an empty part
+  at::Tensor value() const;  // gives a scalar: this part's mean loss, zero for an empty part
   double item() const { return value().item<double>(); }
-  // The mean loss of the whole batch; of a part by in_parts(), of all ranks' parts. Call it on all ranks. With a
+  // Gives the mean loss of the whole batch; with in_parts(), that of all ranks' parts. Call it on all ranks. With a
   // grain it has the same bits on any number of ranks, so a learning rate may follow it. Throws as Rank::mean does.
   double global_item() const;
 
@@ -59,9 +58,9 @@ class NoSync {
   bool before_;
 };
 
-// While one lives, every rank has all parameters of its net whole, and the module may be reached by `net->` and `*net`:
-// to evaluate, to save or to load weights. What is changed in the parameters is kept, if it is the same on all ranks.
-// Make it on all ranks. Cost: an allgather of the parameters with Sharded::parameters, and nothing otherwise.
+// While one lives, every rank has all parameters of its net whole. Reach the module by `net->` and `*net`, to evaluate,
+// to save or to load weights. Changes of the parameters are kept: make the same ones on all ranks. Make a Whole on all
+// ranks. Cost: an allgather of the parameters with Sharded::parameters, and nothing otherwise.
 class [[nodiscard]] Whole {
  public:
   explicit Whole(std::shared_ptr<Replica> replica);

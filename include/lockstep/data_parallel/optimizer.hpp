@@ -9,8 +9,8 @@
 //     adam.step({.clip = 1});
 //   }
 //
-// The parameters become those that an optimizer of LibTorch would give on one device; a parameter for which no rank had
-// a gradient is left alone, also by momentum and weight decay. Used by its rank's thread only. Cost: the optimizer's
+// The parameters become what an optimizer of LibTorch would make of them on one device. If no rank had a gradient of a
+// parameter, momentum and weight decay leave it alone too. Use it from its rank's thread only. Cost: the optimizer's
 // own. In a sharded net each rank has 1 / ranks of its state and work, and step() ends in an allgather of the
 // parameters (not with Sharded::parameters).
 #pragma once
@@ -38,9 +38,8 @@ class TrainedNet;
 
 struct StepOptions {
   // Scales gradients down so that their norm over all parameters of the network is at most this (Pascanu et al. 2013).
-  // Infinity: the norm is only computed. 0: neither. Where ranks have parts of a network, only this clips:
-  // torch::nn::utils::clip_grad_norm_ over layers that you gave to a SplitModel finds no gradients, changes nothing and
-  // returns 0, and nobody can tell it.
+  // Infinity: the norm is only computed. 0: it is not. Where ranks have parts of a network, only this clips:
+  // torch::nn::utils::clip_grad_norm_ over layers of a SplitModel finds no gradients, and returns 0 without a warning.
   double clip = 0;
   // Skips a step, on all ranks, whose averaged gradients have a NaN or an infinity, and drops the gradients. On a GPU
   // the host waits for them.
@@ -58,15 +57,15 @@ class Optimizer {
  public:
   using Groups = std::vector<torch::optim::OptimizerParamGroup>;
   // Makes an optimizer of LibTorch, or one like it, of groups of tensors: parameters, or this rank's flat slices of
-  // them. A rank may have an empty group. Where the net is sharded, the optimizer must compute value by value, as those
-  // of LibTorch do: one that looks at a whole tensor's norm or shape would see the slice's.
+  // them. A rank may have an empty group. Where the net is sharded, the optimizer must compute value by value, as
+  // LibTorch's do: a whole tensor's norm or shape would be that of a slice.
   using Make = std::function<std::unique_ptr<torch::optim::Optimizer>(Groups groups)>;
   // Divides a module's parameters into groups that have options of their own, such as lockstep::decay_groups.
   using Grouping = std::function<Groups(const torch::nn::Module& module)>;
 
-  // `net` is a DataParallel or a SplitModel, all of whose parameters it steps: in one group, or those of `grouping`.
-  // Make it alike on all ranks. Throws Error if `make` gives nothing or an optimizer of other tensors, and if a
-  // parameter that needs a gradient is in no group or in two.
+  // Steps all parameters of `net`, a DataParallel or a SplitModel: in one group, or in those of `grouping`. Make it
+  // alike on all ranks. Throws Error if `make` gives nothing or an optimizer of other tensors, and if a parameter that
+  // needs a gradient is in no group or in two.
   template <class Net>
   Optimizer(Net& net, const Make& make, const Grouping& grouping = {}) : Optimizer(net.trained(), make, grouping) {}
 
@@ -91,41 +90,39 @@ class Optimizer {
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
 
-  // Gradients of several backward() calls add up until this or, in a sharded net, until step(). In a net that is split
-  // by layers or channels only this clears them: the layers' own zero_grad() does not, and a backward() after step()
-  // without this throws Error.
+  // Clears the gradients of all backward() calls since the last time; in a sharded net step() clears them too. In a net
+  // that is split by layers or channels the layers' own zero_grad() does not. There a backward() after step() without
+  // zero_grad() throws Error.
   void zero_grad() { zero_grad(/*in_place=*/false); }
 
   // Updates the parameters. Call it on all ranks. Throws Error: a clip below 0; a sharded net without averaged
-  // gradients, as after backward() under no_sync() alone; a parameter that was frozen when the net was made and is so
-  // no longer; ranks whose optimizers have different options (compared in steps 1, 2, 4, 8, …); and as Rank's
-  // collectives do.
+  // gradients, as after backward() under no_sync() alone; a parameter that was unfrozen after the net was made; ranks
+  // whose optimizers have different options (compared in steps 1, 2, 4, 8, …); and as Rank's collectives do.
   Step step(const StepOptions& options = {});
 
-  // LibTorch's optimizer of the parameters, or of this rank's slices, to look at its state. Only this class steps it.
+  // Gives LibTorch's optimizer of the parameters, or of this rank's slices. Look at its state, but do not step it.
   const torch::optim::Optimizer& inner() const { return *inner_; }
 
-  // Gives the groups, for their options. Set the same on all ranks.
+  // Gives the groups, for their options. Set the same options on all ranks.
   std::vector<torch::optim::OptimizerParamGroup>& param_groups();
   void set_lr(double lr);  // sets all groups' learning rate, from the next step on
 
   // Sets the weight decay of one group of an optimizer, from the next step on. Do not set it by options given with a
-  // group: LibTorch 2.15 ignores an option there that has its class's default value, such as 0. Throws Error for a
-  // number below 0, and for an optimizer that is none of LibTorch's or lockstep's, or has no weight decay.
+  // group: LibTorch 2.15 ignores options there of their class's default value, such as 0. Throws Error for a number
+  // below 0, and for an optimizer that is none of LibTorch's or lockstep's, or has no weight decay.
   static void set_weight_decay(torch::optim::OptimizerParamGroup& group, double weight_decay);
 
-  // Gives the averaged gradients that step() will use, to look at them or to change them: of the parameters, or of this
-  // rank's slices. Scale by the same factor on all ranks. A parameter that no rank used has none there. Throws Error as
-  // step() does.
+  // Gives the averaged gradients that step() will use: of the parameters, or of this rank's slices. You may change
+  // them; scale by the same factor on all ranks. A parameter that no rank used has none. Throws Error as step() does.
   std::vector<at::Tensor> gradients() const;
 
   // Writes the whole optimizer as a safetensors file: state by name, as "exp_avg.fc1.weight", and the options of the
   // groups, in their order. So any other layout and number of ranks, or one device, goes on from it with the same bits.
-  // load() replaces both. Parameters that are frozen now lose their state; those that have none in the file begin anew;
-  // a warning names either. Call them on all ranks; rank 0 writes, and the others return when it has. Throws Error,
-  // before anything is changed: a file that cannot be read or written; one of another network, of another kind of
-  // optimizer, or of another number of groups; save() of a net with `average = false`. Cost of save(): an allgather of
-  // the state where ranks have different parts of it.
+  // load() replaces state and options. Parameters that are frozen now lose their state, and parameters without state in
+  // the file begin anew; a warning names either. Call both on all ranks; rank 0 writes, and the others return after it.
+  // Throws Error, before anything is changed: a file that cannot be read or written; one of another network, of another
+  // kind of optimizer, or of another number of groups; save() of a net with `average = false`. Cost of save(): an
+  // allgather of the state where ranks have different parts of it.
   void save(const std::filesystem::path& file);
   void load(const std::filesystem::path& file);
 
@@ -133,7 +130,7 @@ class Optimizer {
   // The rest is for lockstep's own trainer, which takes a step apart. Errors name `owner`.
   Optimizer(std::shared_ptr<TrainedNet> net, const Make& make, const Grouping& grouping,
             const std::string& owner = "Optimizer");
-  void zero_grad(bool in_place);  // with `in_place`, unless the net is sharded, sets gradients to zero where they are
+  void zero_grad(bool in_place);     // sets gradients to zero where they are, with `in_place` unless the net is sharded
   at::Tensor clip(double max_norm);  // gives the norm before; nothing waits for a GPU
   void update();                     // steps with the gradients as they are
 

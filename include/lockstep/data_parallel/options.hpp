@@ -11,13 +11,13 @@ namespace lockstep {
 class CommunicationHook;
 class GrainCheck;
 
-// Ranks share this out among themselves, where otherwise each has all of it (ZeRO; Rajbhandari et al. 2020, section 5,
+// Says what ranks divide among themselves, where otherwise each has all (ZeRO; Rajbhandari et al. 2020, section 5,
 // stages 1 to 3; PyTorch calls the last one FSDP). docs/guide/zero.md has the costs of each.
 enum class Sharded {
   nothing,
   state,       // each rank has a slice of the optimizer's state
   gradients,   // each rank has a slice of the averaged gradients too
-  parameters,  // and of the parameters, which are gathered when an operator is about to read them
+  parameters,  // and a slice of the parameters, which are gathered when an operator is about to read them
 };
 
 struct DataParallelOptions {
@@ -30,17 +30,17 @@ struct DataParallelOptions {
   // Averages each bucket in its own way (communication_hook.hpp). Each rank needs its own hook, which no other
   // DataParallel uses. Null: one allreduce per bucket, of the gradients as they are.
   std::shared_ptr<CommunicationHook> hook = nullptr;
-  // Other than `nothing`: an Optimizer (optimizer.hpp) steps, and `.grad` is undefined outside of backwards, but for
-  // the sums of backwards under no_sync(). With `parameters` every use of a parameter is a collective call, so that all
-  // ranks must use the same ones in the same order, on the thread that made the net; a rank that does not is named by
-  // an Error. Not in an elastic run (RunOptions::succession).
+  // If it is not `nothing`, an Optimizer (optimizer.hpp) steps, and `.grad` is undefined outside of backwards, but for
+  // the sums of backwards under no_sync(). With `parameters` every use of a parameter is a collective call. Use the
+  // same ones in the same order on all ranks, on the thread that made the net; an Error names a rank that differs. Do
+  // not shard in an elastic run (RunOptions::succession).
   Sharded sharded = Sharded::nothing;
   // Names modules, such as "layers.3", whose parameters Sharded::parameters gathers as one unit each. Other modules are
   // taken in runs: at most bucket_bytes, a sixteenth of the net, and an eighth of a rank's slice of it (64 KiB in a
   // small one). Best are units that compute one after the other, and are small beside a slice.
   std::vector<std::string> units = {};
   // Computes grains (BatchOptions::grain) again and compares them, as check_arithmetic(0.01) does
-  // (lab/check_arithmetic.hpp). Each rank needs its own. Then all batches need a grain, and not with
+  // (lab/check_arithmetic.hpp). Each rank needs its own, and all batches need a grain. Do not use it with
   // Sharded::parameters. Null: none.
   std::shared_ptr<GrainCheck> grain_check = nullptr;
 };

@@ -1,9 +1,10 @@
 // SyncBatchNorm: BatchNorm over the samples of all ranks, equal to one device's BatchNorm on the whole batch.
 //
-// In training mode run the same layers in the same order on all ranks, in forward and in backward. This includes
-// ranks with an empty part: DataParallel::loss() passes their empty batch through the network. In eval mode nothing is
-// exchanged: the running statistics are used, which are equal on all ranks. Used by its rank's thread only, until run()
-// ends. Cost per layer: an allgather of two numbers per channel in forward, and an allreduce of as many in backward.
+// In training mode run the same layers in the same order on all ranks, in forward and in backward. This includes ranks
+// with an empty part: DataParallel::loss() passes their empty batch through the network. In eval mode nothing is
+// exchanged: the running statistics are used, which are equal on all ranks. Use it from its rank's thread only, until
+// run() ends. Cost per layer: an allgather of two numbers per channel in forward, and an allreduce of as many in
+// backward.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -34,7 +35,7 @@ class SyncBatchNormImpl : public torch::nn::NormImplBase<0, SyncBatchNormImpl, t
   }
 
   // x is [n, channels] to [n, channels, depth, height, width]; n may differ between ranks, and may be 0. For bfloat16
-  // and float16 the statistics are float32. Can be differentiated once. Without running statistics
+  // and float16 the statistics are float32. It can be differentiated once. Without running statistics
   // (track_running_stats(false)) eval mode normalises over the rank's own samples. Throws Error for another shape, and
   // as Rank's collectives do. On CPUs it also throws if all ranks together have fewer than 2 values per channel; on
   // GPUs the running variance becomes NaN.
@@ -53,7 +54,7 @@ class SyncBatchNormImpl : public torch::nn::NormImplBase<0, SyncBatchNormImpl, t
 };
 TORCH_MODULE(SyncBatchNorm);
 
-// Gives whether `module` is a SyncBatchNorm or holds one.
+// Tells whether `module` is a SyncBatchNorm or holds one.
 bool has_sync_batchnorm(const torch::nn::Module& module);
 
 }  // namespace lockstep

@@ -10,7 +10,7 @@
 //   }
 //
 // Gradients stay those of the mean loss over the whole batch. Their rounding depends on the parts, and so on the clock:
-// two runs do not give the same bits. Used by its rank's thread only. Cost: two small collectives every few steps.
+// two runs do not give the same bits. Use it from its rank's thread only. Cost: two small collectives every few steps.
 // docs/decisions/0015 gives the reasons.
 #pragma once
 
@@ -30,33 +30,34 @@ struct BalanceOptions {
   std::function<double()> clock = {};  // a simulated clock for CPU ranks, in seconds; empty: the real one
 };
 
-// A lap is what a rank computes between two waits for the others: update, gathering the batch, forward and backward. It
-// lasts from the moment when gradients are averaged until this rank's own part of the next backward is computed. On the
-// CPU a clock measures it, on GPUs events on the current stream do.
+// A lap is a rank's work between two waits for the others: update, gathering the batch, forward and backward. It lasts
+// from the moment when gradients are averaged until this rank's own part of the next backward is computed. On the CPU a
+// clock measures it, on GPUs events on the current stream do.
 //
 // At every look the ranks tell each other their laps. If other parts promise a shorter lap, all take them at the same
 // step. (src/lab/rebalance.hpp says how parts are found, also where a step has a fixed cost.) So a device
 // that changes its speed during a run gets other parts some steps later.
 class Balance {
  public:
-  // Measures net's backwards from here on, until it is destroyed. Until the first look, parts are near-equal, or as the
-  // batches that it is given have them. Make one on all ranks, with equal options. Throws Error if every < 1, if the
-  // net has average = false, or if it has a Balance already.
+  // Measures net's backwards from here on, until it is destroyed. Until the first look the batches' own parts stay,
+  // mostly near-equal ones. Make one on all ranks, with equal options. Throws Error if every < 1, if the net has
+  // average = false, or if it has a Balance already.
   Balance(const Replicas& net, Rank& rank, const BalanceOptions& options = {});
   ~Balance();
   Balance(const Balance&) = delete;
   Balance& operator=(const Balance&) = delete;
 
   // Ends a step, of which `batch` was this rank's part. If there are new parts, it gives `batches` their shares and
-  // returns true. Only laps of full batches count, that is of the largest so far. A rank without samples of a full
-  // batch cannot be measured; then parts stay as they are. Otherwise each rank keeps at least one sample. Call it
-  // on all ranks.
+  // returns true. Only laps of full batches count, which are the largest so far. A rank without samples of a full batch
+  // cannot be measured; then parts stay as they are. Otherwise each rank keeps at least one sample. Call it on all
+  // ranks.
   bool step(const Batch& batch, Batches& batches);
 
   // Leaves out the time since the last step, which was spent on something else: an evaluation, a checkpoint.
   void leave_out();
 
-  // Each rank's samples, or grains, of a full batch, for the next epoch's batches. Empty while there are no new parts.
+  // Gives each rank's samples, or grains, of a full batch, for the next epoch's batches. It is empty while there are no
+  // new parts.
   const std::vector<double>& shares() const { return shares_; }
 
  private:

@@ -13,10 +13,10 @@
 //
 // Stich 2019, "Local SGD Converges Fast and Communicates Little". With an outer learning rate and momentum it is DiLoCo
 // (Douillard et al. 2023, "DiLoCo: Distributed Low-Communication Training of Language Models", algorithm 1). DiLoCo
-// takes what the ranks moved on average for a gradient. With it an outer SGD with Nesterov momentum moves the
-// parameters that the ranks started from. Used by its rank's thread only. Cost: an allreduce of the parameters every
+// takes the ranks' average movement for a gradient. With it an outer SGD with Nesterov momentum moves the parameters
+// from which the ranks started. Use it from its rank's thread only. Cost: an allreduce of the parameters every
 // sync_every steps, after the update and not beside it. An outer optimizer keeps the parameters once more, and with
-// momentum twice. In each round it also compares whether ranks have loaded other weights.
+// momentum twice. In each round it also checks whether ranks have loaded other weights.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -47,14 +47,14 @@ struct LocalSgdOptions {
 // sync_every = 1 and SGD the parameters are those of averaged gradients, whatever the split. A rank without samples
 // stays where it is. Over more steps a larger part moves its rank further.
 //
-// Loaded weights: an outer optimizer moves the parameters from what they are at the first backward of a round. So
-// weights may be loaded into the module before that, on all ranks alike.
+// Loaded weights: an outer optimizer moves the parameters from their values at the first backward of a round. So load
+// weights into the module before that, on all ranks alike.
 class LocalSgd {
  public:
-  // The parameters must be equal on all ranks, in the same order, and on the rank's device. Those that need no gradient
-  // are left alone. Make it on all ranks: with an outer optimizer they compare their parameters. Throws Error if
-  // these differ, if no parameter needs a gradient, if sync_every < 1, if outer_lr is not above 0, or if outer_momentum
-  // is not in [0, 1).
+  // Give parameters that are equal on all ranks, in the same order, and on the rank's device. Frozen ones are left
+  // alone. Make it on all ranks: with an outer optimizer they compare their parameters. Throws Error if these differ,
+  // if no parameter needs a gradient, if sync_every < 1, if outer_lr is not above 0, or if outer_momentum is not
+  // in [0, 1).
   LocalSgd(const std::vector<at::Tensor>& parameters, Rank& rank, const LocalSgdOptions& options = {});
   LocalSgd(const LocalSgd&) = delete;
   LocalSgd& operator=(const LocalSgd&) = delete;
@@ -69,10 +69,10 @@ class LocalSgd {
   // ranks.
   bool synchronize();
 
-  // The outer optimizer's momentum, for checkpoints: one tensor for each parameter that needs a gradient, in order,
-  // equal on all ranks. It is empty without outer_momentum, and before the first round. Between two rounds a LocalSgd
-  // has no other state. set_momentum copies; call it when the parameters are those from which the ranks start. Throws
-  // Error for tensors that are not like the parameters.
+  // Gives the outer optimizer's momentum, for checkpoints: one tensor for each parameter that needs a gradient, in
+  // order, equal on all ranks. It is empty without outer_momentum, and before the first round. Between two rounds a
+  // LocalSgd has no other state. set_momentum copies; call it when the parameters are those from which the ranks start.
+  // Throws Error for tensors that are not like the parameters.
   std::vector<at::Tensor> momentum() const;
   void set_momentum(const std::vector<at::Tensor>& momentum);
 
@@ -83,7 +83,7 @@ class LocalSgd {
   };
 
   bool outer() const { return options_.outer_lr != 1 || options_.outer_momentum != 0; }
-  at::Tensor moved(size_t group, const at::Tensor& mean);  // values that the ranks go on from, given their mean
+  at::Tensor moved(size_t group, const at::Tensor& mean);  // gives the values to go on from, by their mean
 
   Rank rank_;
   const LocalSgdOptions options_;

@@ -4,11 +4,11 @@
 //
 // Vogels, Karimireddy and Jaggi 2019, "PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization",
 // algorithms 1 and 2. A parameter's gradient is seen as a matrix M of n rows and m columns: the first dimension makes
-// the rows, all others the columns. What was left out before is added to it. The hook sends P = M Q and Q = M^T P in
-// two allreduces: n r + m r values rather than n m. It takes P Q^T for the average. P is orthogonal, and each step's Q
-// is the start of the next. What P Q^T leaves out of a rank's own M is kept, and added to the next gradient.
+// the rows, all others the columns. The remainder of earlier steps is added to M. The hook sends P = M Q and Q = M^T P
+// in two allreduces: n r + m r values rather than n m. It takes P Q^T for the average. P is orthogonal, and each step's
+// Q is the start of the next. What P Q^T leaves out of a rank's own M is kept, and added to the next gradient.
 //
-// Used by its rank's backward only. Cost beside the exchange: on each rank, four products of n m r multiplications and
+// Only its rank's backward uses it. Cost beside the exchange: on each rank, four products of n m r multiplications and
 // a QR of n x r per matrix. Memory: as much again as the gradients.
 #pragma once
 
@@ -37,10 +37,10 @@ class PowerSgdHook : public CommunicationHook {
   // float32. Each rank computes P Q^T by itself, so ranks get equal bits if their machines are equal.
   CommunicationHook::Round average(const GradientBucket& bucket, Rank& rank) override;
 
-  // The hook's memory by the parameters' names, in the order of the names. It is empty before the first backward. The
-  // tensors are the hook's own, not copies. Errors (n x m, like M) differ between ranks. Averages depend only on their
-  // mean over the ranks, so a run may go on with other ranks whose errors have the same mean. Queries (Q, m x r) are
-  // equal on all ranks.
+  // These give the hook's memory by the parameters' names, in the order of the names. It is empty before the first
+  // backward. The tensors are the hook's own, not copies. Errors (n x m, like M) differ between ranks. Averages depend
+  // only on their mean over the ranks, so a run may go on with other ranks whose errors have the same mean. Queries
+  // (Q, m x r) are equal on all ranks.
   using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
   NamedTensors errors() const;
   NamedTensors queries() const;

@@ -3,9 +3,9 @@
 //
 // The last ranks are the servers. Parameters are cut along their first dimension into pieces, which are spread over the
 // servers by size. Each server has an optimizer of its own for its pieces. A worker pushes gradients and pulls
-// parameters: one message each way per server and step. Used by its rank's thread only. It works for ranks on the CPU,
-// as threads or processes, and for ranks that share GPUs, but not over NCCL. Memory: a server keeps its pieces beside
-// the module, and in synchronous mode each worker's gradients of them.
+// parameters: one message each way per server and step. Use it from its rank's thread only. It works for ranks on the
+// CPU, as threads or processes, and for ranks that share GPUs, but not over NCCL. Memory: a server keeps its pieces
+// beside the module, and in synchronous mode each worker's gradients of them.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -44,7 +44,7 @@ struct ParameterServerOptions {
   int64_t piece_bytes = 1 << 20;  // the most bytes of a piece; a larger parameter is cut, between two of its rows
 };
 
-// A worker whose function failed, while the others went on.
+// Names a worker whose function failed, while the others went on.
 struct LostWorker {
   int worker = 0;
   std::string reason;
@@ -52,15 +52,15 @@ struct LostWorker {
 
 class ParameterServerRank;  // the state of a rank, whatever the module's type is
 
-// A worker, as its function sees it. Do not make collective calls on the run's Rank in the function, because the
+// Is a worker, as its function sees it. Do not make collective calls on the run's Rank in the function, because the
 // servers do not make them. Copies are the same worker. After train() its calls to servers throw Error.
 class Worker {
  public:
   Worker(const Worker&) = default;  // a move is a copy too
   Worker& operator=(const Worker&) = default;
 
-  int index() const;  // 0 … count() - 1
-  int count() const;  // the number of workers
+  int index() const;  // gives 0 … count() - 1
+  int count() const;  // gives the number of workers
   c10::Device device() const;
   operator Batches::Partner() const { return {index(), count(), device()}; }  // lets batches() cut this worker's part
 
@@ -69,8 +69,8 @@ class Worker {
   [[nodiscard]] SampleScope samples(const Batch& batch);
 
   // Adds this worker's part of the gradients of the whole batch's mean loss to the parameters' gradients, which push()
-  // sends. `local_mean` is the mean loss over batch.x. It counts for more if the part is larger than the others', and
-  // is ignored if the part is empty. Throws Error for cross_entropy's mean over some of a part's targets alone
+  // sends. `local_mean` is the mean loss over batch.x. The mean counts for more if the part is larger than the others',
+  // and is ignored if the part is empty. Throws Error for cross_entropy's mean over some of a part's targets alone
   // (ignore_index); on GPUs only the first three calls check this.
   void backward(const at::Tensor& local_mean, const Batch& batch);
 
@@ -82,7 +82,7 @@ class Worker {
   void pull();  // overwrites the parameters with the servers'
   void step();  // push() and pull() in one message to each server
 
-  int64_t bytes_pushed() const;  // the bytes pushed so far in this ParameterServer::train
+  int64_t bytes_pushed() const;  // gives the bytes pushed so far in this ParameterServer::train
 
  private:
   friend class ParameterServerRank;
@@ -99,9 +99,9 @@ class ParameterServer {
   using Body = std::function<void(Worker&)>;
 
   // Makes the modules equal, as DataParallel does: each moves to its rank's device, and its parameters and buffers
-  // become rank 0's. Call it on all ranks. Throws Error on every rank for a null module, without a worker or a server,
-  // for a negative staleness, for options or modules that differ between ranks, if no parameter needs a gradient, and
-  // if there are fewer pieces than servers.
+  // become rank 0's. Call it on all ranks. Throws Error on every rank: a null module; no worker or no server; a
+  // negative staleness; options or modules that differ between ranks; no parameter that needs a gradient; fewer pieces
+  // than servers.
   ParameterServer(std::shared_ptr<torch::nn::Module> module, Rank& rank, const MakeOptimizer& make_optimizer,
                   const ParameterServerOptions& options = {});
   template <class Module>
@@ -118,13 +118,14 @@ class ParameterServer {
   //
   // If a body throws in synchronous mode, the run ends as always. In the other modes the other workers go on. The
   // result lists the lost workers, the same on every rank. A process that dies ends the run. Throws Error if every
-  // worker is lost, or in synchronous mode if the workers' numbers of pushes differ. Throws also what a server's
-  // optimizer throws, and as Rank::allreduce does.
+  // worker is lost, or in synchronous mode if the workers' numbers of pushes differ. Throws also as a server's
+  // optimizer and Rank::allreduce do.
   std::vector<LostWorker> train(const Body& body);
 
   bool is_server() const;
   int workers() const;
-  torch::optim::Optimizer* optimizer();  // to change this server's learning rate between trainings; else null
+  // Gives this server's optimizer, to change its learning rate between trainings. On workers it gives null.
+  torch::optim::Optimizer* optimizer();
 
  private:
   std::shared_ptr<ParameterServerRank> rank_;
