@@ -96,7 +96,7 @@ class Pipeline {
   at::Tensor forward(Passage& passage, const PipelineStep& step, const at::Tensor& received, bool backward_next);
   at::Tensor backward(Passage& passage, const PipelineStep& step, const at::Tensor& received, const TieGradients& ties);
   PipelineStage::Head head(const Passage& passage, const Range& range);
-  int64_t grain_of(const Passage& passage, const PipelineStep& step) const;  // gives its number in the whole batch
+  int64_t grain_of(const Passage& passage, const PipelineStep& step) const;  // gives the grain's number in the batch
   SampleScope::Place place_of(const Range& range) const;
 
   PipelineStage& stage(int index) { return stages_[static_cast<size_t>(index / rank_.world_size())]; }
