@@ -28,8 +28,8 @@ struct Partition {
   std::vector<Device> stages;  // the stages' devices: for each stage the one on which it lives
 };
 
-// A stage's seconds are those of its layers on its device, and those of its cuts on both sides. Its bytes are its
-// layers' parameters, the activations and inputs of the microbatches that it holds at once, and the largest workspace.
+// A stage's seconds are the sum over its layers on its device and over the cuts on both sides. A stage's bytes are its
+// layers' parameters, the activations and inputs of all microbatches held at once, and the largest workspace.
 
 // Give both functions a partition with at least one stage, and at least as many layers as stages.
 

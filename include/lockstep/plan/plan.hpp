@@ -66,7 +66,7 @@ struct PlanOptions {
 };
 
 // Predicts the plan's cost; memory limits do not matter here. Throws Error for a plan with more devices than the
-// cluster, with cuts that do not make its stages, or with a tensor axis for which the model was not profiled.
+// cluster, cuts that do not make the stages, or a tensor axis without a profile.
 Prediction predict(const ModelProfile& profile, const Cluster& cluster, const Plan& plan,
                    const TrainingCost& training = {});
 
