@@ -10,7 +10,7 @@
 // height, width]) or by features ([..., features]). Layers that work value by value or channel by channel take slices
 // as they are. Linear layers alternate: by output on whole inputs, by input on slices. So two layers need one sum.
 // Flatten turns slices of channels into slices of features. Convolutions follow the TensorRule. `channels` splits them
-// by output channel. A convolution that needs all channels of a slice gathers them, which takes two exchanges of
+// by output channel. A convolution that needs all channels of a slice gathers them. This takes two exchanges of
 // activations per two layers, in forward and in backward. `alternating` lets convolutions alternate as linear layers
 // do. Use the net on its rank's thread only. A rank's memory has the slices of parameters and activations, and all that
 // stays whole. Each exchange is one of parallel_functions.hpp.
@@ -35,13 +35,13 @@ namespace lockstep {
 // vectors. All dropouts become lockstep's, which drops the same on any number of ranks, and in training needs a
 // SampleScope around forward. Layers with weights that are kept whole are cloned, which draws from LibTorch's default
 // generator as their construction did. All ranks return after the last has drawn. Throws Error on all ranks, with the
-// layer's name, for a type that it does not know, for numbers that cannot be split (the text says what would fit), and
-// for a layer with weights that the net has twice.
+// layer's name, for an unknown type, and for a layer with weights that the net has twice. So it does for numbers that
+// cannot be split; the text says what would fit.
 torch::nn::Sequential shard(const torch::nn::Sequential& net, Rank& rank, TensorRule rule = TensorRule::channels);
 
 // Gathers the weights and buffers of all ranks' nets into `net`, on every rank. Call it on all ranks, each with a net
-// of its own whose parameters have the names and shapes of the net given to shard(). Throws Error for another net.
-// Cost: one allgather per split tensor.
+// of its own whose parameters have the names and shapes of the net given to shard(). Throws Error for another net. It
+// costs one allgather per split tensor.
 void unshard(const torch::nn::Sequential& sharded, Rank& rank, torch::nn::Sequential& net);
 
 // Tells how each split tensor is split, by its name in the net.
