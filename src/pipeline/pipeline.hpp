@@ -45,17 +45,17 @@ class Pipeline {
   // rank the layers do not follow each other.
   const torch::nn::Sequential& module() const { return module_; }
 
-  // Runs the schedule over the microbatches of `batch`, adds the gradient of the global batch's mean loss to the
-  // parameters' .grad, and returns the mean loss of this pipeline's part on every rank: a scalar of double on its
-  // device, without a graph. `replica` is module()'s over the data axis: each stage's gradients are averaged during its
-  // last backward and after it. Pass the same batch on every rank: the first stage reads x, the last one y, and all use
-  // its size. For an empty batch it returns 0. Before the first batch of a new shape of samples, two samples of zeros
-  // go through all stages, in eval mode and without a trace, so that every rank knows what to expect. A batch with a
-  // grain gives the same bits on any number of ranks and stages: its grains are the microbatches. Throws Error before
-  // the batch's first step for a layer that cannot take its input (the text names both), and for a stage whose output's
-  // first dimension is not the samples or that is not of floating point. So it does for batches that differ between the
-  // ranks. Throws Error afterwards for a Batch::mark that is not the last rank's (on GPUs in the first batches only),
-  // and for a loss without a graph. Throws as Rank::allreduce does when another rank fails or is missing. A rank whose
+  // Runs the schedule over the microbatches of `batch`, and adds the gradient of the global batch's mean loss to the
+  // parameters' .grad. Returns the mean loss of this pipeline's part on every rank: a scalar of double on its device,
+  // without a graph. `replica` is module()'s over the data axis: each stage's gradients are averaged during its last
+  // backward and after it. Pass the same batch on every rank: the first stage reads x, the last one y, and all use its
+  // size. For an empty batch it returns 0. Before the first batch of a new shape of samples, two samples of zeros go
+  // through all stages, in eval mode and without a trace. From them every rank learns the shapes. A batch with a grain
+  // gives the same bits on any number of ranks and stages: its grains are the microbatches. Throws Error before the
+  // batch's first step for a layer that cannot take its input (the text names both). So it does for a stage's output
+  // that is not of floating point or has not the samples first. Batches that differ between the ranks are such an error
+  // too. Throws Error afterwards for a Batch::mark that is not the last rank's (on GPUs in the first batches only), and
+  // for a loss without a graph. Throws as Rank::allreduce does when another rank fails or is missing. A rank whose
   // stage throws ends the run of all.
   at::Tensor forward_backward(const Batch& batch, const Criterion& criterion, const std::shared_ptr<Replica>& replica);
 

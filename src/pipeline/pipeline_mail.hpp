@@ -66,7 +66,7 @@ class PipelineMail {
   size_t next_step_ = 0;    // the next step, without: all messages that steps before it need are posted
 };
 
-// Sends some numbers from one rank to all others, which expect them while they compute.
+// Sends some numbers from one rank to all others while these compute.
 class Announcement {
  public:
   // With `early` the others post their receives at once. Do not use it where the order of posts matters.

@@ -1,4 +1,4 @@
-// Plans the messages that a rank sends and receives while it computes its steps of a schedule, and their order.
+// Plans the messages, and their order, that a rank sends and receives during the steps of a schedule.
 //
 // The functions are pure: they know no tensors and no backend. Each output of a stage goes to the rank of the next
 // stage, and each gradient back. If a stage computes with a parameter of an earlier one, that parameter's gradient goes

@@ -20,7 +20,7 @@ namespace lockstep {
 class PipelineTies {
  public:
   // Ties the layers of this rank's stages. Call it on all ranks. Throws Error on all of them for a layer that is tied
-  // to a parameter which no stage has, or which only a later stage has.
+  // to a parameter of no stage, or of a later stage alone.
   PipelineTies(std::vector<PipelineStage>& stages, Rank& rank);
 
   // Gives the ties of all ranks, in one order.
