@@ -33,10 +33,10 @@ class SplitModel {
   // With a split by layers or channels their parameters' `.grad` is undefined outside of backwards: only an Optimizer
   // of the SplitModel finds the gradients, since a rank's part of them is not the network's. With `takes_batch` the net
   // is one layer whose forward takes a Batch, and gets it in the place of x. Throws Error as check_mesh, check_split
-  // and DataParallel do. So it does for a null net, ranks whose splits differ, a layer that cannot be split by channels
-  // (the text names it, and what would fit), a parameter that two stages would share, a SyncBatchNorm in a pipeline,
-  // layers of LibTorch that draw random numbers beside `recompute`, and a takes_batch beside a split by layers or
-  // channels.
+  // and DataParallel do. So it does for a null net, for ranks whose splits differ, and for a layer that cannot be split
+  // by channels (the text names it, and what would fit). A pipeline throws Error for a parameter that two stages would
+  // share, and for a SyncBatchNorm. Layers of LibTorch that draw random numbers beside `recompute`, and a takes_batch
+  // beside a split by layers or channels, are such errors too.
   SplitModel(const torch::nn::Sequential& net, Rank& rank, const ModelSplit& split,
              const DataParallelOptions& options = {}, bool takes_batch = false);
   SplitModel(const SplitModel&) = default;  // a handle: copies are the same model, and a move is a copy too
@@ -49,8 +49,8 @@ class SplitModel {
   // both, with the Autocast that is on now, and value(), item() and global_item() throw Error before it. Call
   // backward() before the next loss() then: BatchNorm's running statistics follow the last one. A loss that is dropped
   // without backward() costs nothing. A pipeline calls the criterion where the last layer is, with a microbatch without
-  // x. Throws Error for ranks of one data index whose batches differ, by their size or by Batch::mark (on GPUs in the
-  // first batches only), and for a grain beside a split by channels. backward() of a net that is split by layers or
+  // x. Throws Error for ranks of one data index whose batches differ in size or Batch::mark (on GPUs in the first
+  // batches only). So it does for a grain beside a split by channels. backward() of a net that is split by layers or
   // channels throws Error without an Optimizer, and after a step whose gradients Optimizer::zero_grad() has not
   // cleared. It also throws Error for a layer that cannot take its input, and as Loss::backward() does.
   Loss loss(const Batch& batch, const Criterion& criterion);
