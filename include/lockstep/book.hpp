@@ -1,5 +1,5 @@
-// book: the functions of the section "Training on Multiple GPUs" of Dive into Deep Learning, on plain lists of tensors
-// with one entry per device. A wing: component book, target lockstep::book.
+// book has the functions of the section "Training on Multiple GPUs" of Dive into Deep Learning, on plain lists of
+// tensors with one entry per device. It is a wing: component book, target lockstep::book.
 //   scratch/allreduce       the sum of one tensor per device, on every device
 //   scratch/on_each_device  one worker per device, all at the same time
 //   scratch/split_batch     a batch cut into parts, one on each device

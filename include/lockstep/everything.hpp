@@ -1,5 +1,5 @@
-// Everything: the core, all wings, the trainer, and the headers of the core that lockstep.hpp leaves out. The component
-// data alone is left out (data/fetch_data.hpp).
+// This header has everything: the core, all wings, the trainer, and the headers of the core that lockstep.hpp leaves
+// out. The component data alone is left out (data/fetch_data.hpp).
 #pragma once
 
 #include <lockstep/book.hpp>

@@ -1,11 +1,11 @@
-// fit: train() and fit(): whole runs, with their options, folders, checkpoints and metrics. It stands on the core and
-// on all wings: component fit, target lockstep::fit.
-//   trainer/fit            trains a net of your own; task and module_maker say what
+// fit has train() and fit(): whole runs, with their options, folders, checkpoints and metrics. It stands on the core
+// and on all wings: component fit, target lockstep::fit.
+//   trainer/fit            trains a net of your own, by task and module_maker
 //   trainer/metrics        what an epoch measured, and the files that keep it
-//   trainer/train_options  all that a run can be told; made-up images too
+//   trainer/train_options  all options of a run; made-up images too
 //   trainer/trainer        train() and evaluate_run(): all that the program does, without a terminal
 //   trainer/way            how the ranks share the work of a run
-// How it works: src/trainer/README.md.
+// src/trainer/README.md says how it works.
 #pragma once
 
 #include <lockstep/trainer/fit.hpp>

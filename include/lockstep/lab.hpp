@@ -1,4 +1,5 @@
-// lab: other ways to train than one average of gradients per step. A wing: component lab, target lockstep::lab.
+// lab has other ways to train than one average of gradients per step. It is a wing: component lab, target
+// lockstep::lab.
 //   lab/balance              parts of each batch in proportion to the devices' speeds
 //   lab/check_arithmetic     grains that another rank computes again
 //   lab/half_precision_hook  gradients travel in bfloat16 or float16
@@ -8,7 +9,7 @@
 //   lab/optimizers           optimizers by their names
 //   lab/power_sgd            gradients travel as products of two thin matrices
 //   server/parameter_server  ParameterServer: servers keep the parameters, workers compute gradients
-// How it works: src/lab/README.md.
+// src/lab/README.md says how it works.
 #pragma once
 
 #include <lockstep/lab/balance.hpp>

@@ -1,5 +1,6 @@
 // lockstep: trains torch::nn::Modules over several devices, on LibTorch. This header is the core: one net, one
-// optimizer, one loop, and what they need. docs/core.md has its names, one line each. From the ground up:
+// optimizer, one loop, and what they need. docs/core.md has its names, one line each. These are its rooms, from the
+// ground up:
 //   base           errors, signals, the version
 //   devices        what runs the tensors: CPU cores, GPUs, memory, precision
 //   data           data sets, and the batches that each rank gets

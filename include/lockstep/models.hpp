@@ -1,4 +1,4 @@
-// models: has nets, and layers that are faster on CPUs than LibTorch's. It is a wing: component models, target
+// models has nets, and layers that are faster on CPUs than LibTorch's. It is a wing: component models, target
 // lockstep::models.
 //   models/conv_relu_pool  convolution, ReLU and pooling as one fast operator
 //   models/gpt             a language model of transformer blocks
@@ -7,7 +7,7 @@
 //   models/residual_block  the blocks of ResNet-18
 //   models/text            the bytes of a file, for a language model
 //   models/tied_linear     a linear layer with the weight of another layer
-// How it works: src/models/README.md.
+// src/models/README.md says how it works.
 #pragma once
 
 #include <lockstep/models/conv_relu_pool.hpp>

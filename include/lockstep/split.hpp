@@ -1,4 +1,4 @@
-// split: nets that are divided among ranks by layers, by channels, or both, and plans that say how. A wing: component
+// split divides nets among ranks by layers, by channels, or both, and makes plans that say how. It is a wing: component
 // split, target lockstep::split.
 //   layout/model_split                    the shape of a mesh of ranks, and how a net is split over it
 //   layout/pipeline_schedule              the order in which a rank computes its stages' forwards and backwards
@@ -10,8 +10,8 @@
 //   split/split_model                     SplitModel: data, layers and channels at once
 //   tensor_parallel/parallel_functions    the differentiable collectives
 //   tensor_parallel/parallel_layers       Shardable, and layers of which each rank keeps a slice
-//   tensor_parallel/parallel_transformer  the same of LayerNorm, Embedding and MultiheadAttention
-// How it works: src/split/README.md.
+//   tensor_parallel/parallel_transformer  LayerNorm, Embedding and MultiheadAttention in slices
+// src/split/README.md says how it works.
 #pragma once
 
 #include <lockstep/layout/model_split.hpp>

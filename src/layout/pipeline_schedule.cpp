@@ -50,7 +50,7 @@ Steps in_rounds(Kind kind, int rank, int ranks, int stages_per_rank, int rounds)
   return steps;
 }
 
-// How many forwards a rank computes before its first pair of a forward and a backward.
+// Returns how many forwards a rank computes before its first pair of a forward and a backward.
 int forwards_ahead(PipelineSchedule schedule, int rank, int ranks, int stages_per_rank, int microbatches) {
   switch (schedule) {
     case PipelineSchedule::gpipe:

@@ -34,7 +34,7 @@ at::Tensor samples_of(const at::Tensor& batch, const Range& range, bool is_grain
   return is_grain ? samples.clone() : samples;
 }
 
-// The batch without x, for the criterion; only the first layer needs x.
+// Returns the batch without x, for the criterion; only the first layer needs x.
 Batch targets_of(const Batch& batch, const Range& range, bool is_grain, const c10::Device& device) {
   Batch targets = batch;
   targets.x = at::Tensor();
@@ -49,7 +49,7 @@ std::vector<Range> grains_of(int64_t samples, int64_t grain) {
   return ranges;
 }
 
-// By grains, each pipeline computes its grains alone, and a rank holds some layers.
+// Refuses what needs all layers: by grains each pipeline computes its grains alone, and a rank holds some layers.
 void refuse_what_needs_all_layers(Replica& replica) {
   const auto refuse = [&](const std::string& why) { throw Error(replica.rank().name() + ": DataParallel: " + why); };
   if (replica.divides_parameters()) {
@@ -99,7 +99,7 @@ const Pipeline::Shapes& Pipeline::shapes_for(const at::Tensor& x) {
   std::string key = input.text();
   if (input.format == at::MemoryFormat::ChannelsLast) key += " in channels-last";
   const auto device = rank_.device().type();
-  if (at::autocast::is_autocast_enabled(device)) {  // then other types go between stages
+  if (at::autocast::is_autocast_enabled(device)) {  // other types go between stages then
     key += std::string(" in ") + c10::toString(at::autocast::get_autocast_dtype(device));
   }
   if (compared_.count({key, x.size(0)}) == 0) {
@@ -189,7 +189,7 @@ at::Tensor Pipeline::run(const Batch& batch, const Criterion& criterion, const s
     const auto& step = work.steps[i];
     const auto number = static_cast<int>(i);
     const bool is_forward = step.kind == Kind::forward;
-    const SampleScope scope(place_of(passage.range(step)));  // for backward too, which may compute forward again
+    const SampleScope scope(place_of(passage.range(step)));  // it lasts for backward, which may compute forward again
     const at::Tensor received = mail.take(number);
     const bool backward_next =
         i + 1 < work.steps.size() && work.steps[i + 1] == PipelineStep{Kind::backward, step.microbatch, step.stage};
@@ -234,7 +234,7 @@ at::Tensor Pipeline::forward(Passage& passage, const PipelineStep& step, const a
   return made;
 }
 
-// The loss of a microbatch, behind the last stage.
+// Makes the loss of a microbatch, behind the last stage.
 PipelineStage::Head Pipeline::head(const Passage& passage, const Range& range) {
   const Batch& batch = passage.batch;
   const int64_t whole = batch.global_size > 0 ? batch.global_size : batch.size();

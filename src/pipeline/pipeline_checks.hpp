@@ -1,4 +1,4 @@
-// Checks of what a Pipeline refuses.
+// These functions check for what a Pipeline refuses.
 #pragma once
 
 #include <torch/nn/modules/container/sequential.h>
@@ -25,7 +25,7 @@ void compare_splits(Rank& rank, const ModelSplit& split);
 void compare_batches(Rank& rank, const std::string& shape, int64_t size);
 void compare_inputs(Rank& rank, const at::Tensor& x, int64_t inputs);
 
-// Throws Error if this rank's Batch::mark is not the last rank's; 0: the mark is not known.
+// Throws Error if this rank's Batch::mark is not the last rank's. A mark of 0 is unknown, and fits any.
 void check_mark(const Rank& rank, int32_t mark, int32_t of_last);
 
 // Throws Error if a stage's output is not of the shape that zeros had.

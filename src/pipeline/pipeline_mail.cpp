@@ -9,7 +9,7 @@ namespace lockstep {
 
 namespace {
 
-// The same memory with its values in a row, since NCCL needs that.
+// Gives the same memory with its values in a row, since NCCL needs that.
 at::Tensor in_a_row(const at::Tensor& tensor) {
   const bool pixel_by_pixel = !tensor.is_contiguous() && tensor.is_contiguous(at::MemoryFormat::ChannelsLast);
   return pixel_by_pixel ? tensor.permute({0, 2, 3, 1}) : tensor;

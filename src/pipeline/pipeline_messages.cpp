@@ -23,7 +23,7 @@ struct StepPlace {
   int end = 0;
 };
 
-// The step whose result `step` needs from another stage.
+// Returns the step whose result `step` needs from another stage.
 std::optional<Key> source_of(const PipelineStep& step, int stages) {
   const bool forward = step.kind == Kind::forward;
   const int stage = step.stage + (forward ? -1 : 1);
@@ -31,7 +31,7 @@ std::optional<Key> source_of(const PipelineStep& step, int stages) {
   return Key{step.kind, step.microbatch, stage};
 }
 
-// All steps with the time at which each ends.
+// Returns all steps with the time at which each ends.
 std::map<Key, StepPlace> simulate(const std::vector<std::vector<PipelineStep>>& steps, int stages) {
   std::map<Key, StepPlace> done;
   std::vector<size_t> next(steps.size());

@@ -1,10 +1,10 @@
-// Plans the messages that a rank sends and receives while it computes its steps of a schedule, and their order.
+// Plans the messages, and their order, that a rank sends and receives during the steps of a schedule.
 //
-// Pure functions: no tensors and no backend. Each output of a stage goes to the rank of the next stage, and each
-// gradient back. If a stage computes with a parameter of an earlier one, that parameter's gradient goes there too. All
-// messages of all ranks have one order: the order in which they arise if every step takes one unit of time. It agrees
-// with every rank's order of steps. So a rank that posts its messages in this order never waits for itself. This holds
-// even if a posted message holds up all that are posted after it, as on a stream of NCCL's.
+// The functions are pure: they know no tensors and no backend. Each output of a stage goes to the rank of the next
+// stage, and each gradient back. If a stage computes with a parameter of an earlier one, that parameter's gradient goes
+// there too. All messages of all ranks have one order: the order in which they arise if every step takes one unit of
+// time. It agrees with every rank's order of steps. So a rank that posts its messages in this order never waits for
+// itself. This holds even if a posted message holds up all that are posted after it, as on a stream of NCCL's.
 #pragma once
 
 #include <lockstep/layout/pipeline_schedule.hpp>
@@ -13,7 +13,7 @@
 
 namespace lockstep {
 
-// Two stages that compute with the same parameter: its owner, and a later stage that borrows it.
+// Names two stages that compute with the same parameter: its owner, and a later stage that borrows it.
 struct PipelineTie {
   int owner, borrower;
 };
@@ -29,17 +29,16 @@ struct PipelineMessage {
 
 struct PipelineMessages {
   std::vector<PipelineMessage> messages;  // this rank's messages, in the one order of all
-  // By step of this rank: the indices of the message that the step needs and of the message that it makes; -1: none.
+  // Indices, by step of this rank, of the needed message and of the made message; -1: none.
   std::vector<int> needed, made;
   std::vector<std::vector<int>> ties_needed, ties_made;  // indices of ties' messages, by step
-  // By step: the indices of sent messages that have certainly arrived once the step has what it needs. The step's
-  // message comes from the peer's step that needed them, or from a later one. So their memory can be freed without
-  // asking.
+  // Indices, by step, of sent messages that have certainly arrived once the step has its own message. This comes from
+  // the peer's step that needed the sent ones, or from a later step. So their memory can be freed without asking.
   std::vector<std::vector<int>> arrived;
 };
 
-// `steps` are the steps of all ranks, each rank's in its order: forwards alone, or forwards and backwards. All of them
-// must be able to complete, as those of steps_of are.
+// `steps` are the steps of all ranks, each rank's in its order: forwards alone, or forwards and backwards. Pass steps
+// that can all complete, as those of steps_of do.
 PipelineMessages messages_of(int rank, const std::vector<std::vector<PipelineStep>>& steps, int stages,
                              const std::vector<PipelineTie>& ties = {});
 

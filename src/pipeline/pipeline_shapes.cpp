@@ -38,7 +38,7 @@ class EvalMode {
   std::vector<std::pair<std::shared_ptr<torch::nn::Module>, bool>> before_;
 };
 
-// A shape as a message of fixed length: the type, the memory format, the number of dimensions, the dimensions.
+// Packs a shape into a message of fixed length: the type, the memory format, the number of dimensions, the dimensions.
 at::Tensor packed(const SampleShape& shape, const c10::Device& device) {
   std::vector<int64_t> numbers{static_cast<int64_t>(shape.type), static_cast<int64_t>(shape.format),
                                static_cast<int64_t>(shape.sizes.size())};

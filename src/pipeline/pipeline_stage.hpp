@@ -1,6 +1,6 @@
-// PipelineStage: consecutive layers, and what their backward needs for each microbatch that is under way.
+// PipelineStage has consecutive layers, and keeps what their backward needs for each microbatch under way.
 //
-// Used by its rank's thread. It knows nothing of other stages, except whether it is the first.
+// Use it on its rank's thread. A stage knows nothing of the others, except whether it is the first.
 #pragma once
 
 #include <torch/nn/modules/container/sequential.h>
@@ -14,14 +14,14 @@ namespace lockstep {
 
 class PipelineStage {
  public:
-  // Computes something from the layers' output before it leaves the stage: the last stage's head gives the loss. Empty:
-  // there is none.
+  // Computes something from the layers' output before it leaves the stage: the last stage's head gives the loss. An
+  // empty one computes nothing.
   using Head = std::function<at::Tensor(const at::Tensor& output)>;
 
   // `index` is 0 for the first of all stages, which needs no gradient of its input.
   PipelineStage(int index, torch::nn::Sequential layers);
 
-  // false: backward gives zeros for the input's gradient, since no stage before has parameters.
+  // After false, backward gives zeros for the input's gradient, since no stage before has parameters.
   void set_needs_input_gradient(bool needs) { needs_input_gradient_ = needs; }
 
   int index() const { return index_; }
@@ -34,7 +34,7 @@ class PipelineStage {
   // input alone. A layer that works in place may change `x`.
   at::Tensor forward(int microbatch, const at::Tensor& x, const Head& head, bool keep_graph);
 
-  // A parameter that another stage borrows, and the gradient that this stage's layers do not give.
+  // Holds a parameter that another stage borrows, and the gradient that this stage's layers do not give.
   struct Root {
     at::Tensor tensor, gradient;
   };
@@ -50,7 +50,7 @@ class PipelineStage {
   void refuse_loss_without_graph() const;
 
   struct Kept {
-    at::Tensor input;   // a leaf
+    at::Tensor input;   // the input, a leaf
     at::Tensor output;  // the output with its graph; undefined if only the input is kept
     Head head;          // the head, for computing forward again
   };

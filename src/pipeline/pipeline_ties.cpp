@@ -20,8 +20,8 @@ namespace {
 
 using nlohmann::json;
 
-// A stage's layers that are tied to a parameter of another stage, by the parameter's name. It ties the other tied
-// layers.
+// Ties layers to the stage's own parameters. Returns the layers that borrow from another stage, by the parameter's
+// name.
 std::map<std::string, std::vector<Tied*>> borrowing_layers(const PipelineStage& stage) {
   std::map<std::string, std::vector<Tied*>> layers;
   const auto parameters = stage.layers()->named_parameters();
@@ -37,7 +37,7 @@ std::map<std::string, std::vector<Tied*>> borrowing_layers(const PipelineStage& 
   return layers;
 }
 
-// The lists of all ranks, one after the other.
+// Joins the lists of all ranks, one after the other.
 json joined_lists(const json& mine, Rank& rank) {
   json all = json::array();
   for (const auto& text : texts_of_all_ranks(mine.dump(), rank)) {

@@ -1,9 +1,9 @@
-// PipelineTies: parameters that a stage borrows from an earlier one, as a head borrows the weight of its embedding.
+// PipelineTies lets a stage borrow parameters from an earlier one, as a head borrows the weight of its embedding.
 //
 // A parameter stays in its own stage alone, for optimizers, averages and checkpoints. A stage that borrows it computes
 // with a copy. Before each batch the copy gets the owner's values. After each microbatch's backward the copy's gradient
-// goes to the owner, whose backward adds it to its own gradient before anybody sees that. So gradients have the same
-// bits as without a cut. Used by the rank's thread. Cost: the parameter once per batch, its gradient per microbatch.
+// goes to the owner, whose backward adds both gradients before anybody sees one. So gradients have the same bits as
+// without a cut. Use it on the rank's thread. A batch sends the parameter once, and each microbatch its gradient.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -20,22 +20,22 @@ namespace lockstep {
 class PipelineTies {
  public:
   // Ties the layers of this rank's stages. Call it on all ranks. Throws Error on all of them for a layer that is tied
-  // to a parameter which no stage has, or which only a later stage has.
+  // to a parameter of no stage, or of a later stage alone.
   PipelineTies(std::vector<PipelineStage>& stages, Rank& rank);
 
-  // The ties of all ranks, in one order.
+  // Gives the ties of all ranks, in one order.
   const std::vector<PipelineTie>& ties() const { return ties_; }
 
   // Gives the copies their owners' values. Call it on all ranks.
   void refresh();
 
-  // A tensor into which a gradient of this tie fits.
+  // Makes a tensor into which a gradient of this tie fits.
   at::Tensor empty_gradient(int tie) const;
 
-  // The gradients of the stage's copies since the last call, each with its tie's number.
+  // Gives the gradients of the stage's copies since the last call, each with its tie's number.
   std::vector<std::pair<int, at::Tensor>> take_gradients(int stage);
 
-  // The owner's parameters to which these gradients belong, each with the sum of its gradients.
+  // Gives the owner's parameters to which these gradients belong, each with the sum of its gradients.
   std::vector<PipelineStage::Root> roots(const std::vector<std::pair<int, at::Tensor>>& gradients) const;
 
  private:

@@ -11,7 +11,7 @@
 namespace lockstep {
 namespace {
 
-// The size of DataParallel's buckets: one collective sums so many bytes of gradients.
+// DataParallel's buckets have this size: one collective sums so many bytes of gradients.
 constexpr double bucket_bytes = 4 << 20;
 
 int64_t divided_up(int64_t number, int64_t by) {
@@ -66,7 +66,7 @@ CostModel::CostModel(const ModelProfile& profile, const Cluster& cluster, const 
   copies_ = std::max(1, static_cast<int>(std::min<int64_t>(ranks, cluster.devices_per_node) / of_first));
 }
 
-// Whether any device has its neighbour in another node.
+// Tells whether any device has its neighbour in another node.
 bool CostModel::crosses_nodes(const std::function<int(int, int, int)>& neighbour) const {
   for (int d = 0; d < mesh_.data; ++d) {
     for (int p = 0; p < mesh_.pipeline; ++p) {
@@ -90,7 +90,7 @@ double CostModel::seconds(const std::vector<LayerMessage>& messages, double samp
   return sum;
 }
 
-// The bytes that one rank sends; collectives run in rings.
+// Returns the bytes that one rank sends; collectives run in rings.
 double CostModel::sent_bytes(const std::vector<LayerMessage>& messages, double samples) const {
   double sum = 0;
   for (const auto& message : messages) {
@@ -118,7 +118,7 @@ std::vector<CostModel::Stage> CostModel::stages(const std::vector<int64_t>& cuts
   return stages;
 }
 
-// The times of a microbatch of `samples` in a stage that lives on rank p.
+// Returns the times of a microbatch of `samples` in a stage that lives on rank p.
 PipelineRun::Stage CostModel::run_of(const Stage& stage, int p, double samples, bool recompute) const {
   const bool is_last = stage.end == static_cast<int64_t>(layers_.size());
   PipelineRun::Stage run;
@@ -190,8 +190,8 @@ Partition CostModel::partition(const ModelSplit& split) const {
   return partition;
 }
 
-// The most that a layer of the stage needs beyond what all layers of the stage keep. While a layer runs, forward or
-// backward, the layers behind it keep nothing.
+// Returns the most bytes that a layer of the stage needs beyond those that all its layers keep. While a layer runs,
+// forward or backward, the layers behind it keep nothing.
 double CostModel::workspace_bytes(const Stage& stage, double samples) const {
   double most = 0, absent = 0;
   const auto add = [&](const LayerProfile& layer) {
@@ -203,14 +203,14 @@ double CostModel::workspace_bytes(const Stage& stage, double samples) const {
   return most;
 }
 
-// The most bytes of activations at once.
+// Returns the most bytes of activations at once.
 double CostModel::live_bytes(const Candidate& candidate, int p) const {
   double live = 0, peak = 0;
   for (const auto& step : steps_of(candidate.split.schedule, p, mesh_.pipeline, candidate.split.stages_per_rank,
                                    candidate.split.microbatches)) {
     const Stage& stage = candidate.stages[static_cast<size_t>(step.stage)];
     const double kept = (stage.input_bytes + (candidate.split.recompute ? 0 : stage.saved_bytes)) * candidate.samples;
-    const double now = (candidate.split.recompute ? stage.saved_bytes : 0) * candidate.samples;  // while the step runs
+    const double now = (candidate.split.recompute ? stage.saved_bytes : 0) * candidate.samples;  // the running step's
     if (step.kind == PipelineStep::Kind::forward) live += kept;
     peak = std::max(peak, live + now);
     if (step.kind == PipelineStep::Kind::backward) live -= kept;
@@ -228,7 +228,7 @@ double CostModel::memory_bytes(const Candidate& candidate, int p) const {
   return fixed + live_bytes(candidate, p) + workspace;
 }
 
-// The bytes that rank p sends in a step.
+// Returns the bytes that rank p sends in a step.
 double CostModel::bytes_sent(const Candidate& candidate, int p) const {
   double sent = 0;
   for (size_t s = static_cast<size_t>(p); s < candidate.stages.size(); s += static_cast<size_t>(mesh_.pipeline)) {
@@ -249,7 +249,7 @@ double CostModel::bytes_sent(const Candidate& candidate, int p) const {
   return sent;
 }
 
-// Seconds of summing `bytes` of gradients that remain after a backward of `backward` seconds.
+// Returns the seconds of summing `bytes` of gradients that remain after a backward of `backward` seconds.
 double CostModel::exposed_allreduce(double bytes, double backward) const {
   if (mesh_.data == 1 || bytes == 0) return 0;
   const double buckets = std::ceil(bytes / bucket_bytes);

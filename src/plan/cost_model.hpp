@@ -1,6 +1,6 @@
 // CostModel: computes the cost of a net split over a mesh from a profile, by the formulas of docs/plan.md.
 //
-// No LibTorch, and no state beyond its arguments, which must outlive it.
+// It uses no LibTorch, and has no state beyond its arguments. Keep these alive as long as the CostModel.
 #pragma once
 
 #include <lockstep/layout/model_split.hpp>
@@ -21,27 +21,27 @@ class CostModel {
   CostModel(const ModelProfile& profile, const Cluster& cluster, const TrainingCost& training, const MeshShape& mesh,
             int64_t batch_size);
 
-  // The number of samples of the largest part of a batch that one pipeline gets.
+  // Returns the number of samples of the largest part of a batch that one pipeline gets.
   int64_t part() const { return part_; }
 
-  // The input of fitting_stages(); the split's own cuts do not matter. Several stages of a rank share the device's
-  // memory equally. Here and below, give a split with the mesh for which this CostModel was made.
+  // Returns the input of fitting_stages(); the split's own cuts do not matter. Several stages of a rank share the
+  // device's memory equally. Here and below, give a split with the mesh for which this CostModel was made.
   Partition partition(const ModelSplit& split) const;
 
   // Predicts the cost. Give a split whose cuts make its stages.
   Prediction predict(const ModelSplit& split) const;
 
-  // The memory of the smallest of the devices that hold rank `p` of the pipeline axis; 0: no limit.
+  // Returns the memory of the smallest of the devices that hold rank `p` of the pipeline axis; 0: no limit.
   double memory_limit(int p) const { return columns_[static_cast<size_t>(p)].memory_bytes; }
 
  private:
-  // The devices beside each other on the data and tensor axes. They do the same, and count as one.
+  // Describes the devices beside each other on the data and tensor axes. They do the same, and count as one.
   struct Column {
     double speed = 0;         // the speed of the slowest device
     double memory_bytes = 0;  // the bytes of the smallest device; 0: no limit
     int node = 0;             // the node of the first device
   };
-  // Stage s: its layers, and their sums.
+  // Describes stage s: its layers, and their sums.
   struct Stage {
     int64_t first, end;
     double parameter_bytes = 0, buffer_bytes = 0;
@@ -49,7 +49,7 @@ class CostModel {
     double input_bytes = 0;  // bytes per sample; 0 for the first stage, since the batch itself is counted elsewhere
   };
 
-  // A split whose costs are counted.
+  // Holds a split whose costs are counted.
   struct Candidate {
     const ModelSplit& split;
     std::vector<Stage> stages;
@@ -78,7 +78,7 @@ class CostModel {
   const MeshShape mesh_;
   const std::vector<LayerProfile>& layers_;  // the slice's layers, if there is a tensor axis
   const int64_t part_;
-  std::vector<Column> columns_;     // one per rank of the pipeline axis
+  std::vector<Column> columns_;     // the columns, one per rank of the pipeline axis
   Links data_, pipeline_, tensor_;  // the links of each axis
   int copies_ = 1;                  // the number of pipelines that share a node
 };

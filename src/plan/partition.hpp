@@ -1,6 +1,6 @@
 // Finds the best cuts of a chain of layers into stages, one per device: exactly, by dynamic programming.
 //
-// No LibTorch, and no state.
+// It uses no LibTorch, and has no state.
 #pragma once
 
 #include <cstdint>
@@ -25,13 +25,13 @@ struct Partition {
   };
 
   std::vector<Layer> layers;
-  std::vector<Device> stages;  // for each stage the device on which it lives
+  std::vector<Device> stages;  // the stages' devices: for each stage the one on which it lives
 };
 
-// A stage's seconds are those of its layers on its device, and those of its cuts on both sides. Its bytes are its
-// layers' parameters, the activations and inputs of the microbatches that it holds at once, and the largest workspace.
+// A stage's seconds are the sum over its layers on its device and over the cuts on both sides. A stage's bytes are its
+// layers' parameters, the activations and inputs of all microbatches held at once, and the largest workspace.
 
-// Both take partitions with at least as many layers as stages, and at least one stage.
+// Give both functions a partition with at least one stage, and at least as many layers as stages.
 
 // Cuts the layers into contiguous stages of at least one layer, so that the slowest stage is as fast as possible. Among
 // such partitions it takes one whose cuts cost least in sum. Returns the first layers of stages 1, 2, …; nothing if no
@@ -39,7 +39,8 @@ struct Partition {
 // stages * layers² steps.
 std::optional<std::vector<int64_t>> fitting_stages(const Partition& partition);
 
-// The partition whose fullest device uses the least share of its memory. (Devices without a limit count as empty.)
+// Returns the partition whose fullest device uses the least share of its memory. (Devices without a limit count as
+// empty.)
 std::vector<int64_t> leanest_stages(const Partition& partition);
 
 }  // namespace lockstep

@@ -23,8 +23,8 @@ bool allowed(const MeshShape& mesh, const PlanOptions& options) {
          (mesh.tensor == 1 || options.tensor);
 }
 
-// The numbers 1, 2, 4, 8, …: so the parts of a batch that is a power of two have sizes that were measured. Kernels
-// choose their way by the size, so 10 samples may take longer than 16.
+// Returns the numbers 1, 2, 4, 8, …: so the parts of a batch that is a power of two have sizes that were measured.
+// Kernels choose their way by the size, so 10 samples may take longer than 16.
 std::vector<int> microbatch_counts(int64_t part, int ranks) {
   const int64_t most = ranks == 1 ? part : std::min<int64_t>(part, int64_t{microbatches_per_rank} * ranks);
   std::vector<int> counts;

@@ -10,15 +10,15 @@ namespace {
 
 constexpr double never = std::numeric_limits<double>::infinity();
 
-// The present activity of a rank. Each of its steps passes through these in turn.
+// Names the present activity of a rank. Each of the rank's steps passes through these in turn.
 enum class Doing { waiting, computing, exchanging, done };
 
 struct SimulatedRank {
   std::vector<PipelineStep> steps;
   size_t next = 0;  // the step at hand
   Doing doing = Doing::waiting;
-  double work = 0;   // computing: the seconds left at full speed
-  double until = 0;  // exchanging: the time when it ends
+  double work = 0;   // the work left while computing: seconds at full speed
+  double until = 0;  // the time until which the rank is exchanging
 };
 
 class Simulation {
@@ -87,7 +87,7 @@ class Simulation {
     }
   }
 
-  // The factor by which rank `r` computes longer than alone.
+  // Returns the factor by which rank `r` computes longer than alone.
   double slowdown_of(size_t r) const {
     if (!run_.slowdown) return 1;
     double computing = 0;

@@ -1,8 +1,8 @@
-// Plays a pipeline's step event by event: which rank computes what when, and which rank waits.
+// Plays a pipeline's step event by event, to find which rank computes what when, and which rank waits.
 //
 // The ranks do the steps of steps_of() in order, as Pipeline does. Messages travel while ranks compute, one at a time
-// between two stages in each direction. Ranks of a node that compute at once may slow each other down. No LibTorch, and
-// no state.
+// between two stages in each direction. Ranks of a node that compute at once may slow each other down. The function
+// uses no LibTorch, and has no state.
 #pragma once
 
 #include <lockstep/layout/pipeline_schedule.hpp>
@@ -29,7 +29,7 @@ struct PipelineRun {
   std::vector<Stage> stages;  // there are ranks * stages_per_rank; stage s lives on rank s % ranks
   std::vector<int> node;      // each rank's node; ranks of one node slow each other down. Empty: each rank has its own
   int copies = 1;             // the number of such pipelines on the same nodes, with this one
-  std::function<double(double computing)> slowdown = {};  // the factor for so many computing ranks in a node; none: 1
+  std::function<double(double computing)> slowdown = {};  // the slowdown by so many computing ranks in a node; none: 1
 };
 
 struct PipelineTimes {

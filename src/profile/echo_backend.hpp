@@ -1,8 +1,7 @@
-// EchoBackend: the collectives of a group in which only this rank exists. It lets one rank's slices of a net be
-// measured.
+// EchoBackend has the collectives of a group in which only this rank exists, to measure one rank's slices of a net.
 //
 // It counts the rank's exchanges, and answers with the rank's own values. A sum is the rank's own input; the others'
-// slices are copies of the rank's. Used by its rank's thread.
+// slices are copies of the rank's. Use it on its rank's thread.
 #pragma once
 
 #include <lockstep/plan/model_profile.hpp>
@@ -18,10 +17,10 @@ class EchoBackend : public c10d::Backend {
  public:
   using c10d::Backend::Backend;
 
-  // The exchanges since the last call, each with the bytes of the whole tensor. A reduce_scatter costs as much as an
-  // allgather of the same tensor, and counts as one.
+  // Gives the exchanges since the last call, each with the bytes of the whole tensor. A reduce_scatter costs as much as
+  // an allgather of the same tensor, and counts as one.
   std::vector<LayerMessage> take_messages() { return std::exchange(messages_, {}); }
-  double seconds() const { return seconds_; }  // seconds spent in answering, since the EchoBackend was made
+  double seconds() const { return seconds_; }  // gives the seconds spent in answers so far
 
   using Work = c10::intrusive_ptr<c10d::Work>;
 

@@ -19,7 +19,7 @@ namespace {
 
 using at::Tensor;
 
-constexpr int64_t samples_for_bytes = 32;  // so many that bytes which do not depend on their number do not matter
+constexpr int64_t samples_for_bytes = 32;  // so many samples hide the bytes that do not grow with them
 constexpr double seconds_per_size = 0.25;
 constexpr int fewest_rounds = 3, most_rounds = 25;
 
@@ -191,7 +191,7 @@ void LayerMeter::count_bytes(std::vector<LayerProfile>& profiles) {
   const int64_t samples = std::max(smallest_, std::min(sample_.size(), samples_for_bytes));
   const int64_t few = std::max(smallest_, samples / 2);
   std::vector<StepTimes> ignored(names_.size() + 1);
-  step_by_layers(samples, ignored);  // so the gradients exist
+  step_by_layers(samples, ignored);  // the gradients exist then
   const auto some = workspaces(few), more = workspaces(samples);
 
   MemoryMeter meter;

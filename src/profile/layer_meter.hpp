@@ -1,6 +1,6 @@
 // LayerMeter: measures the needs of each layer of a net on this rank's device: seconds, bytes, messages.
 //
-// It changes the net: gradients add up and running statistics move. Used by one thread.
+// It changes the net: gradients add up and running statistics move. Use it from one thread.
 #pragma once
 
 #include <torch/nn/modules/container/sequential.h>

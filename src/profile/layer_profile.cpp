@@ -75,7 +75,7 @@ std::vector<SlicedLayers> slices_of(const Sequential& net, const Batch& sample, 
       continue;  // the net's channels do not split into so many slices
     }
     auto layers = LayerMeter(slice, names_of(net), sample, criterion, echo).measure(options.seconds);
-    layers.pop_back();  // the criterion
+    layers.pop_back();  // removes the criterion
     sliced.push_back({ranks, std::move(layers)});
   }
   return sliced;
@@ -142,7 +142,7 @@ class Load {
     }
   }
 
-  // Each rank's speed alone, relative to rank 0's.
+  // Gives each rank's speed alone, relative to rank 0's.
   std::vector<double> speeds() const {
     std::vector<double> speeds;
     for (int r = 0; r < rank_.world_size(); ++r) {
@@ -171,7 +171,7 @@ class Load {
   }
 
  private:
-  // A case in which ranks begin … end - 1 compute, and the others wait.
+  // Describes a case in which ranks begin … end - 1 compute, and the others wait.
   struct Case {
     int begin, end;
     double seconds = std::numeric_limits<double>::infinity();  // seconds of a step, in the best round

@@ -10,8 +10,8 @@ MeshShape checked(const MeshShape& shape, const Rank& rank) {
   return shape;
 }
 
-// The ranks with this color, which all compute alike. An axis of length 1 needs nobody else. On GPUs one that has all
-// ranks is a group too: its calls are on other streams, which one communicator would put in a row.
+// Groups the ranks with this color, which all compute alike. An axis of length 1 needs nobody else. On GPUs one that
+// has all ranks is a group too: its calls are on other streams, which one communicator would put in a row.
 Rank axis(Rank& rank, int length, int color) {
   if (length == 1) return comm::RankPlace::alone(rank);
   if (length == rank.world_size() && rank.device().is_cpu()) return rank;

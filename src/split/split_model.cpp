@@ -33,7 +33,7 @@ torch::nn::Sequential by_channels(const torch::nn::Sequential& net, Mesh& mesh, 
   return shard(net, mesh.tensor(), split.tensor_rule);
 }
 
-// Null: no pipeline is needed. Otherwise `net` becomes this rank's layers of it.
+// Makes the pipeline, or null if none is needed. With a pipeline `net` becomes this rank's layers of the network.
 std::shared_ptr<Pipeline> by_layers(torch::nn::Sequential& net, Mesh& mesh, const ModelSplit& split) {
   if (split.stages() == 1 && split.microbatches == 1) return nullptr;
   auto pipeline = std::make_shared<Pipeline>(split_into_stages(net, split), mesh.pipeline(), split);
@@ -41,7 +41,7 @@ std::shared_ptr<Pipeline> by_layers(torch::nn::Sequential& net, Mesh& mesh, cons
   return pipeline;
 }
 
-// Ranks that hold slices of the same layers compute them of the same samples.
+// Throws Error if ranks that hold slices of the same layers have different samples.
 void compare_batches(Rank& tensor, const Batch& batch) {
   const at::Tensor all = of_all_ranks(tensor, {batch.size(), batch.mark});
   for (int other = 0; other < tensor.world_size(); ++other) {
@@ -58,7 +58,7 @@ void compare_batches(Rank& tensor, const Batch& batch) {
   }
 }
 
-// The function, which backward() is to call, with the Autocast that is on when loss() is called.
+// Wraps a function for backward() to call with the Autocast that is on when loss() is called.
 template <class Function>
 auto with_autocast_of_now(const c10::Device& device, Function function) {
   return [device, type = at::autocast::get_autocast_dtype(device.type()),
@@ -69,7 +69,7 @@ auto with_autocast_of_now(const c10::Device& device, Function function) {
   };
 }
 
-// Rank `owner`'s values of a stage's tensors, on all ranks of the pipeline.
+// Copies rank `owner`'s values of a stage's tensors to all ranks of the pipeline.
 void broadcast_stage(torch::nn::Sequential& stage, Rank& pipeline, int owner) {
   auto tensors = stage->parameters();
   const auto buffers = stage->buffers();

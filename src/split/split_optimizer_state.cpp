@@ -33,8 +33,8 @@ io::NamedTensors stage_parameters(const torch::nn::Sequential& net) {
   return parameters;
 }
 
-// Where this rank's slice of a parameter lies in the whole one, or in each of its blocks, along the dimension that is
-// split.
+// Says where this rank's slice of a parameter lies in the whole one, or in each of its blocks, along the split
+// dimension.
 struct Slice {
   SlicedDimension how;
   int64_t begin, size, whole;
@@ -47,7 +47,7 @@ Slices slices_of(const torch::nn::Sequential& layers, Rank& group, const ByName&
   std::vector<int64_t> sizes;
   for (const auto& [name, how] : sliced_dimensions_of(layers)) {
     const auto parameter = parameters.find(name);
-    if (parameter == parameters.end()) continue;  // a buffer
+    if (parameter == parameters.end()) continue;  // it is a buffer
     sizes.push_back(parameter->second.size(how.dim) / how.blocks);
     slices[name] = {how, 0, sizes.back(), 0};
   }

@@ -1,4 +1,4 @@
-// The state of the optimizers of a SplitModel's ranks as that of the whole network's one, and back. So a checkpoint
+// Converts the state of the optimizers of a SplitModel's ranks to the whole network's state, and back. So a checkpoint
 // does not depend on the split.
 //
 // Each rank knows where its tensors belong. A stage's parameters have the network's names, and a layer that is split by
@@ -19,7 +19,7 @@ namespace lockstep {
 // shape.
 io::NamedTensors joined_state(io::NamedTensors state, const torch::nn::Sequential& layers, Mesh& mesh);
 
-// Gives the state of this rank's layers out of the whole network's, whatever split that comes from. Call it on all
+// Gives the state of this rank's layers out of the whole network's, which may come from another split. Call it on all
 // ranks. Throws Error for the state of a parameter that no rank has, or of another shape.
 io::NamedTensors held_state(io::NamedTensors state, const torch::nn::Sequential& layers, Mesh& mesh);
 

@@ -1,4 +1,4 @@
-// Gathered: a layer that is computed whole, between slices.
+// Gathered computes a layer whole, between slices.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -10,7 +10,7 @@
 
 namespace lockstep {
 
-// How an activation lies on the ranks.
+// Says how an activation lies on the ranks.
 struct Activation {
   bool in_slices = false;  // false: whole
   int64_t dim = -1;   // the split dimension: 1 of [n, channels, height, width], or the last, which has the features
@@ -20,7 +20,7 @@ struct Activation {
 };
 
 // Calls `layer`, and gathers its input, its result, or neither. All ranks compute the same afterwards. Parameters,
-// buffers and children have the layer's own names, as if this were that layer.
+// buffers and children have the layer's own names, as if Gathered were the layer.
 class GatheredImpl : public torch::nn::Module, public Sliced {
  public:
   GatheredImpl(torch::nn::AnyModule layer, const Activation& input, const Activation& output, const Rank& rank);

@@ -1,4 +1,4 @@
-// Helpers of layers in slices: copies of a whole layer's tensors, and words for what does not fit.
+// These functions help layers in slices: they copy a whole layer's tensors, and word errors.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -26,7 +26,7 @@ inline std::string divisors_of(int64_t number) {
   return list + std::to_string(number);
 }
 
-// A copy of a parameter that every rank holds whole; undefined stays undefined.
+// Copies a parameter that every rank holds whole; undefined stays undefined.
 inline at::Tensor copy_for(const Rank& rank, const at::Tensor& whole) {
   return whole.defined() ? whole.detach().to(rank.device(), whole.scalar_type(), /*non_blocking=*/false, /*copy=*/true)
                          : at::Tensor();

@@ -24,7 +24,7 @@ using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// The values that a function and its conjugate need in addition to x.
+// Holds the values that a function and its conjugate need in addition to x.
 struct Exchanged {
   Rank rank;
   int64_t dim = 0;
@@ -38,14 +38,14 @@ struct KeptForBackward : torch::CustomClassHolder {
 
 // ---- How much of a dimension each rank holds -----------------------------------------------------------------------
 
-// The sizes of all ranks' slices of `total`, as part_of cuts it.
+// Returns the sizes of all ranks' slices of `total`, as part_of cuts it.
 std::vector<int64_t> equal_sizes(int64_t total, const Rank& rank) {
   std::vector<int64_t> sizes;
   for (int i = 0; i < rank.world_size(); ++i) sizes.push_back(part_of(total, i, rank.world_size()).size());
   return sizes;
 }
 
-// Every rank's x.size(dim), as part_of cuts `total`. If `total` is 0, the ranks ask each other.
+// Returns every rank's x.size(dim), as part_of cuts `total`. If `total` is 0, the ranks ask each other.
 std::vector<int64_t> sizes_in_group(const char* function, const Tensor& x, int64_t dim, Rank& rank, int64_t total) {
   const int64_t mine = x.size(dim);
   if (total == 0) {

@@ -20,7 +20,7 @@ namespace {
 
 using at::Tensor;
 
-// Adds what the ranks computed of their slices. Backward adds the gradients that they compute from the sum.
+// Adds the ranks' results of their slices. Backward adds the gradients that the ranks compute from the sum.
 Tensor shared_sum(const Tensor& mine, Rank& rank) {
   return copy_to_group(reduce_from_group(mine, rank), rank);
 }
@@ -36,7 +36,7 @@ int64_t features_of(const torch::nn::LayerNorm& norm) {
               " dimensions cannot be split by features" + kOrKeepWhole);
 }
 
-// The options without the whole weights, which are among them if the layer was made of some.
+// Returns the options without the whole weights. A layer that was made of given weights has these in its options.
 torch::nn::EmbeddingOptions settings_of(const torch::nn::Embedding& whole) {
   torch::nn::EmbeddingOptions options = whole->options;
   options._weight(Tensor());

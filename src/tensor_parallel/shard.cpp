@@ -52,7 +52,7 @@ bool works_value_by_value(const Module& module) {
                    SoftshrinkImpl, SoftsignImpl, ThresholdImpl, IdentityImpl>(module);
 }
 
-bool works_channel_by_channel(const Module& module) {  // for images
+bool works_channel_by_channel(const Module& module) {  // these layers take images
   using namespace torch::nn;
   return is_one_of<MaxPool2dImpl, AvgPool2dImpl, LPPool2dImpl, AdaptiveMaxPool2dImpl, AdaptiveAvgPool2dImpl,
                    UpsampleImpl>(module);
@@ -64,14 +64,14 @@ bool is_dropout(const Module& module) {
 
 constexpr int64_t kChannels = 1;
 constexpr int64_t kFeatures = -1;
-constexpr int64_t kSamples = 0;  // never split
+constexpr int64_t kSamples = 0;  // the dimension of samples, which is never split
 
-// Goes through a net's layers from the first to the last and knows what each is given.
+// Goes through a net's layers from the first to the last, and knows each layer's input.
 class Sharder {
  public:
   Sharder(Rank& rank, TensorRule rule) : rank_(rank), alternate_(rule == TensorRule::alternating) {}
 
-  // This rank's slice of the layer `name`.
+  // Makes this rank's slice of the layer `name`.
   AnyModule slice_of_layer(const std::string& name, const AnyModule& layer) {
     const auto module = layer.ptr();
     if (const auto linear = as<torch::nn::LinearImpl>(layer)) return slice_of_linear(linear);
@@ -103,14 +103,14 @@ class Sharder {
                 " is not known. Derive it from lockstep::Shardable" + kOrKeepWhole);
   }
 
-  // This rank's slice of a layer that is tied to a parameter of an earlier one; `how` says how that is split.
+  // Makes this rank's slice of a layer that is tied to a parameter of an earlier one; `how` says how that one is split.
   AnyModule slice_of_tied(const TiedLinearImpl& whole, const std::optional<SlicedDimension>& how) {
     const Activation input = std::exchange(held_, {});
     return AnyModule(
         std::make_shared<ShardedTiedLinear>(whole, input, how, /*outputs=*/whole.tied_weight().size(0), rank_));
   }
 
-  // Ends the net: `layer`, with its result gathered if it is in slices.
+  // Ends the net with `layer`, whose result is gathered if it is in slices.
   AnyModule with_whole_result(AnyModule layer) {
     if (!held_.in_slices) return layer;
     const Activation output = std::exchange(held_, {});
@@ -118,7 +118,7 @@ class Sharder {
   }
 
  private:
-  // Whether the layer can use its input as it is: whole, or in slices along `dim`.
+  // Tells whether the layer can use its input as it is: whole, or in slices along `dim`.
   bool at_hand_in(int64_t dim) const { return !held_.in_slices || held_.dim == dim; }
 
   // Computes `layer` whole: it takes whole inputs and gives whole results.
@@ -263,7 +263,7 @@ void check_that_no_weights_are_shared(const torch::nn::Sequential& net) {
   }
 }
 
-// How this rank's net holds a parameter; none: whole.
+// Tells how this rank's net splits a parameter; none: the parameter is whole.
 std::optional<SlicedDimension> dimension_of(const torch::nn::Sequential& slices, const std::string& parameter) {
   const auto dimensions = sliced_dimensions_of(slices);
   const auto found = dimensions.find(parameter);

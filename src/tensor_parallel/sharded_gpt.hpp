@@ -1,4 +1,4 @@
-// One rank's slices of the layers of a Gpt, and of any layer that is tied to another layer's weight.
+// These are one rank's slices of the layers of a Gpt, and of any layer that is tied to another layer's weight.
 //
 // Each takes whole activations and gives whole ones, so a block makes two sums over the ranks in forward and two in
 // backward (Shoeybi et al. 2019, "Megatron-LM", section 3).
@@ -47,12 +47,12 @@ class ShardedGptBlock : public torch::nn::Module {
   Dropout dropout1_, dropout2_;
 };
 
-// A TiedLinear in slices, as the weight that it is tied to: by outputs if the weight is split along dimension 0, by
-// inputs if along dimension 1, and otherwise whole.
+// Splits a TiedLinear as the weight to which it is tied: by outputs if the weight is split along dimension 0, and by
+// inputs if along dimension 1. Otherwise the layer is whole.
 class ShardedTiedLinear : public torch::nn::Module, public Tied {
  public:
-  // `input`: how the input lies on the ranks; `how`: how the weight is split, if it is; `outputs`: the whole layer's
-  // number.
+  // `input` says how the input lies on the ranks, and `how` how the weight is split, if at all. `outputs` is the whole
+  // layer's number.
   ShardedTiedLinear(const TiedLinearImpl& whole, const Activation& input, const std::optional<SlicedDimension>& how,
                     int64_t outputs, const Rank& rank);
   at::Tensor forward(const at::Tensor& x);

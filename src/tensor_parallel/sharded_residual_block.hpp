@@ -1,4 +1,4 @@
-// ShardedResidualBlock: one rank's slice of a ResidualBlock. conv1 is split by output channels, norm1 works on their
+// ShardedResidualBlock is one rank's slice of a ResidualBlock. conv1 is split by output channels, norm1 works on their
 // slice, conv2 is split by input channels. This makes one sum over the ranks in forward, one in backward. norm2 and the
 // short cut are whole on every rank.
 #pragma once

@@ -1,7 +1,8 @@
-// Cluster: devices and the links between them, as a plan's predictions see them.
+// Cluster describes devices and the links between them, as a plan's predictions see them.
 //
 // measured_cluster() (layer_profile.hpp) measures this machine. A JSON file can describe others, also machines that do
-// not exist (docs/plan.md). Plain values, which check_cluster() checks; no LibTorch. Thread-safe: no shared state.
+// not exist (docs/plan.md). These are plain values without LibTorch, which check_cluster() checks. They share no state,
+// so they are thread-safe.
 #pragma once
 
 #include <filesystem>
@@ -15,29 +16,29 @@ namespace lockstep {
 struct Link {
   double latency = 0;           // seconds
   double bytes_per_second = 0;  // 0: no limit
-  double start = 0;             // seconds of a collective beyond its steps
+  double start = 0;             // the start of a collective in seconds, beyond its steps
 
   double seconds(double bytes) const { return latency + (bytes_per_second > 0 ? bytes / bytes_per_second : 0); }
 };
 
-// The links between devices at one kind of distance. Collectives count as rings (docs/algorithms.md). Each step of a
-// ring takes the time of a message over `allreduce` or `allgather`; `start` is added once.
+// Holds the links between devices at one kind of distance. Collectives count as rings (docs/algorithms.md). Each step
+// of a ring takes the time of a message over `allreduce` or `allgather`; `start` is added once.
 struct Links {
   Link send;  // the link from one device to another
   Link allreduce;
   Link allgather;
 };
 
-// Seconds of an allreduce of `bytes` among `ranks` devices: the start, and 2 (ranks - 1) steps of bytes / ranks each. 0
-// for one device.
+// Returns the seconds of an allreduce of `bytes` among `ranks` devices: the start, and 2 (ranks - 1) steps of bytes /
+// ranks each. One device takes 0.
 double allreduce_seconds(const Link& link, int ranks, double bytes);
-// Seconds of an allgather among `ranks` devices, each of which holds 1 / ranks of the bytes: the start, and ranks - 1
-// steps of bytes / ranks each. 0 for one device.
+// Returns the seconds of an allgather among `ranks` devices, each of which holds 1 / ranks of the bytes: the start, and
+// ranks - 1 steps of bytes / ranks each. One device takes 0.
 double allgather_seconds(const Link& link, int ranks, double bytes);
 
 struct Cluster {
   struct Device {
-    double speed = 1;         // relative to the device on which the model was profiled: 2 computes in half the time
+    double speed = 1;         // the speed relative to the device of the model's profile: 2 takes half the time
     double memory_bytes = 0;  // 0: no limit
   };
 
@@ -47,10 +48,10 @@ struct Cluster {
   Links between;             // the links between devices of different nodes; the rate is each device's
   // Entry n - 1 says how many times longer a device computes if n devices of its node compute at once. CPU ranks slow
   // each other down like this, since they share cores and memory. With more devices than entries the time grows in
-  // proportion. Empty: always 1.
+  // proportion. An empty list always gives 1.
   std::vector<double> contention;
-  // The share of backward behind which the sums of gradients can hide. 1: links work while devices compute. 0: the same
-  // cores compute and add.
+  // The share of backward behind which the sums of gradients can hide. At 1 links work while devices compute. At 0 the
+  // same cores compute and add.
   double overlap = 1;
 
   int node_of(int device) const { return device / devices_per_node; }

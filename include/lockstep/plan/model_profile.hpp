@@ -1,7 +1,7 @@
-// ModelProfile: the costs of each layer of a net: times, bytes, messages.
+// ModelProfile holds the costs of each layer of a net: times, bytes, messages.
 //
 // profile() (layer_profile.hpp) measures it, and predictions know nothing else of a model. Bytes that grow with the
-// batch are per sample. Plain values; no LibTorch. Thread-safe: no shared state.
+// batch are per sample. These are plain values without LibTorch. They share no state, so they are thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,8 @@
 
 namespace lockstep {
 
-// Seconds as a function of the number of samples, measured at some points. Between two points it is a straight line.
-// Below the first point it stays constant; above the last one the line of the last two goes on.
+// Gives seconds as a function of the number of samples, measured at some points. Between two points the function is a
+// straight line. Below the first point it stays constant; above the last one the line of the last two goes on.
 struct TimeCurve {
   struct Point {
     int64_t samples;
@@ -21,10 +21,10 @@ struct TimeCurve {
   };
   std::vector<Point> points = {};  // the points in ascending order of samples; none: everything takes no time
 
-  double at(double samples) const;  // 0 for no samples
+  double at(double samples) const;  // gives 0 for no samples
 };
 
-// A collective between the ranks that share a layer's channels.
+// Describes a collective between the ranks that share a layer's channels.
 struct LayerMessage {
   enum class Kind { allreduce, allgather };
 
@@ -40,12 +40,12 @@ struct LayerProfile {
   double output_bytes = 0;                // the bytes of the output, per sample
   double saved_bytes = 0;                 // bytes per sample that forward keeps until the layer's backward
   double workspace_bytes = 0;             // bytes per sample that only a running forward or backward needs
-  double fixed_workspace_bytes = 0;       // such bytes whatever the batch, as a gradient before it is added
+  double fixed_workspace_bytes = 0;       // workspace bytes whatever the batch, as a gradient before it is added
   TimeCurve forward = {}, backward = {};  // times on a device of speed 1 with no other work, without communication
   std::vector<LayerMessage> forward_messages = {}, backward_messages = {};
 };
 
-// The layers of each of `ranks` ranks that split the net by channels.
+// Holds the layers of each of `ranks` ranks that split the net by channels.
 struct SlicedLayers {
   int ranks = 1;
   std::vector<LayerProfile> layers;
@@ -64,8 +64,8 @@ struct ModelProfile {
   std::vector<double> contention;      // see Cluster::contention
 };
 
-// The layers of the whole net for one rank, or of a slice for several. Throws Error, which lists the profiled numbers
-// of ranks.
+// Returns the layers of the whole net for one rank, or of a slice for several. Throws Error, which lists the profiled
+// numbers of ranks.
 const std::vector<LayerProfile>& layers_of(const ModelProfile& profile, int tensor_ranks);
 
 // These convert to and from JSON text. profile_from_json throws Error, which names the key, if a key is missing or

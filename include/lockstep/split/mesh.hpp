@@ -1,8 +1,8 @@
-// Mesh: the ranks of a run as a block of three axes, so that ways to split a network can be combined.
+// Mesh arranges the ranks of a run as a block of three axes, so that ways to split a network can be combined.
 //
 // Ranks along the data axis hold replicas and train different samples. Along the pipeline axis they hold different
-// layers, along the tensor axis different channels of the same layers. Used by its rank's thread only. Cost: a group
-// (Rank::group) for each axis that has more than one rank, but not all of them, and on GPUs also for one that has all.
+// layers, along the tensor axis different channels of the same layers. Use it on its rank's thread only. It makes a
+// group (Rank::group) for each axis that has several ranks, but not all of them; on GPUs also for one that has all.
 #pragma once
 
 #include <lockstep/layout/model_split.hpp>
@@ -19,7 +19,7 @@ class Mesh {
 
   const MeshShape& shape() const { return shape_; }
 
-  // The ranks that share this rank's other two coordinates, numbered along the axis of that name.
+  // Gives the ranks that share this rank's other two coordinates, numbered along the axis of that name.
   Rank& data() { return data_; }
   Rank& pipeline() { return pipeline_; }
   Rank& tensor() { return tensor_; }

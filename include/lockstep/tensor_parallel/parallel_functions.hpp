@@ -1,5 +1,5 @@
-// The differentiable functions of tensor parallelism: exchanges between the ranks of a group that divide each layer's
-// work.
+// These are the differentiable functions of tensor parallelism: exchanges between the ranks of a group that divide each
+// layer's work.
 //
 // Each exchange's gradient is another one, its conjugate. So all six can be differentiated twice. (Shoeybi et al. 2019,
 // "Megatron-LM", section 3, call copy_to_group f and reduce_from_group g.) Call the same functions in the same order on
@@ -20,32 +20,32 @@
 
 namespace lockstep {
 
-// Use it before work that is split. Returns x, which must be equal on all ranks and is the input of all. Backward adds
-// the ranks' gradients. It is Megatron's f. Conjugate: reduce_from_group.
+// Use it before work that is split. Returns x, the input of all ranks; pass an equal x on each. Backward adds the
+// ranks' gradients. It is Megatron's f. The conjugate is reduce_from_group.
 at::Tensor copy_to_group(const at::Tensor& x, Rank& rank);
 
 // Use it after work that is split. Returns the sum of all ranks' x, added in a fixed order, so with equal bits
-// everywhere. Backward passes the gradient on, which must be equal on all ranks. It is Megatron's g. Conjugate:
+// everywhere. Backward passes the gradient on; the ranks' gradients must be equal. It is Megatron's g. The conjugate is
 // copy_to_group.
 at::Tensor reduce_from_group(const at::Tensor& x, Rank& rank);
 
 // Use it after work that is split. Joins all ranks' x along `dim`, in the order of the ranks. Backward takes this
-// rank's slice of the gradient, which must be equal on all ranks. Conjugate: scatter_to_group.
+// rank's slice of the gradient; the ranks' gradients must be equal. The conjugate is scatter_to_group.
 //   total  the result's size along `dim`, of which rank i has part_of(total, i, world_size), as everywhere in lockstep;
 //          0: slices may have any size, and the ranks ask each other for it in one more small message
 // Throws Error if there is no such dimension, or if x is not this rank's slice of `total`.
 at::Tensor gather_from_group(const at::Tensor& x, int64_t dim, Rank& rank, int64_t total = 0);
 
-// Use it before work that is split. Copies this rank's slice of x along `dim`; x must be equal on all ranks. Backward
-// joins the ranks' gradients. Throws Error if there is no such dimension. Conjugate: gather_from_group.
+// Use it before work that is split. Copies this rank's slice of x along `dim`; pass an equal x on all ranks. Backward
+// joins the ranks' gradients. Throws Error if there is no such dimension. The conjugate is gather_from_group.
 at::Tensor scatter_to_group(const at::Tensor& x, int64_t dim, Rank& rank);
 
-// Use it between two works that are split, if the second needs all that the first made. Returns what
-// copy_to_group(gather_from_group(x)) does. But its backward adds the ranks' gradients and gives each rank its slice in
-// one exchange, which sends half as much. Conjugate: reduce_scatter_in_group.
+// Use it between two works that are split, if the second needs all that the first made. Returns the same as
+// copy_to_group(gather_from_group(x)). But its backward adds the ranks' gradients and gives each rank its slice in one
+// exchange, which sends half as much. The conjugate is reduce_scatter_in_group.
 at::Tensor gather_in_group(const at::Tensor& x, int64_t dim, Rank& rank, int64_t total = 0);
 
-// The reverse: scatter_to_group(reduce_from_group(x)) in one exchange. Conjugate: gather_in_group.
+// Returns the same as scatter_to_group(reduce_from_group(x)), in one exchange. The conjugate is gather_in_group.
 at::Tensor reduce_scatter_in_group(const at::Tensor& x, int64_t dim, Rank& rank);
 
 }  // namespace lockstep

@@ -1,5 +1,5 @@
-// The layers of tensor parallelism: each is made from a whole layer, of which every rank of a group keeps a slice. With
-// them a module of your own says what a rank holds of it when a SplitModel splits by channels: see Shardable.
+// These are the layers of tensor parallelism. Each is made from a whole layer, of which every rank of a group keeps a
+// slice. Build modules of your own from them for a SplitModel that splits by channels: see Shardable.
 //
 // Constructors copy this rank's slice to its device. The whole layer, equal on all ranks, stays as it is. They take
 // over types, frozen parameters and the training flag. They draw no random numbers and send nothing. Rank i keeps
@@ -9,7 +9,7 @@
 // "Whole" tensors are equal on all ranks, to the bit on CPUs. So are gradients of parameters that every rank holds
 // whole, such as a row-parallel layer's bias. Use a layer on its rank's thread only. Its cost is that of its functions
 // (parallel_functions.hpp). Constructors throw Error, on all ranks, for what cannot be split. The text says what would
-// fit. Their gradients are those of slices, so clip them by the Optimizer of a SplitModel: in a net that you put
+// fit. The layers' gradients are those of slices, so clip them by the Optimizer of a SplitModel. In a net that you put
 // together without one, LibTorch's clip_grad_norm_ takes the norm of a slice.
 #pragma once
 
@@ -31,8 +31,8 @@
 
 namespace lockstep {
 
-// Base class for modules of your own in a SplitModel's Sequential: derive from it beside torch::nn::Module. The module
-// then says itself what a rank holds of it.
+// Derive modules of your own in a SplitModel's Sequential from this class, beside torch::nn::Module. Such a module says
+// itself which slices a rank holds.
 class Shardable {
  public:
   virtual ~Shardable() = default;
@@ -43,7 +43,7 @@ class Shardable {
   virtual torch::nn::AnyModule shard(Rank& rank) const = 0;
 };
 
-// How a tensor is split.
+// Says how a tensor is split.
 struct SlicedDimension {
   int64_t dim = 0;
   // The number of equal blocks that lie one after the other along `dim`; each block is split. An attention's
@@ -51,12 +51,12 @@ struct SlicedDimension {
   int64_t blocks = 1;
 };
 
-// Base class of layers that hold slices. Layers of your own may derive from it too.
+// Is the base class of layers that hold slices. You may derive layers of your own from it too.
 class Sliced {
  public:
   virtual ~Sliced() = default;
 
-  // How tensors are split, by the tensor's name. Every rank holds all other tensors whole.
+  // Tells how tensors are split, by the tensor's name. Every rank holds all other tensors whole.
   const std::map<std::string, SlicedDimension>& sliced_dimensions() const { return dimensions_; }
 
  protected:
@@ -77,16 +77,16 @@ class Sliced {
   int64_t inputs_ = 0;
 };
 
-// A copy on rank.device() of a layer that every rank holds whole, for blocks of your own. It takes over the mode and
-// which parameters are frozen. Throws c10::Error for a module that cannot be cloned.
+// Copies a layer that every rank holds whole to rank.device(), for blocks of your own. The copy has the layer's mode,
+// and the same parameters are frozen. Throws c10::Error for a module that cannot be cloned.
 std::shared_ptr<torch::nn::Module> whole_copy(const torch::nn::Module& layer, const Rank& rank);
 template <class Module>
 std::shared_ptr<Module> whole_copy(const torch::nn::ModuleHolder<Module>& layer, const Rank& rank) {
   return std::static_pointer_cast<Module>(whole_copy(*layer, rank));
 }
 
-// torch::nn::Linear, split by output units: weight [out / ranks, in], bias [out / ranks]. With `blocks`, as in
-// SlicedDimension, each block of the units is split: 3 for a layer that makes queries, keys and values in one.
+// Computes a torch::nn::Linear, split by output units: weight [out / ranks, in], bias [out / ranks]. With `blocks`, as
+// in SlicedDimension, each block of the units is split: 3 for a layer that makes queries, keys and values in one.
 //   x        [..., in]
 //   returns  [..., out / ranks]
 class ColumnParallelLinearImpl : public torch::nn::Module, public Sliced {
@@ -101,7 +101,8 @@ class ColumnParallelLinearImpl : public torch::nn::Module, public Sliced {
 };
 TORCH_MODULE(ColumnParallelLinear);
 
-// torch::nn::Linear, split by input features: weight [out, in / ranks], bias [out], which is added once, to the sum.
+// Computes a torch::nn::Linear, split by input features: weight [out, in / ranks], bias [out], which is added once, to
+// the sum.
 //   x        [..., in / ranks]
 //   returns  [..., out]
 class RowParallelLinearImpl : public torch::nn::Module, public Sliced {
@@ -116,7 +117,8 @@ class RowParallelLinearImpl : public torch::nn::Module, public Sliced {
 };
 TORCH_MODULE(RowParallelLinear);
 
-// torch::nn::Conv2d, split by output channels: weight [out / ranks, in / groups, kernel...], bias [out / ranks].
+// Computes a torch::nn::Conv2d, split by output channels: weight [out / ranks, in / groups, kernel...], bias [out /
+// ranks].
 //   x        [n, in, height, width]; or with input_is_parallel this rank's slice of it, [n, in / ranks, height, width]
 //   returns  [n, out / ranks, ...]
 // If the number of groups is a multiple of the ranks', each rank computes whole groups from its own slice of the input,
@@ -131,17 +133,17 @@ class OutputChannelParallelConv2dImpl : public torch::nn::Module, public Sliced 
   at::Tensor weight, bias;
 
  private:
-  at::Tensor input_of_slice(const at::Tensor& x);  // the channels that this rank's outputs are computed from
+  at::Tensor input_of_slice(const at::Tensor& x);  // gives the channels for this rank's outputs
 
   Rank rank_;
   const bool input_is_parallel_;
   const decltype(torch::nn::Conv2dImpl::options) whole_;
-  const bool own_groups_;  // each rank has whole groups
+  const bool own_groups_;  // true: each rank has its own whole groups
 };
 TORCH_MODULE(OutputChannelParallelConv2d);
 
-// torch::nn::Conv2d, split by input channels: weight [out, in / ranks, kernel...], bias [out], which is added once, to
-// the sum.
+// Computes a torch::nn::Conv2d, split by input channels: weight [out, in / ranks, kernel...], bias [out], which is
+// added once, to the sum.
 //   x        [n, in / ranks, height, width]
 //   returns  [n, out, ...]
 // Throws Error for more than one group, and for padding other than zeros.
@@ -158,7 +160,7 @@ class InputChannelParallelConv2dImpl : public torch::nn::Module, public Sliced {
 };
 TORCH_MODULE(InputChannelParallelConv2d);
 
-// ConvReluPool, split by output channels; shapes are as for OutputChannelParallelConv2d and conv_relu_pool.
+// Computes a ConvReluPool, split by output channels; shapes are as for OutputChannelParallelConv2d and conv_relu_pool.
 class OutputChannelParallelConvReluPoolImpl : public torch::nn::Module, public Sliced {
  public:
   OutputChannelParallelConvReluPoolImpl(const ConvReluPool& whole, Rank& rank, bool input_is_parallel = false);
@@ -173,8 +175,8 @@ class OutputChannelParallelConvReluPoolImpl : public torch::nn::Module, public S
 };
 TORCH_MODULE(OutputChannelParallelConvReluPool);
 
-// Batch normalisation of a slice of the channels: x [n, channels / ranks, ...]. A channel's statistics need no other
-// channel, so nothing is sent.
+// Computes batch normalisation of a slice of the channels: x [n, channels / ranks, ...]. A channel's statistics need no
+// other channel, so nothing is sent.
 class ParallelBatchNorm1dImpl : public torch::nn::BatchNorm1dImpl, public Sliced {
  public:
   ParallelBatchNorm1dImpl(const torch::nn::BatchNorm1d& whole, Rank& rank);
@@ -187,8 +189,8 @@ class ParallelBatchNorm2dImpl : public torch::nn::BatchNorm2dImpl, public Sliced
 };
 TORCH_MODULE(ParallelBatchNorm2d);
 
-// Group normalisation of a slice of the channels: x [n, channels / ranks, ...]. Each rank has whole groups, so nothing
-// is sent. Throws Error if the groups do not divide by the number of ranks.
+// Computes group normalisation of a slice of the channels: x [n, channels / ranks, ...]. Each rank has whole groups, so
+// nothing is sent. Throws Error if the groups do not divide by the number of ranks.
 class ParallelGroupNormImpl : public torch::nn::GroupNormImpl, public Sliced {
  public:
   ParallelGroupNormImpl(const torch::nn::GroupNorm& whole, Rank& rank);

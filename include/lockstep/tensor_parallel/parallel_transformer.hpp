@@ -1,9 +1,9 @@
-// The layers of transformers in slices: LayerNorm, Embedding, MultiheadAttention. parallel_layers.hpp says what holds
-// for all layers in slices.
+// These are the layers of transformers in slices: LayerNorm, Embedding, MultiheadAttention. parallel_layers.hpp says
+// what holds for all layers in slices.
 //
 // In a block of your own an attention in slices takes and gives whole activations, as Shoeybi et al. 2019
-// ("Megatron-LM", section 3) split it. So do a ColumnParallelLinear and a RowParallelLinear after it, and norms are
-// whole copies. A block makes two sums over the ranks in forward and two in backward.
+// ("Megatron-LM", section 3) split it. So do a ColumnParallelLinear and a RowParallelLinear after it. Norms are whole
+// copies. A block makes two sums over the ranks in forward and two in backward.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -20,8 +20,8 @@
 
 namespace lockstep {
 
-// Layer normalisation over features that are in slices: weight and bias [features / ranks]. It makes two small sums
-// over the ranks in forward and two in backward, with a number for each row.
+// Computes layer normalisation over features that are in slices: weight and bias [features / ranks]. It makes two small
+// sums over the ranks in forward and two in backward, with a number for each row.
 //   x        [..., features / ranks]; bfloat16 and float16 are computed in float32
 //   returns  the same
 // Throws Error for a layer that normalises over more than the last dimension.
@@ -39,7 +39,8 @@ class ParallelLayerNormImpl : public torch::nn::Module, public Sliced {
 };
 TORCH_MODULE(ParallelLayerNorm);
 
-// torch::nn::Embedding, split by the features of its vectors: weight [embeddings, features / ranks]. It sends nothing.
+// Computes a torch::nn::Embedding, split by the features of its vectors: weight [embeddings, features / ranks]. It
+// sends nothing.
 //   x        [...], int64
 //   returns  [..., features / ranks]
 // Throws Error for a layer with max_norm, which changes weights by the norm of whole vectors.
@@ -56,7 +57,8 @@ class ParallelEmbeddingImpl : public torch::nn::Module, public Sliced {
 };
 TORCH_MODULE(ParallelEmbedding);
 
-// torch::nn::Embedding, split by its vocabulary: weight [embeddings / ranks, features]. It makes one sum in forward.
+// Computes a torch::nn::Embedding, split by its vocabulary: weight [embeddings / ranks, features]. It makes one sum in
+// forward.
 //   x        [...], int64, from 0 to embeddings - 1, equal on all ranks. Another value is an Error on the CPU. On GPUs
 //            it gives zeros, because a look at the values would stop the queue
 //   returns  [..., features]
@@ -74,9 +76,9 @@ class VocabularyParallelEmbeddingImpl : public torch::nn::Module, public Sliced 
 };
 TORCH_MODULE(VocabularyParallelEmbedding);
 
-// torch::nn::MultiheadAttention, split by heads: each rank computes heads / ranks of them. It makes one sum over the
-// ranks in forward and one in backward for each distinct input; one more exchange for the weights, if they are asked
-// for. Its dropout is lockstep's (dropout.hpp), which drops the same on any number of ranks.
+// Computes a torch::nn::MultiheadAttention, split by heads: each rank computes heads / ranks of them. It makes one sum
+// over the ranks in forward and one in backward for each distinct input. The weights take one more exchange, if they
+// are asked for. Its dropout is lockstep's (dropout.hpp), which drops the same on any number of ranks.
 //   query       [length, n, features], key and value [source length, n, …], all whole
 //   attn_mask   [length, source length], added to the scores; key_padding_mask [n, source length], true: left out
 //   returns     [length, n, features], whole, and the weights [n, length, source length], or of each head
@@ -100,7 +102,7 @@ class ParallelMultiheadAttentionImpl : public torch::nn::Module, public Sliced {
  private:
   std::tuple<at::Tensor, at::Tensor, at::Tensor> projected(const at::Tensor& query, const at::Tensor& key,
                                                            const at::Tensor& value);
-  at::Tensor in_heads(const at::Tensor& projection) const;  // [n, this rank's heads, length, features of a head]
+  at::Tensor in_heads(const at::Tensor& projection) const;  // gives [n, own heads, length, features of a head]
 
   Rank rank_;
   const int64_t heads_, features_of_head_;  // the whole layer's numbers
