@@ -34,8 +34,7 @@ namespace {
 
 constexpr int failed = 1;
 
-// If a standard descriptor is closed, the next file that is opened gets its number, and then also the output meant for
-// it.
+// The next file that is opened gets the number of a closed standard descriptor, and would get its output too.
 void open_closed_standard_descriptors() {
   for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
     if (fcntl(fd, F_GETFD) < 0) open("/dev/null", O_RDWR);  // takes the lowest number that is free
@@ -46,8 +45,8 @@ void complain(const CommandLine& line, const std::string& text) {
   Output(STDERR_FILENO).print(line.name + ": " + with_flags(without_call_stacks(text)) + "\n");
 }
 
-// Says what is wrong with the command line, and which help would have prevented it. If `lockstep launch` has started
-// all its processes with these words, the one with rank 0 says it for all.
+// Explains the mistake in the command line, and names the help that says more. If `lockstep launch` has started all its
+// processes with these words, the one with rank 0 speaks for all.
 int complain_of_usage(const CommandLine& line, const std::vector<std::string>& words, const std::string& text) {
   const char* const launched = std::getenv("LOCKSTEP_LAUNCH_WORDS");
   const char* const rank = std::getenv("RANK");

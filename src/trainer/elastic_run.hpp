@@ -20,7 +20,7 @@ namespace lockstep {
 class ElasticRun : public Succession {
  public:
   // Gives null if the launcher asks for no elastic job. The launcher knows from here on that this process takes part.
-  // Throws Error if the options cannot be elastic, or if this process has had such a run before. Keep `kept` longer.
+  // Throws Error if the options cannot be elastic, or if this process has had such a run before. Keep `kept` alive.
   static std::shared_ptr<ElasticRun> of(const TrainOptions& settings, const TrainCallbacks& callbacks, KeptRun& kept);
 
   ElasticRun(const TrainOptions& settings, const TrainCallbacks& callbacks, KeptRun& kept);

@@ -20,7 +20,7 @@ namespace lockstep {
 
 class KeptRun {
  public:
-  // Throws Error (Cause::file) if a run in the folder would be overwritten. Keep both longer.
+  // Throws Error (Cause::file) if a run in the folder would be overwritten. Keep both arguments alive.
   KeptRun(const TrainOptions& settings, const TrainCallbacks& callbacks);
 
   // Makes the folder in the process that keeps the run. Call it in every process before its ranks train.

@@ -160,7 +160,7 @@ class PlainStep : public TrainStep {
 
 // A graph holds a step up to its gradients, and the exchange if this can be recorded. NCCL's can be, and so stays
 // beside backward. Our own exchange needs host threads, since kernels of several ranks' graphs cannot wait for each
-// other. So ours follows the replay. The update follows too, since its numbers change (docs/decisions/0008).
+// other. So ours follows the replay. The update follows too, as its numbers change each step (docs/decisions/0008).
 class RecordedStep : public PlainStep {
  public:
   RecordedStep(const StepParts& parts, std::unique_ptr<Graph> graph)

@@ -25,11 +25,11 @@ class GrainLosses {
   void add(int64_t grain, const at::Tensor& mean, int64_t samples_of_it);
   void drop_step();  // makes the last step count for nothing
 
-  // Gives the sum of reset() and of all losses since then. Call it on all ranks after the same step.
+  // Gives the sum that reset() got plus all losses since. Call it on all ranks after the same step.
   double sum(Rank& rank);
 
-  // These two do the same in two halves; add up the ranks' cells between them. cells() gives the cells of the steps
-  // since the last take(), which gives the sum of all losses after these.
+  // These two do the same in two halves; add up the ranks' cells between them. cells() gives those of the steps since
+  // the last take(). take() then gives the sum of all losses.
   at::Tensor cells() const;  // double [grains]
   double take(const at::Tensor& cells);
 
