@@ -51,7 +51,7 @@ std::string option_text(const Value& value) {
 }
 
 // Does the reverse, for a text that belongs to the option. A split has no text. Throws Error for an unknown name or
-// device. Numbers must be valid already.
+// device. Give valid numbers.
 template <class Value>
 void take_text(const std::string& text, Value& value) {
   if constexpr (std::is_same_v<Value, std::string> || std::is_same_v<Value, std::filesystem::path>) {

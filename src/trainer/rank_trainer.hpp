@@ -36,8 +36,8 @@ namespace lockstep {
 class RankTrainer {
  public:
   // `trace`, if any, is told of each step. With `graph` steps are recorded in it and replayed. With `resumed` it goes
-  // on from there. `balance` is for options.batch.balance "auto". Throws Error if `resumed` is of another network, or
-  // if the graph would hold an exchange whose order nobody can learn.
+  // on from there, and the first epoch is the next one. `balance` is for options.batch.balance "auto". Throws Error if
+  // `resumed` is of another network, or if the graph would hold an exchange whose order nobody can learn.
   RankTrainer(const TrainOptions& options, const TrainCallbacks& callbacks, const Task& task, Rank& rank, Trace* trace,
               std::unique_ptr<Graph> graph, const RunState* resumed = nullptr, const BalanceOptions& balance = {});
 

@@ -148,8 +148,8 @@ struct TrainOptions {
   // Steps between two checks that the devices hold the same weights and optimizer states (check_replicas.hpp), and with
   // batch.grain the same running statistics. A check comes before a step's update, with local SGD at the end of a
   // round, and one more at the end of each epoch. What one device alone has (slices of ZeRO, parts of a split, local
-  // SGD's optimizers, all of a single device) must not change between two updates: so 1 covers every step. -1: a check
-  // only ends each epoch, and compares two copies and nothing else. 0: none.
+  // SGD's optimizers, all of a single device) must not change between two updates: so 1 covers every step. -1: only the
+  // end of each epoch has a check, which compares two copies and nothing else. 0: none.
   int64_t check_replicas = -1;
   // Fraction of the grains, from 0 to 1, that another device computes again, and compares to the bit
   // (lockstep/lab/check_arithmetic.hpp). It needs batch.grain and the whole network on each rank. 0: none.
