@@ -1,4 +1,4 @@
-// How commands add their flags.
+// Adds flags to commands.
 #pragma once
 
 #include <CLI/CLI.hpp>

@@ -56,8 +56,8 @@ std::vector<std::string> environment_with(const std::vector<std::string>& variab
 // Between fork() and exec(), a copy of a program with threads may only make system calls.
 [[noreturn]] void become(char** words, char** environment, const sigset_t& mask, const struct sigaction& on_child,
                          bool reads_input, int output, int error_pipe, const int (&ready)[2], pid_t parent) {
-  setpgid(0, 0);                        // then Ctrl-C reaches it once: through the launcher
-  prctl(PR_SET_PDEATHSIG, SIGTERM);     // sent at once if the launcher is killed; watch() also ends what this starts
+  setpgid(0, 0);                        // Ctrl-C then reaches the child once: through the launcher
+  prctl(PR_SET_PDEATHSIG, SIGTERM);     // comes if the launcher is killed; watch() also ends descendants
   if (getppid() != parent) _exit(127);  // the launcher is gone already
   signal(SIGPIPE, SIG_DFL);
   sigaction(SIGCHLD, &on_child, nullptr);
@@ -80,13 +80,13 @@ std::vector<std::string> environment_with(const std::vector<std::string>& variab
   _exit(127);
 }
 
-// Tells whether this process is its group's last one. It leaves the group while it asks.
+// Tells whether this process is its group's last one. It leaves the group to ask.
 bool is_alone_in(pid_t group) {
   setpgid(0, 0);
   return (kill(-group, 0) != 0 && errno == ESRCH) || setpgid(0, group) != 0;
 }
 
-// PR_SET_PDEATHSIG ends a process with the launcher, but not what the process has started. So each group has a watcher,
+// PR_SET_PDEATHSIG ends a process with the launcher, but not the process's descendants. So each group has a watcher,
 // which ends the group once nobody holds the other end of `alive` any more. The watcher is a member of the group, so
 // that the group's number cannot be given to others. Like become() it may only make system calls.
 [[noreturn]] void watch(pid_t group, int alive, std::chrono::milliseconds until_kill) {
@@ -94,7 +94,7 @@ bool is_alone_in(pid_t group) {
   sigfillset(&all);
   sigprocmask(SIG_SETMASK, &all, nullptr);
   if (setpgid(0, group) != 0) _exit(1);  // nobody is in the group any more
-  dup2(alive, STDIN_FILENO);             // it must keep nothing else open: no output, no port
+  dup2(alive, STDIN_FILENO);             // the watcher must keep nothing else open: no output, no port
   if (syscall(SYS_close_range, 1, ~0U, 0) != 0) {
     for (int fd = 1; fd < sysconf(_SC_OPEN_MAX); ++fd) close(fd);
   }
@@ -126,9 +126,9 @@ bool is_taken(Output& output, const std::atomic<bool>& hurries) {
   return true;
 }
 
-// Copies whole lines, each with a label, until the pipe's end. If an unknown process keeps the pipe open, it stops when
-// all processes are done. It reads no more than it can write. If the reader is gone, it closes the pipe too, and the
-// process ends as without labels. Gives the number of the error with which a write failed, or 0.
+// Copies whole lines, each with a label, until the pipe's end. If an unknown process keeps the pipe open, copying stops
+// when all processes are done. Reads no more than there is room to write. If the reader is gone, closes the pipe too,
+// and the process ends as without labels. Gives the number of the error with which a write failed, or 0.
 int copy_with_label(int fd, int done, const std::atomic<bool>& hurries, const std::string& label) {
   Output output(STDOUT_FILENO);
   bool is_read = true;
@@ -182,7 +182,7 @@ ChildProcesses::ChildProcesses(Options options, LaunchMessages& messages)
   if (pipe2(alive_, O_CLOEXEC) != 0 || (options_.label && pipe2(done_, O_CLOEXEC) != 0)) {
     throw Error("cannot make a pipe: " + io::reason(errno), {Error::machine});
   }
-  struct sigaction keeps_children {};  // if SIGCHLD is ignored, the system forgets how they ended
+  struct sigaction keeps_children {};  // if SIGCHLD is ignored, the system forgets how children ended
   sigaction(SIGCHLD, &keeps_children, &on_child_before_);
   sigemptyset(&awaited_);
   for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGTSTP, SIGCHLD}) {
@@ -259,7 +259,7 @@ void ChildProcesses::send(int signal) const {
   for (const auto& child : children_) kill(-child.pid, signal);
 }
 
-// The members of the children's groups that have not ended.
+// Gives the members of the children's groups that have not ended.
 std::vector<ChildProcesses::Member> ChildProcesses::members() const {
   std::vector<Member> members;
   std::error_code error;
@@ -321,7 +321,7 @@ void ChildProcesses::pass_on(int signal) {
   if (next_step_ == Clock::time_point::max()) next_step_ = Clock::now() + options_.until_term_when_stopped;
 }
 
-// The terminal's Ctrl-Z reaches only this process. Its children would go on without what it does for them. It sends
+// The terminal's Ctrl-Z reaches only this process, and its children would go on without its help. It sends them
 // SIGSTOP, because a process may ignore SIGTSTP.
 void ChildProcesses::stand_still() {
   const auto begin = Clock::now();
@@ -340,7 +340,7 @@ void ChildProcesses::end_others() {
   next_step_ = Clock::now() + options_.until_kill;
 }
 
-// Tells of processes that a signal has stopped, since to the others they are as silent as dead ones.
+// Tells of processes that a signal has stopped, since these are as silent as dead ones to the others.
 void ChildProcesses::say_who_stands_still() const {
   const auto all = members();
   for (const auto& child : children_) {
@@ -427,7 +427,7 @@ std::string ChildProcesses::name_of(int rank) const {
   return options_.name + " " + std::to_string(rank);
 }
 
-// The first failure tells most. Later failures mostly follow from it. They are reported only if no other report
+// The first failure tells most. Later failures mostly follow from the first, and are reported only if no other report
 // explains them.
 void ChildProcesses::say_how(int rank, const std::string& how, int signal, const std::string& cause, bool is_lost) {
   const bool is_by_itself = signal != 0 && !(others_are_ended() && signal == SIGTERM);

@@ -33,8 +33,7 @@ namespace {
 
 constexpr int failed = 1;
 
-// If a standard descriptor is closed, the next file that is opened gets its number, and then also the output meant for
-// it.
+// The next file that is opened gets the number of a closed standard descriptor, and would get its output too.
 void open_closed_standard_descriptors() {
   for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
     if (fcntl(fd, F_GETFD) < 0) open("/dev/null", O_RDWR);  // takes the lowest number that is free

@@ -1,4 +1,4 @@
-// A program's command line: reads it, runs the command, and turns the outcome into an exit code.
+// Reads a program's command line, runs the command, and turns the outcome into an exit code.
 #pragma once
 
 #include <string>

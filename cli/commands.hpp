@@ -1,4 +1,4 @@
-// The subcommands. Each adds itself to the program's command line; the chosen one is then run.
+// Each subcommand adds itself to the program's command line; the chosen one is then run.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -11,8 +11,8 @@
 
 namespace lockstep::cli {
 
-// Exit codes of what would fail in the same way again: a command line that makes no sense, and a run that ended because
-// its loss or gradients were not finite.
+// These are exit codes of failures that would come again: of a command line that makes no sense, and of a run whose
+// loss or gradients were not finite.
 inline constexpr int kWrongUsage = 2, kNotFinite = 3;
 
 struct Command {

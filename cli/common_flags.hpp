@@ -1,4 +1,4 @@
-// Flags that several commands share with `lockstep train`, whose help explains them.
+// Adds flags that several commands share with `lockstep train`, whose help explains them.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -19,7 +19,7 @@ inline void add_devices_flag(CLI::App& app, std::optional<std::string>& list) {
   OptionAdder{app}("--devices", list, "LIST", "as for lockstep train (default: every GPU, or else every core)");
 }
 
-// Gives the devices that the flag names; default_devices() if it was not given.
+// Gives the devices that the flag names; default_devices() without the flag.
 inline Devices devices_from(const std::optional<std::string>& list) {
   return list ? from_flags([&] { return parse_devices(*list); }) : default_devices();
 }

@@ -1,4 +1,4 @@
-// A warning for ranks that share a core, since they wait for each other.
+// Warns of ranks that share a core, since they wait for each other.
 #pragma once
 
 #include <lockstep/devices/devices.hpp>
@@ -11,7 +11,7 @@
 
 namespace lockstep::cli {
 
-// The warning; "" if each of this machine's CPU ranks, over all processes of a launcher, has a core of its own.
+// Gives the warning; "" if each of this machine's CPU ranks, over all processes of a launcher, has a core of its own.
 inline std::string text_of_crowded_cores(const Devices& devices) {
   const auto launch = comm::read_launch_environment(std::getenv);
   const int ranks = launch && devices.size() == 1 ? launch->local_world_size : static_cast<int>(devices.size());

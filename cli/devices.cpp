@@ -1,4 +1,4 @@
-// lockstep devices: what this machine has and what a run would use.
+// lockstep devices: shows the devices of this machine and those that a run would use.
 #include <lockstep/devices/device_info.hpp>
 #include <lockstep/devices/devices.hpp>
 
@@ -24,7 +24,7 @@ std::string gigabytes(int64_t bytes) {
   return format("%.1f GB", static_cast<double>(bytes) / 1e9);
 }
 
-// The CPU's name, as the kernel gives it; empty if it gives none.
+// Gives the CPU's name, as the kernel has it; empty if the kernel has none.
 std::string cpu_model() {
   std::ifstream file("/proc/cpuinfo");
   for (std::string line; std::getline(file, line);) {

@@ -1,5 +1,5 @@
-// Ends a process with LibTorch in it. LibTorch would unregister its operators one by one, for a tenth of a second, and
-// here nothing needs that. AddressSanitizer looks for leaks at an ordinary end, so under it the end is an ordinary one.
+// Ends a process with LibTorch in it. LibTorch would unregister its operators one by one, for a tenth of a second,
+// without any use here. AddressSanitizer looks for leaks at an ordinary end, and so gets one.
 #pragma once
 
 #include <cstdio>

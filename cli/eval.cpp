@@ -1,4 +1,4 @@
-// lockstep eval: the test accuracy of a kept run, or its perplexity, computed on several devices at once.
+// lockstep eval: computes the test accuracy of a kept run, or its perplexity, on several devices at once.
 #include <lockstep/devices/device_info.hpp>
 #include <lockstep/ranks/rank.hpp>
 #include <lockstep/trainer/trainer.hpp>

@@ -1,5 +1,5 @@
-// Checks of a flag's text before CLI11 reads it. CLI11 would take "" as if no folder were given, and any number that is
-// too large as the largest one. Each check returns what is wrong, or "".
+// Checks a flag's text before CLI11 reads it. CLI11 would take "" as if no folder were given, and any number that is
+// too large as the largest one. Each check returns the mistake in words, or "".
 #pragma once
 
 #include <charconv>

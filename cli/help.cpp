@@ -10,7 +10,7 @@ namespace lockstep::cli {
 namespace {
 
 constexpr size_t columns = 80;
-constexpr size_t indent = 26;  // the column where descriptions begin
+constexpr size_t indent = 26;  // the indent of descriptions, in columns
 
 std::string entry(const std::string& name, const std::string& description) {
   std::string text = "  " + name;

@@ -1,5 +1,5 @@
-// The layout of --help: grouped, wrapped to 80 columns, with defaults, and the same for every version of CLI11. A
-// command with very many flags shows those that a newcomer needs; --help-all shows all.
+// Lays out --help: grouped, wrapped to 80 columns, with defaults, and alike for every version of CLI11. A command with
+// very many flags shows the flags that a newcomer needs; --help-all shows all.
 #pragma once
 
 #include <CLI/CLI.hpp>

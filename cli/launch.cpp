@@ -44,8 +44,8 @@ const char* const launch_examples =
     "--resume auto by torchrun --max-restarts, or by srun or mpirun in a loop. Then\n"
     "all start again from the last checkpoint, and end with the same bits too.\n";
 
-// The parts of a job that outlive an attempt to run it: its key, and the store. The processes' keys in the store have
-// the attempt's number (LaunchEnvironment::job).
+// Has the things of a job that outlive an attempt to run it: its key, and the store. The processes' keys in the store
+// have the attempt's number (LaunchEnvironment::job).
 struct LaunchedJob {
   const std::string address = comm::loopback_address();
   comm::HandedKey key;
@@ -75,7 +75,7 @@ ChildProcesses::Ending run_once(const LaunchFlags& flags, int attempt, LaunchedJ
     comm::announce_end(job.store.store, environment_of(variables_of(rank)), {end.failed, end.stopped, end.how});
     return false;
   };
-  ChildProcesses processes(options, messages);  // before the store starts threads
+  ChildProcesses processes(options, messages);  // made before the store starts threads
   if (!job.store.store)
     job.store = comm::host_store(job.address, 0, {job.key.key(), [&](const std::string& text) { messages.say(text); }});
   const auto words = program_words(flags);

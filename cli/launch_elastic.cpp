@@ -1,4 +1,4 @@
-// The launcher of an elastic job. survive/elastic_launcher.hpp decides; this starts and ends processes.
+// Launches an elastic job. survive/elastic_launcher.hpp decides; this file starts and ends processes.
 #include <chrono>
 #include <cstdlib>
 #include <optional>
@@ -19,7 +19,7 @@ class ElasticProcesses : public comm::LaunchedProcesses {
  public:
   ElasticProcesses(const LaunchFlags& flags, LaunchMessages& messages)
       : flags_(flags), messages_(messages), words_(program_words(flags)) {
-    processes_.emplace(options(), messages_);  // before the store starts threads
+    processes_.emplace(options(), messages_);  // made before the store starts threads
     const std::string address = comm::loopback_address();
     const auto kept =
         comm::host_store(address, 0, {key_.key(), [this](const std::string& text) { messages_.say(text); }});
@@ -76,7 +76,7 @@ class ElasticProcesses : public comm::LaunchedProcesses {
   comm::StorePtr store_;
   JobStore where_ = {};
   std::optional<comm::ElasticLauncher> launcher_;
-  std::optional<ChildProcesses> processes_;  // last, since its callbacks use the others
+  std::optional<ChildProcesses> processes_;  // stands last, since its callbacks use the others
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// The flags of `lockstep launch`, and the environment of each of its processes.
+// Has the flags of `lockstep launch`, and makes the environment of each of its processes.
 #pragma once
 
 #include <optional>
@@ -26,7 +26,7 @@ struct LaunchFlags {
   int restarts() const { return max_restarts.value_or(elastic ? 10 : 0); }
 };
 
-// The place of the job's store, and its key.
+// Has the place of the job's store, and the job's key.
 struct JobStore {
   std::string address;
   int port;

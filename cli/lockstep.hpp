@@ -1,4 +1,4 @@
-// The program lockstep.
+// Runs the program lockstep.
 #pragma once
 
 namespace lockstep::cli {

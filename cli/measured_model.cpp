@@ -16,14 +16,14 @@ namespace lockstep::cli {
 
 namespace {
 
-// The numbers of slices that some mesh over so many devices can use.
+// Gives the numbers of slices that some mesh over so many devices can use.
 std::vector<int> tensor_ranks(size_t devices) {
   std::vector<int> counts = ProfileOptions().tensor_ranks;
   std::erase_if(counts, [&](int count) { return devices % static_cast<size_t>(count) != 0; });
   return counts;
 }
 
-// The options' text: "width 0.5, images of 96 x 96".
+// Gives the options' text: "width 0.5, images of 96 x 96".
 std::string options_text(const ModelOptions& model) {
   const std::string text = to_string(model);
   return text == model.name ? "" : text.substr(std::min(text.size(), model.name.size() + 2));

@@ -1,4 +1,4 @@
-// Measures on this machine's devices what a plan is made from.
+// Measures a model on this machine's devices, for a plan.
 #pragma once
 
 #include <lockstep/data/data.hpp>
@@ -20,7 +20,7 @@ struct MeasuredModel {
 
 struct MeasureOptions {
   int64_t batch_size = 256;
-  double seconds = 10;  // see ProfileOptions
+  double seconds = 10;  // seconds of measuring, see ProfileOptions
   int threads_per_rank = 1;
   size_t planned_devices = 1;  // the number of devices that a plan is for; it may be larger than the number here
 };

@@ -35,7 +35,7 @@ bool MemoryKills::take() {
 }
 
 // A container without its own view of control groups is told a path of its host, but sees its own group at the top.
-// /proc/vmstat counts all kills of the machine. It serves where Linux has control groups of the first version.
+// /proc/vmstat counts all kills of the machine. This file serves where Linux has control groups of the first version.
 MemoryKills::Files MemoryKills::files_of_kernel() {
   Files files;
   std::ifstream groups("/proc/self/cgroup");

@@ -1,8 +1,8 @@
-// MemoryKills: tells whether the kernel has killed a process for want of memory.
+// MemoryKills tells whether the kernel has killed a process for want of memory.
 //
 // Linux tells nobody why a process got SIGKILL. But the kernel counts its kills for want of memory, for each control
 // group (a container, a job of SLURM, a login) and for the machine. A count that has grown makes such a kill probable,
-// but not certain. Used by one thread.
+// but not certain. Use it from one thread.
 #pragma once
 
 #include <cstdint>
@@ -18,12 +18,12 @@ class MemoryKills {
   // Takes the first of `files` that has a count, in a line "oom_kill 3". Only later kills count.
   explicit MemoryKills(const Files& files = files_of_kernel());
 
-  // Call this for each process that SIGKILL has ended. Gives whether there is one more kill than were taken before: two
+  // Call this for each process that SIGKILL has ended. Tells whether there is one more kill than were taken before: two
   // processes that end at the same moment take one each.
   bool take();
 
  private:
-  // The files of this process's control group, and then the machine's.
+  // Gives the files of this process's control group, and then the machine's.
   static Files files_of_kernel();
 
   std::filesystem::path file_;  // the file with the count; empty: nobody counts

@@ -26,7 +26,7 @@ std::string flag_of(const Option& option) {
   return "--" + flag;
 }
 
-// Checks a text for CLI11: it must be numbers from 1 on with commas between them.
+// Checks a text for CLI11, which must have numbers from 1 on with commas between them.
 std::string epochs_list(const std::string& text) {
   std::istringstream items(text + ",");
   for (std::string item; std::getline(items, item, ',');) {
@@ -36,7 +36,7 @@ std::string epochs_list(const std::string& text) {
   return "";
 }
 
-// Returns what is wrong with the text of a flag for a Value, or "".
+// Returns the mistake in the text of a flag for a Value, or "".
 template <class Value>
 std::string wrong_with(const Option& option, const std::string& text) {
   if constexpr (std::is_floating_point_v<Value> || std::is_same_v<Value, std::optional<double>>) return rate(text);

@@ -1,4 +1,4 @@
-// The flags of TrainOptions, one for each option of the table that has one.
+// Adds the flags of TrainOptions, one for each option of the table that has one.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -12,10 +12,10 @@
 
 namespace lockstep::cli {
 
-// The text that the user gave for each option, by the options' keys.
+// Given has the text that the user gave for each option, by the options' keys.
 using Given = std::map<std::string, std::optional<std::string>>;
 
-// Adds the flags. Their texts go to `given`; keep it longer than `app`.
+// Adds the flags. Their texts go to `given`; keep `given` alive longer than `app`.
 void add_option_flags(CLI::App& app, Given& given);
 
 // Puts the given texts into the options, except texts that need more than their own option. A choice resets options

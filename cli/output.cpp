@@ -19,7 +19,7 @@ namespace {
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
-// Gives whether a write of up to PIPE_BUF bytes would not wait. The write need not succeed: the reader may be gone.
+// Tells whether a write of up to PIPE_BUF bytes would not wait. The write need not succeed: the reader may be gone.
 bool takes_more(int fd, Clock::time_point deadline) {
   for (;;) {
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
@@ -31,7 +31,7 @@ bool takes_more(int fd, Clock::time_point deadline) {
 }
 
 // poll() says that a terminal has room if there is room for a byte, and a write waits for the rest. O_NONBLOCK belongs
-// to the open file, which other programs share, so the terminal is opened anew. Gives -1 if that is not possible.
+// to the open file, which other programs share, so the terminal is opened anew. Gives -1 if this fails.
 int reopened_terminal(int fd) {
   if (isatty(fd) == 0) return -1;
   return open(("/proc/self/fd/" + std::to_string(fd)).c_str(), O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);

@@ -1,8 +1,9 @@
 // Output: a file descriptor that text goes to, usually the standard output.
 //
-// Nothing here throws. It notes that a reader has gone away, or that a disk is full. So a callback deep inside the
+// Nothing here throws. Output notes that a reader has gone away, or that a disk is full. So a callback deep inside the
 // library can go on printing, and the program decides at the end. A slow reader, such as a pager or a terminal after
-// Ctrl-S, holds up nothing. Text without room is kept, and goes out with the next text or in finish(). Not thread-safe.
+// Ctrl-S, holds up nothing. Text without room is kept, and goes out with the next text or in finish(). Use it from one
+// thread.
 #pragma once
 
 #include <chrono>
@@ -11,7 +12,7 @@
 
 namespace lockstep::cli {
 
-inline constexpr std::chrono::seconds kPatienceAfterStop{1};  // how long a slow reader has after a stop
+inline constexpr std::chrono::seconds kPatienceAfterStop{1};  // patience with a slow reader after a stop
 
 class Output {
  public:

@@ -85,7 +85,7 @@ void check_flags(const PlanFlags& flags) {
   from_flags([&] { check_model(flags.model); });
 }
 
-// Throws Error before anything is measured, which takes a while.
+// Throws Error before the measuring, which takes a while.
 void check_can_be_written(const PlanFlags& flags) {
   for (const auto& file : {flags.out, flags.keep_profile, flags.keep_cluster}) {
     if (!file.empty()) const io::AtomicFile can_be_written(file);

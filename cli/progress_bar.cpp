@@ -53,7 +53,7 @@ std::string progress_line(const Progress& progress, int width, bool utf8) {
   const bool has_total = progress.total > 0;
   const double fraction =
       has_total ? std::clamp(static_cast<double>(progress.done) / static_cast<double>(progress.total), 0.0, 1.0) : 0;
-  const double rate = static_cast<double>(progress.done) / progress.seconds;  // not finite before the first moment
+  const double rate = static_cast<double>(progress.done) / progress.seconds;  // a rate that is not finite at first
   const double left = static_cast<double>(progress.total - progress.done) / rate;
 
   std::string head = progress.label;
@@ -65,7 +65,7 @@ std::string progress_line(const Progress& progress, int width, bool utf8) {
   tail += " [" + clock(progress.seconds) + (has_total ? "<" + clock(left) : "") + ", " + rate_text(rate, progress.unit);
   tail += (progress.note.empty() ? "" : ", " + progress.note) + "]";
 
-  const int room = width - spare - static_cast<int>(head.size() + tail.size()) - 2;  // 2 for the bar's own ends
+  const int room = width - spare - static_cast<int>(head.size() + tail.size()) - 2;  // the bar's own ends take 2
   if (has_total && room >= narrowest_bar) {
     return head + "|" + bar(fraction, std::min(room, widest_bar), utf8) + "|" + tail;
   }

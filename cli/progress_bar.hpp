@@ -15,10 +15,10 @@ enum class Unit { samples, bytes };
 struct Progress {
   std::string label;
   int64_t done = 0;
-  int64_t total = 0;  // 0: it is not known
+  int64_t total = 0;  // the total; 0: it is not known
   double seconds = 0;
   Unit unit = Unit::samples;
-  std::string note = {};  // "loss=0.512"
+  std::string note = {};  // a note such as "loss=0.512"
 };
 
 // Gives the line for a terminal of `width` columns. Three columns stay free, so that neither the last column nor a "^C"
@@ -26,7 +26,7 @@ struct Progress {
 // characters, otherwise '#'.
 std::string progress_line(const Progress& progress, int width, bool utf8);
 
-// The bottom line of the terminal. It shows the progress until text that stays is printed.
+// LiveLine is the bottom line of the terminal. It shows the progress until other text is printed, which stays.
 class LiveLine {
  public:
   // Shows nothing if `enabled` is false, as when the output is no terminal.
@@ -35,7 +35,7 @@ class LiveLine {
   LiveLine(const LiveLine&) = delete;
   LiveLine& operator=(const LiveLine&) = delete;
 
-  void show(const std::string& text);  // one line of plain ASCII
+  void show(const std::string& text);  // shows one line of plain ASCII
   void show(const Progress& progress);
   void clear();
 

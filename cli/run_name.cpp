@@ -13,7 +13,7 @@ std::string name_without_colon(c10::Device device) {
   return name;
 }
 
-// Tells so of cuda:0, cuda:1, cuda:2: each index is one above the last.
+// Tells whether each index is one above the last, as of cuda:0, cuda:1, cuda:2.
 bool is_range(const Devices& devices) {
   const auto gap = std::adjacent_find(devices.begin(), devices.end(), [](c10::Device a, c10::Device b) {
     return !a.has_index() || b.index() != a.index() + 1;
@@ -45,7 +45,7 @@ std::string new_run_name(const std::filesystem::path& runs_dir, std::time_t now,
   std::strftime(time, sizeof time, "%Y-%m-%d_%H-%M-%S", &local);
   const std::string first = std::string(time) + "_" + what + "_" + short_name(devices);
   std::string name = first;
-  std::error_code unreadable;  // then the run's folder cannot be made either, and that error says more
+  std::error_code unreadable;  // making the run's folder would fail too, and that error says more
   for (int number = 2; std::filesystem::exists(runs_dir / name, unreadable); ++number) {
     name = first + "-" + std::to_string(number);
   }

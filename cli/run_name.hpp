@@ -1,4 +1,4 @@
-// The name of a run that the user did not name: 2026-11-21_10-32-05_lenet_2xcpu.
+// Names a run that the user did not name: 2026-11-21_10-32-05_lenet_2xcpu.
 #pragma once
 
 #include <lockstep/devices/devices.hpp>
@@ -13,8 +13,8 @@ namespace lockstep::cli {
 // "cuda0+cuda2".
 std::string short_name(const Devices& devices);
 
-// Gives a name that no file in `runs_dir` has now: local time, the model `what` and its devices. If it is taken, "-2",
-// "-3", … follow. (Only making the folder claims the name: another run may be choosing the same one.)
+// Gives a name that no file in `runs_dir` has now: local time, the model `what` and its devices. If the name is taken,
+// "-2", "-3", … follow. (Only making the folder claims the name: another run may choose it too.)
 std::string new_run_name(const std::filesystem::path& runs_dir, std::time_t now, const std::string& what,
                          const Devices& devices);
 

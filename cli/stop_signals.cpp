@@ -9,7 +9,7 @@ namespace lockstep::cli {
 
 namespace {
 
-// It never waits, since a stop must not depend on a reader.
+// Never waits, since a stop must not depend on a reader.
 void print_error(std::string_view text) {
   Output error(STDERR_FILENO);
   error.print(text);
@@ -22,7 +22,7 @@ StopOnSignals::Told says_that_it_stops(bool quiet) {
   return [quiet](int signal, int number) {
     if (number > 1) {
       print_error("\n");
-      _exit(128 + signal);  // without destructors: threads may hang, and files are whole at any moment
+      _exit(128 + signal);  // ends without destructors: threads may hang, and files are whole at any moment
     }
     if (quiet) return;
     print_error(signal == SIGINT   ? "\nstopping (Ctrl-C again ends at once)\n"

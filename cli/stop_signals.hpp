@@ -1,4 +1,4 @@
-// The program's message when a signal asks it to stop (stop_on_signals.hpp), and its end at a second signal.
+// Says that a signal asks the program to stop (stop_on_signals.hpp), and ends the program at a second signal.
 #pragma once
 
 #include <lockstep/base/stop_on_signals.hpp>

@@ -47,7 +47,7 @@ std::string end_of(const TrainResult& result) {
          (std::isfinite(last.train_loss) ? "" : "; the train loss is not finite any more");
 }
 
-// Gives whether the run failed.
+// Tells whether the run failed.
 bool train_one(SweepRun& run, const StopOnSignals& signals, Output& output) {
   const std::string name = run.options.keep.run_dir.filename();
   TrainCallbacks callbacks;
@@ -124,7 +124,7 @@ void draw(const std::filesystem::path& file, const std::vector<SweepRun>& runs) 
                      " noenhanced\nset key outside right top noenhanced\nset style data linespoints\n" + plot + "\n");
 }
 
-// Throws Error before the first run begins, for what no run could do.
+// Throws Error before the first run begins, for mistakes that would fail every run.
 void check(const std::vector<SweepRun>& runs, const std::filesystem::path& folder) {
   if (std::filesystem::exists(folder / kConfigFile))
     throw Error(folder.string() + " is the folder of a run; give the sweep another --name", {Error::file});

@@ -1,4 +1,4 @@
-// lockstep sweep: its flags, and the runs that they mean.
+// Has the flags of lockstep sweep, and the runs that these mean.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -16,10 +16,10 @@ struct SweepFlags {
   std::vector<std::string> devices, batch_sizes, rates, scale_lr;  // the grid's axes; empty: the value of train
 };
 
-// A run of the grid, with what it measured.
+// Has a run of the grid, with its measures.
 struct SweepRun {
   TrainOptions options;
-  TrainResult result = {};  // has no history: the run is not finished
+  TrainResult result = {};  // the result; without history the run is not finished
 };
 
 void add_flags(CLI::App& app, SweepFlags& flags);

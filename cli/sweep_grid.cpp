@@ -18,14 +18,14 @@ namespace lockstep::cli {
 
 namespace {
 
-// The values of an axis. An axis that was not given has the value of lockstep train.
+// Gives the values of an axis. An axis that was not given has the value of lockstep train.
 std::vector<std::optional<std::string>> axis(const std::vector<std::string>& given) {
   if (given.empty()) return {std::nullopt};
   return {given.begin(), given.end()};
 }
 
-// Gives the name of a run's folder: "2xcpu_batch512_lr0.1_linear". It has all axes, also those with a single value, so
-// that a larger grid finds the runs of a smaller one.
+// Gives the name of a run's folder: "2xcpu_batch512_lr0.1_linear". The name has all axes, also axes with a single
+// value, so that a larger grid finds the runs of a smaller one.
 std::string grid_name(const TrainOptions& options) {
   const std::string name = short_name(options.devices) + "_batch" + std::to_string(options.batch.global()) + "_lr" +
                            number_text(learning_rate_of(options).lr);
@@ -38,7 +38,7 @@ std::string grid_name(const TrainOptions& options) {
 
 void add_flags(CLI::App& app, SweepFlags& flags) {
   add_flags(app, flags.train);
-  // Removes flags that are an axis here, and those that are for a single run.
+  // Removes flags that are an axis here, and flags that are for a single run.
   for (const char* name : {"--devices", "--batch-size", "--scale-batch", "--lr", "--scale-lr", "--config", "--resume",
                            "--plan", "--trace", "--progress"}) {
     app.remove_option(app.get_option(name));

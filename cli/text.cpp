@@ -11,7 +11,7 @@ std::string format(const char* pattern, ...) {
   va_list arguments, again;
   va_start(arguments, pattern);
   va_copy(again, arguments);
-  // va_start did initialise them. NOLINTNEXTLINE(clang-analyzer-valist.Uninitialized)
+  // va_start did initialise `arguments`. NOLINTNEXTLINE(clang-analyzer-valist.Uninitialized)
   const int size = std::vsnprintf(nullptr, 0, pattern, arguments);
   va_end(arguments);
   std::string text(static_cast<size_t>(std::max(size, 0)), '\0');

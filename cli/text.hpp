@@ -1,4 +1,4 @@
-// Text for the terminal: printf into a string, wrapped paragraphs, aligned tables.
+// Makes text for the terminal: printf into a string, wrapped paragraphs, aligned tables.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// lockstep train: trains a network over several devices, shows how it goes, and keeps the run in a folder.
+// lockstep train: trains a network over several devices, shows the progress, and keeps the run in a folder.
 #include <sys/resource.h>
 #include <unistd.h>
 #include <lockstep/base/error.hpp>
@@ -149,7 +149,7 @@ std::string epoch_label(int epoch, int epochs) {
   return format("epoch %*d/%d", digits, epoch, epochs);
 }
 
-// Gives no digits if the loss is not finite, and no sign, which means nothing then.
+// Gives no digits and no sign if the loss is not finite, since these mean nothing then.
 std::string loss_text(double loss, int digits) {
   if (std::isnan(loss)) return "nan";
   return std::isinf(loss) ? "inf" : format("%.*f", digits, loss);
@@ -162,7 +162,7 @@ std::string parts_text(const std::vector<int64_t>& parts) {
   return text;
 }
 
-// Gives a measure of a text, of the bytes that were held out.
+// Gives a measure of a text's held-out bytes.
 double test_measure(const EpochMetrics& metrics, const char* name) {
   const auto found = metrics.test.find(name);
   return found == metrics.test.end() ? std::numeric_limits<double>::quiet_NaN() : found->second;
@@ -196,7 +196,7 @@ std::string peak_memory() {
   return format("%.0f MB", static_cast<double>(usage.ru_maxrss) * 1024 / 1e6);
 }
 
-// Shows what the trainer's callbacks report while it works.
+// Shows the reports of the trainer's callbacks.
 class RunReport {
  public:
   RunReport(const TrainFlags& flags, const TrainOptions& options, const StopOnSignals& signals, Output& output)
@@ -250,7 +250,7 @@ class RunReport {
                  (options_.on_nan == OnNan::skip ? "\n" : ", or --on-nan skip\n"));
   }
 
-  // Whether the run began, so that there could be something to keep; and what was kept:
+  // These tell whether the run began, so that there could be something to keep, and what was kept.
   bool started() const { return started_; }
   std::string kept() const {
     return epochs_ > 0 || can_go_on() ? "the run is kept in " + options_.keep.run_dir.string() : "no run is kept";
@@ -339,7 +339,7 @@ void check_elastic_flags(const TrainFlags& flags) {
 }
 
 // Only the process with rank 0 of a launched job prints, and keeps the run. Any process of an elastic job may become
-// that.
+// that one.
 int train_command(const TrainFlags& flags, Output& output) {
   TrainOptions options = to_options(flags);
   const auto launch = comm::read_launch_environment(std::getenv);

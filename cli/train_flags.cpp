@@ -58,7 +58,7 @@ TrainOptions read_options(const fs::path& file, const Devices& devices) {
   return parse_options(text.str(), devices, "--config " + file.string());
 }
 
-// Gives "" for "auto" if there is nothing to go on from: then a new run begins.
+// Gives "" for "auto" if there is no run to go on with: then a new one begins.
 std::string what_to_resume(const TrainFlags& flags) {
   if (flags.resume() != "auto") return flags.resume();
   if (!flags.name) throw UsageError("--resume auto needs --name: that run goes on, or else begins");
@@ -164,7 +164,7 @@ TrainOptions to_options(const TrainFlags& flags) {
   fill_defaults(options);
 
   if (options.data.source == DataSource::synthetic && flags.text("data_dir").empty())
-    options.data.folder.clear();  // it came from the configuration
+    options.data.folder.clear();  // the folder came from the configuration
   if (plan) {
     check([&] { check_model(options.model); });  // follow() makes one
     follow(*plan, flags.plan(), options);

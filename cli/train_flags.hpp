@@ -1,4 +1,4 @@
-// The flags of `lockstep train`, and the options that result from them, a configuration file and the defaults.
+// Has the flags of `lockstep train`, and makes options of them, a configuration file and the defaults.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -24,7 +24,7 @@ struct TrainFlags {
   // Gives the text that the user gave for an option. text() gives "" if there is none.
   std::optional<std::string> of(const char* key) const;
   std::string text(const char* key) const { return of(key).value_or(""); }
-  std::string plan() const { return text("split"); }     // a file, "auto" or "none"; empty: the configuration decides
+  std::string plan() const { return text("split"); }     // a plan: a file, "auto" or "none"; empty: --config decides
   std::string resume() const { return text("resume"); }  // "last", "auto", a run or a checkpoint; empty: none
 };
 
@@ -40,7 +40,7 @@ TrainOptions to_options(const TrainFlags& flags);
 // same folder.
 std::filesystem::path new_run_dir(const TrainFlags& flags, const TrainOptions& options);
 
-// Says what --progress means for this output. Throws UsageError for a word that it does not know.
+// Gives the mode that --progress means for this output. Throws UsageError for an unknown word.
 ProgressMode progress_mode(const std::string& word, int fd);
 
 }  // namespace lockstep::cli

@@ -17,7 +17,7 @@ Error wrong(const std::string& file, const std::string& what) {
   return Error("--plan " + file + ": " + what);
 }
 
-// The grains are the pipeline's microbatches if there are grains.
+// Grains, if there are any, are the pipeline's microbatches.
 void take_split(ModelSplit split, TrainOptions& options) {
   if (options.batch.grain > 0) split.microbatches = 1;
   options.way = with_split(options.way, split);

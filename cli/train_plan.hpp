@@ -1,4 +1,4 @@
-// Reads what --plan means for a run: the split of a plan's file, or the best split that can be found here and now.
+// Finds the split that --plan means: that of a plan's file, or the best one that can be found here and now.
 #pragma once
 
 #include <lockstep/plan/plan.hpp>
@@ -9,7 +9,7 @@
 namespace lockstep::cli {
 
 // Gives the devices that the plan in `file` is for; none if it is for a described cluster. Throws Error, which names
-// the file, if they are not here.
+// the file, if a device is not here.
 Devices devices_of(const Plan& plan, const std::string& file);
 
 // Splits the options' network as the plan in `file` says. Throws Error unless the plan was made for this network and

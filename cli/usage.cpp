@@ -14,7 +14,7 @@ namespace {
 
 using Words = std::vector<std::string>;
 
-// The command that the user chose, or as many of its words as are known.
+// Gives the command that the user chose, or as many of its words as are known.
 const CLI::App& chosen(const CLI::App& program) {
   const auto parsed = program.get_subcommands();
   return parsed.empty() ? program : chosen(*parsed.front());

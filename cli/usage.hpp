@@ -1,4 +1,4 @@
-// Wrong usage: explains what in the command line cannot be understood, and which help says more.
+// Explains the words of a command line that cannot be understood, and names the help that says more.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -9,7 +9,7 @@
 
 namespace lockstep::cli {
 
-// A flag's value makes no sense. This is found after the command line was read.
+// Says that a flag's value makes no sense, which shows only after the command line was read.
 class UsageError : public Error {
  public:
   using Error::Error;
@@ -25,8 +25,7 @@ auto from_flags(Function&& function) {
   }
 }
 
-// Says what is wrong with `words`, the command line without the program's name. It suggests a correction if one is
-// near.
+// Explains the mistake in `words`, the command line without the program's name. Suggests a correction if one is near.
 std::string explain(const CLI::App& program, const CLI::ParseError& error, const std::vector<std::string>& words);
 
 // Checks --model for CLI11: gives "" for a model's name. Otherwise lists the names, and suggests one if it is near.

@@ -61,7 +61,7 @@ int64_t samples_of_epoch(const BatchSettings& batch, int64_t samples) {
 std::string remark_on_last_batch(const BatchSettings& batch, int64_t samples, int ranks) {
   const int64_t last = samples_of_epoch(batch, samples) % batch.global();
   if (last == 0) return "";
-  std::vector<int64_t> alone;  // how many samples are computed at once
+  std::vector<int64_t> alone;  // numbers of samples that are computed at once
   if (batch.grain > 0) {
     alone.push_back(last % batch.grain);
   } else {

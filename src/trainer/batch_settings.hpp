@@ -9,25 +9,26 @@
 
 namespace lockstep {
 
-// Whether parts follow the devices' measured speed; and the shares that `balance` names, none for "equal" and "auto".
+// balances() tells whether parts follow the devices' measured speed. shares_of() gives the shares that `balance` names,
+// none for "equal" and "auto".
 bool balances(const BatchSettings& batch);
 std::vector<double> shares_of(const BatchSettings& batch);
 
-// The sizes of the parts of `total` by these shares, one per rank; without any, of near-equal parts.
+// Gives the sizes of the parts of `total` by these shares, one per rank; without any, of near-equal parts.
 std::vector<int64_t> sizes_of_parts(int64_t total, const std::vector<double>& shares, int ranks);
 
-// How many of the samples an epoch trains on.
+// Tells how many of the samples an epoch trains on.
 int64_t samples_of_epoch(const BatchSettings& batch, int64_t samples);
 
-// If the last batch of an epoch is smaller, and a rank computes one sample of it alone: that a BatchNorm may refuse it,
-// and what to do. Else empty.
+// Says that a BatchNorm may refuse the last batch of an epoch, and what to do, if it is smaller and a rank computes one
+// sample of it alone. Else gives "".
 std::string remark_on_last_batch(const BatchSettings& batch, int64_t samples, int ranks);
 
-// A remark for the user if a batch has fewer grains than `ranks` along the data axis; else empty.
+// Gives a remark for the user if a batch has fewer grains than `ranks` along the data axis; else "".
 std::string remark_on_idle_ranks(const BatchSettings& batch, int ranks);
 
-// Samples of a full batch on each of so many ranks, by these shares; without any, near-equal parts. With a grain they
-// are of whole grains.
+// Gives the parts of a full batch, in samples, of so many ranks, by these shares; without any, near-equal parts. With a
+// grain each part has whole grains.
 std::vector<int64_t> parts_of_full_batch(const BatchSettings& batch, const std::vector<double>& shares, int ranks);
 
 }  // namespace lockstep

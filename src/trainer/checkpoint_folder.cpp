@@ -19,7 +19,7 @@ namespace lockstep {
 namespace {
 
 namespace fs = std::filesystem;
-using Position = std::pair<int, int64_t>;  // epochs that are finished, steps since
+using Position = std::pair<int, int64_t>;  // numbers of finished epochs and of steps since
 
 struct Checkpoint {
   Position position;
@@ -49,7 +49,7 @@ std::optional<Position> position_of(const fs::path& file) {
   return position;
 }
 
-// Gives them sorted by their positions.
+// Gives the checkpoints sorted by their positions.
 std::vector<Checkpoint> checkpoints_in(const fs::path& folder) {
   std::vector<Checkpoint> found;
   std::error_code error;
@@ -60,7 +60,7 @@ std::vector<Checkpoint> checkpoints_in(const fs::path& folder) {
   return found;
 }
 
-// The newest checkpoint before `file` in its folder that is whole; empty if there is none.
+// Gives the newest whole checkpoint before `file` in its folder; empty if there is none.
 fs::path whole_checkpoint_before(const fs::path& file) {
   auto candidates = checkpoints_in(file.has_parent_path() ? file.parent_path() : ".");
   if (const auto position = position_of(file)) {
@@ -70,7 +70,7 @@ fs::path whole_checkpoint_before(const fs::path& file) {
     try {
       read_run_state(candidate->file);
       return candidate->file;
-    } catch (const Error&) {  // the next one, then
+    } catch (const Error&) {  // tries the next one
     }
   }
   return {};

@@ -2,7 +2,7 @@
 //
 //   epoch-0003.safetensors              after epoch 3
 //   epoch-0003-step-000120.safetensors  120 steps later
-// One process at a time may write in the folder.
+// Write in the folder from one process at a time.
 #pragma once
 
 #include <filesystem>
@@ -21,8 +21,8 @@ class CheckpointFolder {
                    Judge judge = {});
 
   // Writes a checkpoint. When it is on the disk, removes checkpoints before the last keep_last, except the best
-  // epoch's. It also removes later checkpoints, of a run that did not go on from this one's past, and what killed
-  // processes left. Throws Error if it cannot be written; the others then stay.
+  // epoch's. It also removes later checkpoints, of a run with another past, and the files that killed processes left.
+  // Throws Error if it cannot be written; the others then stay.
   void write(const RunState& state);
 
  private:
@@ -34,15 +34,16 @@ class CheckpointFolder {
   Judge judge_;
 };
 
-// The file of the run's newest checkpoint; empty if there is none.
+// Gives the file of the run's newest checkpoint; empty if there is none.
 std::filesystem::path newest_checkpoint(const std::filesystem::path& folder);
 
-// The checkpoint from which a run goes on: the folder's newest one that is not damaged. If a newer one is damaged,
-// `warn` is told. Empty if the folder has none. Reads the checkpoint. Throws Error if all are damaged.
+// Gives the checkpoint to go on from: the folder's newest one that is not damaged. If a newer one is damaged, `warn` is
+// told. Empty if the folder has none. Reads the checkpoint. Throws Error if all are damaged.
 std::filesystem::path checkpoint_to_go_on(const std::filesystem::path& folder,
                                           const std::function<void(const std::string&)>& warn);
 
-// Reads it as read_run_state does. If the run cannot go on from it, the Error names the newest whole one before it.
+// Reads a checkpoint as read_run_state does. If the run cannot go on from it, the Error names the newest whole one
+// before it.
 RunState read_checkpoint(const std::filesystem::path& file);
 
 }  // namespace lockstep

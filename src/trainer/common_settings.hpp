@@ -1,4 +1,4 @@
-// The settings that all processes of a launcher must have in common.
+// Lists the settings that all processes of a launcher must have in common.
 #pragma once
 
 #include <lockstep/trainer/train_options.hpp>
@@ -10,10 +10,10 @@
 
 namespace lockstep {
 
-// Whether the run keeps checkpoints.
+// Tells whether the run keeps checkpoints.
 bool keeps_checkpoints(const TrainOptions& options);
 
-// All that shapes the steps of the processes, as a text that run() compares, but for the seed, which it knows.
+// Gives the settings that shape the processes' steps, as a text for run() to compare; run() knows the seed already.
 std::string common_settings(const TrainOptions& options, const DataDigests& data, const RunState* resumed = nullptr);
 
 }  // namespace lockstep

@@ -16,7 +16,7 @@ namespace {
 
 using nlohmann::json;
 
-int64_t steps_done(const std::optional<RunState>& state) {  // comparable; -1: there is no state
+int64_t steps_done(const std::optional<RunState>& state) {  // gives a comparable number; -1: there is no state
   return state ? (static_cast<int64_t>(state->epochs) << 32) + state->steps : -1;
 }
 
@@ -54,7 +54,7 @@ void hand_over(std::optional<RunState>& state, Rank& rank) {
     theirs.tensors.emplace_back(shapes[i].at("name"), tensor);
   }
   if (steps_done(state) < farthest) state = std::move(theirs);
-  rank.barrier();  // all have it
+  rank.barrier();  // waits until all have the state
 }
 
 }  // namespace lockstep

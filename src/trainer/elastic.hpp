@@ -1,5 +1,5 @@
-// An elastic job's processes change: here is which options go with that, and how a generation's ranks get one state to
-// go on from.
+// An elastic job's processes change. This file says which options go with that, and gives a generation's ranks one
+// state to go on from.
 #pragma once
 
 #include <lockstep/ranks/rank.hpp>
@@ -14,9 +14,9 @@ namespace lockstep {
 // Throws Error that says why the options cannot be elastic, and what to do.
 void check_elastic(const TrainOptions& options);
 
-// Gives the most advanced rank's state to the ranks behind it, and to those that have none. Copies of the same step are
-// the same (docs/same-bits.md), so nobody has to vote. Call it on all ranks. Cost: one small exchange if all are equal,
-// else the state goes to every rank. If it throws, `state` is as it was, or what the others get.
+// Gives the most advanced rank's state to the ranks behind it, and to ranks without a state. Copies of the same step
+// are the same (docs/same-bits.md), so nobody has to vote. Call it on all ranks. It costs one small exchange if all are
+// equal; else the state goes to every rank. If it throws, `state` is the old one, or the one that the others get.
 void hand_over(std::optional<RunState>& state, Rank& rank);
 
 }  // namespace lockstep

@@ -41,7 +41,7 @@ bool ElasticRun::goes_on() {
 
 std::optional<RunState> ElasticRun::begin(Rank& rank) {
   if (rank.index_in_process() == 0) met_ = true;
-  std::optional<RunState> state = state_;  // they share the tensors
+  std::optional<RunState> state = state_;  // the copy shares the tensors
   hand_over(state, rank);
   if (rank.index() == 0) job_.note_beginning();
   return state;

@@ -1,4 +1,4 @@
-// EpochClock: how long an epoch's training takes, and how much of that a rank waits for data. Pauses do not count.
+// EpochClock measures an epoch's training time, and how long of it a rank waits for data. Pauses do not count.
 #pragma once
 
 #include "base/seconds_since.hpp"
@@ -10,7 +10,7 @@ namespace lockstep {
 
 class EpochClock {
  public:
-  // Begins an epoch, with the times that it has taken already if the run goes on within it.
+  // Begins an epoch, with the times that the epoch has taken already if the run goes on within it.
   void reset(double seconds = 0, double waited = 0) {
     seconds_ = seconds;
     waited_ = waited;

@@ -23,7 +23,7 @@ EvalResult evaluate_run(const std::filesystem::path& run_dir, const EvalOptions&
                     kWeightsFile + " and evaluate it",
                 {.options = {"model"}});
   }
-  // Takes only what the network is, and no setting of its training. Evaluation may use other devices and other batches.
+  // Takes the network's settings, and none of its training. Evaluation may use other devices and other batches.
   TrainOptions config;
   config.model = trained.model;
   config.seed = trained.seed;
@@ -32,7 +32,7 @@ EvalResult evaluate_run(const std::filesystem::path& run_dir, const EvalOptions&
   if (!options.text.empty()) config.data.text = options.text;
   config.devices = trained.devices;
   config.threads_per_rank = options.threads_per_rank;
-  config.batch.size = std::max(options.batch_size, trained.batch.grain);  // it does not change the result
+  config.batch.size = std::max(options.batch_size, trained.batch.grain);  // the size does not change the result
   config.batch.grain = trained.batch.grain;
   config.precision = trained.precision;
   config.memory_format = trained.memory_format;

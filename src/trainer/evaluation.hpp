@@ -1,4 +1,4 @@
-// The forward that evaluate() wants, of a run's network.
+// Makes the forward of a run's network for evaluate().
 #pragma once
 
 #include <lockstep/data/data.hpp>
@@ -14,8 +14,8 @@ namespace lockstep {
 
 using ForwardOfBatch = std::function<at::Tensor(const Batch& batch)>;
 
-// `forward` in the options' precision and memory format. Outputs of half precision become float32, for the loss of a
-// whole batch.
+// Gives `forward` in the options' precision and memory format. Outputs of half precision become float32, for the loss
+// of a whole batch.
 inline ForwardOfBatch evaluation_forward(const TrainOptions& options, const c10::Device& device,
                                          ForwardOfBatch forward) {
   return [device, forward = std::move(forward), bf16 = computes_in_bf16(options),

@@ -1,10 +1,10 @@
-// FiniteWatch: looks whether the losses and gradients of a run's steps are finite. All ranks get the same answer.
+// FiniteWatch looks whether the losses and gradients of a run's steps are finite. All ranks get the same answer.
 //
 // A step is judged by its gradients alone, since a loss that is not finite makes them so (see step.cpp). Averaged
-// gradients are the same on all ranks, and so is what follows from them. Ranks that step with others ask each other.
+// gradients are the same on all ranks, and so are the answers. Ranks with gradients of their own ask each other.
 //
-// On a GPU the answer about a step comes to the host while it queues the next one, and is read behind that one's
-// backward: so the GPU always has work, and every rank reads it at the same place. By then the step was taken.
+// On a GPU the answer about a step comes to the host while the next step is queued, and is read after that step's
+// backward. So the GPU always has work, and every rank reads the answer at the same place. By then the step was taken.
 #pragma once
 
 #include <lockstep/trainer/train_options.hpp>
@@ -20,19 +20,19 @@ namespace lockstep {
 
 class FiniteWatch {
  public:
-  // `update` has the gradients. `ranks_differ`: ranks step with different ones.
+  // `update` has the gradients. `ranks_differ` says that ranks step with different gradients.
   FiniteWatch(const TrainOptions& options, const Rank& rank, const Update& update, bool ranks_differ);
 
   void begin_step(int epoch, int64_t number) {  // `number` counts the epoch's steps from 1
     epoch_ = epoch;
     number_ = number;
   }
-  void add_loss(const at::Tensor& mean) { loss_.add_(mean); }  // the mean of this rank's batch, or of a part of it
+  void add_loss(const at::Tensor& mean) { loss_.add_(mean); }  // adds the mean of the rank's part, or of a part of it
 
-  // A step's gradients are there. With `on_nan` "stop" it looks at them. On a GPU it asks, and looks at the answer
-  // about the step before. With local SGD it looks when a round ends, where ranks learn of each other.
+  // Call it when a step's gradients are there. With `on_nan` "stop" it looks at them; on a GPU it asks, and looks at
+  // the answer about the step before. With local SGD it looks when a round ends, where ranks learn of each other.
   void watch();
-  void settle();  // looks now at what has not been looked at yet
+  void settle();  // looks now at the step that is still open
 
   // Looks at the step's gradients now. Says in words what is not finite; empty if all is. Call it on all ranks.
   std::string judge();

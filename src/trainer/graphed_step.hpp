@@ -1,8 +1,8 @@
 // GraphedStep: a training step that at first is queued operation by operation, and later is recorded once and replayed.
 //
 // A step of a small network is hundreds of short kernels. The host needs longer to queue them than the GPU to run them.
-// A replay queues all of them with one call. A recording fixes the shapes, and where every tensor lies. So batches are
-// copied into tensors of its own, and the caller must do batches of another size.
+// A replay queues all of them with one call. A recording fixes the shapes and addresses of all tensors. So it copies
+// batches into tensors of its own. Do batches of another size yourself.
 #pragma once
 
 #include <c10/core/Event.h>
@@ -18,25 +18,25 @@
 
 namespace lockstep {
 
-// Steps before the recording. They set up what must not be recorded: the reducer's order of buckets, cuBLAS's
-// workspaces, NCCL's connections.
+// This is the number of steps before the recording. These set up what must not be recorded: the reducer's order of
+// buckets, cuBLAS's workspaces, NCCL's connections.
 inline constexpr int kWarmUpSteps = 3;
 
-// Replays that the host may have queued before the GPU begins with them: enough that the GPU never waits for the host.
-// A GPU whose queue is full would hold up the host where nothing ends its wait.
+// This is the number of replays that the host may queue ahead: enough that the GPU never waits for the host. A GPU
+// whose queue is full would hold up the host where nothing ends its wait.
 inline constexpr size_t kReplaysAhead = 32;
 
 class GraphedStep {
  public:
-  // `step` queues a step for a batch of `full_size` samples over all ranks. It must do the same each time, and must not
-  // read a tensor's value: its host code runs only until it is recorded. `collective` says that it calls the rank's
-  // backend. Then all ranks record at the same time, as NCCL needs it. Otherwise they record one after the other,
-  // because ranks that share a GPU share its random number generator, which records one graph at a time.
+  // `step` queues a step for a batch of `full_size` samples over all ranks. Make it do the same each time, and read no
+  // tensor's value: its host code runs only until the recording. `collective` says that it calls the rank's backend.
+  // Then all ranks record at the same time, as NCCL needs. Otherwise they record one after the other, because ranks
+  // that share a GPU share its random number generator, which records one graph at a time.
   GraphedStep(Rank& rank, std::unique_ptr<Graph> graph, int64_t full_size, bool collective,
               std::function<void(const Batch&)> step);
 
-  // Queues the step for `batch` and returns true. Returns false if the caller has to do it: in the first kWarmUpSteps
-  // steps, and for batches of another size. Call it on all ranks, with parts of the same batches. Throws Error, which
+  // Queues the step for `batch` and returns true. Returns false in the first kWarmUpSteps steps, and for batches of
+  // another size: then do the step yourself. Call it on all ranks, with parts of the same batches. Throws Error, which
   // names the rank, if the step cannot be recorded, if the run has failed, or if an earlier replay is not done within
   // the run's timeout.
   bool replay(const Batch& batch);

@@ -1,5 +1,5 @@
-// KeptRun: what a run keeps and tells of itself: its folder, TensorBoard's log, and each epoch once. One process at a
-// time keeps it, the one with index 0. In an elastic job that process may be gone, and another one takes over.
+// KeptRun keeps a run's folder and TensorBoard's log, and tells the caller of each epoch once. One process at a time
+// keeps the run, the one with index 0. In an elastic job that process may be gone, and another one takes over.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -20,10 +20,10 @@ namespace lockstep {
 
 class KeptRun {
  public:
-  // Throws Error (Cause::file) if a run in the folder would be overwritten. Keeps references to both.
+  // Throws Error (Cause::file) if a run in the folder would be overwritten. Keep both arguments alive.
   KeptRun(const TrainOptions& settings, const TrainCallbacks& callbacks);
 
-  // Makes the folder, in the process that keeps the run. Call it in every process before its ranks train.
+  // Makes the folder in the process that keeps the run. Call it in every process before its ranks train.
   void create(const Workload& workload);
 
   // Call these on rank 0 of the run: first epoch(), which writes the last epoch of `history`, then checkpoint(), then
@@ -33,7 +33,7 @@ class KeptRun {
   void tell(const EpochMetrics& metrics);
   bool has_kept(int epochs) const { return kept_epochs_ >= epochs; }
 
-  // Makes this process keep the run from here on. `met`: it has trained with others (take_over.hpp).
+  // Makes this process keep the run from here on. `met` says that it has trained with others (take_over.hpp).
   void take_over(bool met);
 
   void finish(const std::vector<EpochMetrics>& history) { folder_->finish(history, title_); }
@@ -42,7 +42,7 @@ class KeptRun {
   const TrainOptions& settings_;
   const TrainCallbacks& callbacks_;
   bool is_keeper_;
-  std::optional<RunFolder> folder_;  // without a path it keeps nothing
+  std::optional<RunFolder> folder_;  // the run's folder; one without a path keeps nothing
   std::optional<TensorBoardLog> board_;
   Judge judge_;
   std::string title_;    // the curve's title

@@ -38,7 +38,7 @@ SampleSum metric_sum(const Metric& metric, const Rank& rank) {
   };
 }
 
-// Larger is better; a measure that has no value is worse than any.
+// Gives a score: larger is better, and a measure without a value is worse than any.
 double score_of(const EpochMetrics& metrics, const Judge& judge) {
   double value = metrics.test_accuracy;
   if (judge.measure != "accuracy") {

@@ -1,4 +1,4 @@
-// The measures of a run's network, and the one by which the run compares its epochs.
+// Computes the measures of a run's network, and compares a run's epochs by one of them.
 #pragma once
 
 #include <lockstep/trainer/metrics.hpp>
@@ -11,13 +11,13 @@
 
 namespace lockstep {
 
-// The number of right answers, int64, of y_hat [n, classes]. Throws Error if y is not a class for each sample.
+// Gives the number of right answers, int64, of y_hat [n, classes]. Throws Error if y is not a class for each sample.
 at::Tensor right_answers(const at::Tensor& y_hat, const at::Tensor& y);
 
-// The criterion's mean loss of some samples. Throws Error, which names the rank, if it is not one number.
+// Gives the criterion's mean loss of some samples. Throws Error, which names the rank, if it is not one number.
 at::Tensor checked_loss(const Task& task, const Rank& rank, const at::Tensor& y_hat, const Batch& batch);
 
-// sums_of() says what to add up over the task's test samples. put_measures() makes the metrics of these sums.
+// sums_of() lists the sums over the task's test samples. put_measures() makes the metrics of these sums.
 std::vector<SampleSum> sums_of(const Task& task, const Rank& rank);
 void put_measures(const std::vector<double>& sums, const Task& task, EpochMetrics& metrics);
 
@@ -28,16 +28,16 @@ struct Judge {
 };
 Judge judge_of(const Task& task);
 
-// The parts of a task that all processes of a launcher must have alike, as a text; empty for a task of train().
+// Gives the settings of a task that all processes of a launcher must have alike, as a text; "" for a task of train().
 std::string measures_text(const Task& task);
 
-// The number of the first of the best epochs; 0 if there is none, or no value of the measure.
+// Gives the number of the first of the best epochs; 0 if there is none, or no value of the measure.
 int best_epoch(const std::vector<EpochMetrics>& history, const Judge& judge);
 
-// If the last epoch is the first one whose measure has no value: what follows from that, for the user. Else empty.
+// Tells the user what follows if the last epoch is the first one whose measure has no value. Else gives "".
 std::string remark_on_no_value(const std::vector<EpochMetrics>& history, const Judge& judge, int patience);
 
-// Whether the last `patience` epochs were no better than one before them.
+// Tells whether the last `patience` epochs were no better than one before them.
 bool is_enough(const std::vector<EpochMetrics>& history, const Judge& judge, int patience);
 
 }  // namespace lockstep

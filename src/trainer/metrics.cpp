@@ -81,7 +81,7 @@ double test_loss_of(const EpochMetrics& epoch) {
   return loss == epoch.test.end() ? std::numeric_limits<double>::quiet_NaN() : loss->second;
 }
 
-// A curve is a column of values, its name, and how the line looks.
+// A curve has a column of values, a name, and a look of its line.
 constexpr const char* kLossCurve = "2 title 'train loss' dashtype 1 linewidth 2 pointtype 7 linecolor rgb '#1f77b4'";
 constexpr const char* kAccuracyCurves[] = {
     "3 title 'train accuracy' dashtype (12,4) linewidth 2 pointtype 5 linecolor rgb '#c2378b'",

@@ -1,4 +1,4 @@
-// The text of metrics.jsonl, which checkpoints hold as well: a JSON object per line and epoch.
+// Writes and reads the text of metrics.jsonl, which checkpoints hold as well: a JSON object per line and epoch.
 #pragma once
 
 #include <lockstep/trainer/metrics.hpp>
@@ -12,7 +12,7 @@ namespace lockstep {
 
 std::string metrics_text(const std::vector<EpochMetrics>& history, bool synthetic = false);
 
-// Throws Error that names `source`, the file, and the line.
+// Throws Error that names the line and the file, `source`.
 std::vector<EpochMetrics> metrics_from(std::istream& in, const std::filesystem::path& source);
 
 }  // namespace lockstep

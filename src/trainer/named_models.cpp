@@ -1,4 +1,4 @@
-// train(): the task that a run's options name: one of lockstep's models, on images or on a text.
+// Makes the task that the options of train() name: one of lockstep's models, on images or on a text.
 #include <lockstep/models/text.hpp>
 #include <lockstep/trainer/trainer.hpp>
 

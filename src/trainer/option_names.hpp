@@ -1,4 +1,4 @@
-// The names of options' values: to_string() and value_from() find them.
+// Has the names of options' values, for to_string() and value_from().
 #pragma once
 
 #include <lockstep/trainer/train_options.hpp>
@@ -11,7 +11,7 @@
 
 namespace lockstep {
 
-// Names<Value> has the names of a Value, and what errors call it.
+// Names<Value> has the names of a Value, and its name in errors.
 template <class Value>
 struct Names;
 

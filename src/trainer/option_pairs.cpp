@@ -17,7 +17,7 @@ bool is_split(F f) {
   return f.way.split && !by_data_alone(*f.way.split);
 }
 
-// A split network rounds its gradients too, but knows no PowerSGD.
+// A split network rounds its gradients too, but has no PowerSGD.
 bool compresses_whole_layers(F f) {
   return f.way.compress == Compression::powersgd || (f.way.compress != Compression::none && !is_split(f));
 }
@@ -104,7 +104,7 @@ constexpr const char* not_elastic =
     "starts all of them again (`max_restarts`)";
 constexpr const char* shares = "give the shares, as in `balance` 2,1";
 
-// The ways of a run, of which flags and 0.1's config.json may name two. No Way can.
+// The ways of a run, of which flags and 0.1's config.json may name two, but no Way can.
 constexpr Choice ways[] = {zero, compress_whole, sync_every, graph, split};
 
 constexpr OptionPair pairs[] = {

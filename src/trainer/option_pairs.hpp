@@ -1,5 +1,5 @@
-// The table of options that do not go together. train(), fit() and the program refuse them in its words; the flags'
-// help and docs/guide.md list them.
+// This is the table of options that do not go together. train(), fit() and the program refuse such options in the
+// table's words; the flags' help and docs/guide.md list them.
 #pragma once
 
 #include <lockstep/trainer/task.hpp>
@@ -13,7 +13,7 @@
 
 namespace lockstep {
 
-// The facts among which the choices of a pair are looked for.
+// Has the facts among which the choices of a pair are looked for.
 struct Facts {
   const TrainOptions& options;
   const FlatWay& way;
@@ -21,7 +21,7 @@ struct Facts {
   bool is_elastic = false;
 };
 
-// One side of a pair.
+// Is one side of a pair.
 struct Choice {
   const char* key;   // the option's key; null: it is none of TrainOptions
   const char* text;  // the choice in words, the key in backquotes: "`zero_stage` 2 or 3"
@@ -36,10 +36,10 @@ struct OptionPair {
 
 std::span<const OptionPair> forbidden_pairs();
 
-// Throws Error, with both options' keys, for two ways of a run, and for the first pair that is there.
+// Throws Error, with both options' keys, for two ways of a run, and for the first pair in `facts`.
 void check_pairs(const Facts& facts);
 
-// The pairs whose first side is the option: "needs `grain`, not with `split`". Empty: there are none.
+// Says the pairs whose first side is the option: "needs `grain`, not with `split`". Gives "" if there are none.
 std::string remark_on_pairs(std::string_view key);
 
 }  // namespace lockstep

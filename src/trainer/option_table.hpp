@@ -1,8 +1,9 @@
-// The table of TrainOptions. It has every option once, for all code that goes through them: config.json, the program's
-// flags and help, the comparison of processes with each other, and of a run with the one that goes on.
+// This is the table of TrainOptions. It has every option once, for all code that goes through them: config.json, the
+// program's flags and help, and the comparisons. Processes are compared with each other, and a run with the one that
+// goes on.
 //
-// A new option is a line here, and the place where it acts. A test counts them. Texts name options by their keys in
-// backquotes, as errors do. The program turns these into flags.
+// A new option needs a line here, and the place where it acts. A test counts the options. Texts name options by their
+// keys in backquotes, as errors do. The program turns these into flags.
 #pragma once
 
 #include <lockstep/trainer/train_options.hpp>
@@ -20,8 +21,8 @@ namespace lockstep {
 
 // Says where an option must be the same.
 enum class Same {
-  throughout,  // in all processes of a run, and when it goes on: the option shapes the results
-  in_a_run,    // in all processes of a run: it shapes their steps, but results only by rounding or from then on
+  throughout,  // the same in all processes of a run, and when it goes on: the option shapes the results
+  in_a_run,    // the same in all processes: the option shapes steps, but results only by rounding or from then on
   nowhere,
 };
 
@@ -39,7 +40,7 @@ struct Option {
     // rest.
     int64_t least = 0;
     int64_t most = std::numeric_limits<int64_t>::max();
-    bool kept = true;   // it is kept in config.json
+    bool kept = true;   // the option is kept in config.json
     bool plain = true;  // its flag's text is the option's; false: the program makes the option from the text
   };
   More more = {};
@@ -62,8 +63,8 @@ inline bool says_something(const Option& option, const TrainOptions& options) {
          option.key == std::string_view("model") || is_of_lockstep(options);
 }
 
-// Calls visit(option, value) for each option, in the help's order. `way` has the values of the options' way, in its
-// place; both may be const.
+// Calls visit(option, value) for each option, in the help's order. `way` stands for the options' way, and has its
+// values; both may be const.
 template <class Options, class Ways, class Visit>
 void each_option(Options& options, Ways& way, Visit&& visit) {  // NOLINT(readability-function-size): it is a table
   using namespace option_groups;

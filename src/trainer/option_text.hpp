@@ -1,4 +1,4 @@
-// Options as texts: what flags say, and what processes compare.
+// Gives options as the texts that flags have and processes compare.
 #pragma once
 
 #include <lockstep/trainer/train_options.hpp>
@@ -21,7 +21,7 @@ std::string comma_joined(const Items& items, Text&& text_of) {
   return all;
 }
 
-// No two values have the same text.
+// Gives a text that no other value has.
 template <class Value>
 std::string option_text(const Value& value) {
   if constexpr (std::is_same_v<Value, std::string>) {
@@ -50,8 +50,8 @@ std::string option_text(const Value& value) {
   }
 }
 
-// The reverse, for a text that belongs to the option. A split has none. Throws Error for an unknown name or device.
-// Numbers must be valid already.
+// Does the reverse, for a text that belongs to the option. A split has no text. Throws Error for an unknown name or
+// device. Give valid numbers.
 template <class Value>
 void take_text(const std::string& text, Value& value) {
   if constexpr (std::is_same_v<Value, std::string> || std::is_same_v<Value, std::filesystem::path>) {

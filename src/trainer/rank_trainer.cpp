@@ -32,13 +32,13 @@ namespace {
 constexpr std::chrono::milliseconds kProgressInterval{100};
 constexpr double kNotCounted = std::numeric_limits<double>::quiet_NaN();
 
-// Ranks that share a GPU compute at the same time only on different streams. And the default stream cannot be recorded.
+// Ranks that share a GPU compute at the same time only on different streams. The default stream cannot be recorded.
 std::optional<c10::Stream> own_stream(const c10::Device& device) {
   if (device.is_cpu()) return std::nullopt;
   return stream_beside(device);
 }
 
-// Checks it now: otherwise the first epoch's end would tell, after all its steps.
+// Checks this early: otherwise the first epoch's end would tell, after all its steps.
 void check_can_be_kept(const torch::nn::Module& module, const std::filesystem::path& run_dir, const Rank& rank) {
   if (run_dir.empty()) return;
   const std::string why = io::what_a_file_lacks(state_of(module));
@@ -66,7 +66,7 @@ MadeModule make_net(const TrainOptions& options, const Task& task, Rank& rank, c
   return made;
 }
 
-// A recorded step makes no calls. On a GPU a Balance watches the backwards, so that nobody sees what these wait for.
+// A recorded step makes no calls. On a GPU a Balance watches the backwards, so that nobody sees their waits.
 bool shows_waits(const TrainOptions& options, const c10::Device& device, bool is_recorded) {
   return !is_recorded && (device.is_cpu() || !balances(options.batch));
 }
@@ -105,7 +105,7 @@ RankTrainer::RankTrainer(const TrainOptions& options, const TrainCallbacks& call
           make_step({task_, options_, callbacks_, rank_, net_, update_, totals_, watch_, replicas_}, std::move(graph))),
       shares_(shares_of(options.batch)),
       stopping_(rank_, callbacks.stop) {
-  made_.layers = nullptr;  // these have the layers of other ranks too
+  made_.layers = nullptr;  // the layers of other ranks are among them
   if (auto* const averaging = update_.part()->averaging()) averaging->leave_comparing();  // replicas_ compares
   if (balances(options.batch)) balance_.emplace(Replicas(update_.part()), net_.mesh().data(), balance);
   watch_waits_of_gpu();
@@ -200,7 +200,7 @@ void RankTrainer::train(EpochMetrics& metrics, const Keep& keep) {
   const auto set_time_of_step = [&](int64_t step) {
     metrics.lr = update_.set_time(done + static_cast<double>(step) / static_cast<double>(all.count()));
   };
-  if (steps_ == all.count()) set_time_of_step(steps_ - 1);  // only its evaluation is left
+  if (steps_ == all.count()) set_time_of_step(steps_ - 1);  // only the epoch's evaluation is left
   StepProgress progress{.epoch = metrics.epoch,
                         .done = std::min(steps_ * options_.batch.global(), samples_of_epoch()),
                         .total = samples_of_epoch()};
@@ -231,7 +231,7 @@ void RankTrainer::train(EpochMetrics& metrics, const Keep& keep) {
   end_epoch(metrics);
 }
 
-// A step that another rank's loss has ended may have changed the buffers. All else changes last.
+// A step that another rank's loss has ended may have changed the buffers. All other state changes last.
 void RankTrainer::run_step(const Batch& batch) {
   if (!regrouping_) return step_->run(batch);
   buffers_.clear();
@@ -287,7 +287,7 @@ bool RankTrainer::within_round() const {
   return round > 0 && steps_ % round != 0;
 }
 
-// It runs between two steps. The epoch's seconds are those of training alone.
+// Call it between two steps. The epoch's seconds are those of training alone.
 void RankTrainer::keep_or_stop(const Keep& keep) {
   stops_ = stops_ || stopping_.after_step();
   if (keep && within_round()) return;
@@ -310,7 +310,7 @@ void RankTrainer::keep_or_stop(const Keep& keep) {
 
 void RankTrainer::end_epoch(EpochMetrics& metrics) {
   watch_.settle();
-  if (totals_.left_out == samples_of_epoch()) {  // the next epoch would begin with the same weights, and end so too
+  if (totals_.left_out == samples_of_epoch()) {  // the next epoch would begin with the same weights, and end alike
     watch_.give_up("epoch " + std::to_string(metrics.epoch) +
                    ": every step was skipped, since its loss or gradients are not finite");
   }
@@ -325,7 +325,7 @@ void RankTrainer::end_epoch(EpochMetrics& metrics) {
   rank_.barrier();
   metrics.seconds = clock_.seconds();
   metrics.bytes_per_step = traffic_.per_step();
-  all_parameters_.emplace(update_.part());  // evaluation and files need them
+  all_parameters_.emplace(update_.part());  // evaluation and files need whole parameters
   if (options_.batch.balance != BalanceRule()) {
     metrics.parts = parts_of_full_batch(options_.batch, shares_, net_.mesh().data().world_size());
   }

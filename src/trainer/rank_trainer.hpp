@@ -1,7 +1,7 @@
-// RankTrainer: what one rank of a run does from the first epoch to the last.
+// RankTrainer does the work of one rank of a run from the first epoch to the last.
 //
-// Used by its rank's thread only, and by all ranks alike. On a GPU everything is queued on a stream of the rank's own.
-// No step waits for the GPU, unless somebody wants to see the loss.
+// Use it from its rank's thread only, and on all ranks alike. On a GPU everything is queued on a stream of the rank's
+// own. No step waits for the GPU, unless somebody wants to see the loss.
 #pragma once
 
 #include <c10/core/StreamGuard.h>
@@ -35,48 +35,48 @@ namespace lockstep {
 
 class RankTrainer {
  public:
-  // `trace`, if any, is told of each step; with `graph` steps are recorded in it and replayed. Goes on from `resumed`,
-  // if any, whose next epoch is then the first. `balance` is for options.batch.balance "auto". Throws Error if
+  // `trace`, if any, is told of each step. With `graph` steps are recorded in it and replayed. With `resumed` it goes
+  // on from there, and the first epoch is the next one. `balance` is for options.batch.balance "auto". Throws Error if
   // `resumed` is of another network, or if the graph would hold an exchange whose order nobody can learn.
   RankTrainer(const TrainOptions& options, const TrainCallbacks& callbacks, const Task& task, Rank& rank, Trace* trace,
               std::unique_ptr<Graph> graph, const RunState* resumed = nullptr, const BalanceOptions& balance = {});
 
-  // Throws ReplicasDiffer on all ranks if options.check_replicas finds that they do; whole_steps() are then those
-  // before. Calls `keep`, if any, on all ranks after every options.keep.every steps but the last one, and after the
-  // step at which all agree to stop because one was asked to; then throws Stopped. Without `keep` an evaluation is
+  // Throws ReplicasDiffer on all ranks if options.check_replicas finds a difference; whole_steps() then gives the state
+  // before it. Calls `keep`, if any, on all ranks after every options.keep.every steps but the last one. When one rank
+  // was asked to stop, all agree on a step, call `keep` after it, and throw Stopped. Without `keep` an evaluation is
   // stopped too.
   using Keep = std::function<void()>;
   EpochMetrics epoch(int number, const Keep& keep = {});
 
-  // Why the run cannot go on; empty if all is well. With options.on_nan "stop" it names the step and the rank whose
-  // loss or gradients are not finite. With "skip" it says that no step was taken. It is the same on all ranks. The
-  // epoch has then ended there, without an evaluation.
+  // Says why the run cannot go on; "" if all is well. With options.on_nan "stop" it names the step and the rank whose
+  // loss or gradients are not finite. With "skip" it says that no step was taken. The text is the same on all ranks.
+  // The epoch has then ended there, without an evaluation.
   const std::string& not_finite() const { return watch_.complaint(); }
 
-  // Call it in an elastic job, before the first epoch. All ranks end their epoch between two steps once one of them
-  // finds `newer` requested; then regroups() is true on all. whole_steps() gives the state after this rank's last whole
-  // step. It needs no other rank, so call it also when the run has failed.
+  // Call be_elastic() in an elastic job, before the first epoch. All ranks end their epoch between two steps once one
+  // of them finds `newer` requested; then regroups() is true on all. whole_steps() gives the state after this rank's
+  // last whole step. whole_steps() needs no other rank, so call it also when the run has failed.
   void be_elastic(const std::stop_token& newer);
   bool regroups() const { return regroups_; }
   RunState whole_steps();
 
-  // The part of a checkpoint that the ranks make: position, seconds and tensors. Call it on all ranks. The tensors may
-  // be the network's own, so use them before its next step. From here on whole() has the trained weights.
+  // Gives what the ranks have of a checkpoint: position, seconds and tensors. Call it on all ranks. The tensors may be
+  // the network's own, so use them before its next step. From then on whole() has the trained weights.
   RunState state();
 
-  // From here on whole() has the weights that are evaluated, with Task::ema_decay the average, as after an epoch. Call
-  // it on all ranks.
+  // Makes whole() have the weights that are evaluated, with Task::ema_decay the average, as after an epoch. Call it on
+  // all ranks.
   void show();
 
-  // Seconds of the last epoch that each rank waited for a minibatch.
+  // Gives the seconds of the last epoch that each rank waited for a minibatch.
   const std::vector<double>& waits() const { return waits_; }
 
-  // The rank or the pipeline's stage that the others waited for in the epochs so far, in words (straggler.hpp). Empty
-  // if there is none, and where nobody sees waits: of recorded steps, and on GPUs with a Balance.
+  // Names the rank or the pipeline's stage that the others waited for in the epochs so far (straggler.hpp). Gives "" if
+  // there is none, and where nobody sees waits: in recorded steps, and on GPUs with a Balance.
   std::string straggler();
 
-  // The whole network, under its own names. If it is split by data alone, it is the one that this rank holds. Otherwise
-  // it is another one: call it on all ranks then.
+  // Gives the whole network, under its own names. If it is split by data alone, it is this rank's own. Otherwise it is
+  // another one: call whole() on all ranks then.
   std::shared_ptr<torch::nn::Module> whole();
 
  private:
@@ -92,10 +92,10 @@ class RankTrainer {
   void watch_waits_of_gpu();
   void add_times(const torch::Tensor& of_ranks);
   int64_t samples_of_epoch() const;
-  double sum_of_losses();  // sum over the epoch's samples, on all ranks together
+  double sum_of_losses();  // gives the sum over the epoch's samples, of all ranks
   void end_epoch(EpochMetrics& metrics);
   void evaluate_now(EpochMetrics& metrics, bool to_the_end);
-  bool holds_whole();  // true if the network is split by data alone
+  bool holds_whole();  // tells whether the network is split by data alone
   void restore(const RunState& state);
   void save_average(RunState& state);
   void load_average(const RunState& state);
@@ -111,10 +111,10 @@ class RankTrainer {
   const Task task_;
   const std::shared_ptr<WaitClock> wait_clock_;  // null: nobody sees the waits
   Rank rank_;                                    // wait_clock_ measures this rank's waits
-  const c10::OptionalStreamGuard stream_;        // stands before all members that are made on it
+  const c10::OptionalStreamGuard stream_;        // the guard of the stream, before all members that are made on it
   StepTraffic traffic_;
   const std::shared_ptr<CommunicationHook> hook_;
-  Trace* const trace_;  // null: none is wanted
+  Trace* const trace_;  // the trace; null: none is wanted
   const Samples train_;
   const Samples test_;
   MadeModule made_;  // `net_` has the layers, this has none
@@ -128,10 +128,10 @@ class RankTrainer {
   const std::unique_ptr<TrainStep> step_;
   int64_t steps_ = 0;  // steps of an unfinished epoch
   EpochClock clock_;
-  std::vector<double> waits_;    // the value of waits()
-  double began_at_ = 0;          // clock_'s seconds where this part of the epoch began
-  int64_t samples_before_ = 0;   // totals_'s samples there
-  RankTime own_time_;            // this rank's time in that part
+  std::vector<double> waits_;    // waits of each rank, for waits()
+  double began_at_ = 0;          // clock_'s seconds where these steps of the epoch began
+  int64_t samples_before_ = 0;   // samples in totals_ at that moment
+  RankTime own_time_;            // this rank's time in these steps
   std::vector<RankTime> times_;  // times of the ranks in the epochs so far
   int64_t timed_epochs_ = 0;
   std::optional<Balance> balance_;           // present if parts follow the devices' speed

@@ -1,4 +1,4 @@
-// RankTrainer's state: writes it into a checkpoint, and goes on from one.
+// Writes RankTrainer's state into a checkpoint, and goes on from one.
 #include <ATen/ops/tensor.h>
 #include <c10/core/GradMode.h>
 #include <lockstep/base/error.hpp>
@@ -22,7 +22,7 @@
 namespace lockstep {
 namespace {
 
-// The number "trainer.NAME", which is the same for all ranks; none if there is no such tensor.
+// Gives the number "trainer.NAME", which is the same for all ranks; none if there is no such tensor.
 template <class Number>
 std::optional<Number> trainers_own(const RunState& state, const std::string& name) {
   for (const auto& [theirs, tensor] : tensors_under("trainer", state.tensors)) {
@@ -42,7 +42,7 @@ int64_t left_out_of(const RunState& state, int64_t trained) {
               {Error::file});
 }
 
-// The loss of the epoch's steps so far, in a run with a grain.
+// Gives the loss of the epoch's steps so far, in a run with a grain.
 double grains_loss_of(const RunState& state) {
   if (const auto loss = trainers_own<double>(state, "loss")) return *loss;
   throw Error("cannot go on: the checkpoint has no 'trainer.loss', the sum of the epoch's losses so far",
@@ -85,7 +85,7 @@ void RankTrainer::be_elastic(const std::stop_token& newer) {
   whole_steps_ = steps_;
 }
 
-// State of each rank's own has one row here, and a later generation's rank 0 takes it.
+// Each rank's own state has one row here, which a later generation's rank 0 takes.
 RunState RankTrainer::whole_steps() {
   RunState state;
   state.steps = whole_steps_;
@@ -155,7 +155,7 @@ void RankTrainer::load_average(const RunState& state) {
   average->exchange();
 }
 
-// With PowerSGD each rank has left out something else.
+// With PowerSGD each rank has an error of its own.
 void RankTrainer::save_hook(RunState& state) {
   const auto* const power_sgd = dynamic_cast<const PowerSgdHook*>(hook_.get());
   if (power_sgd == nullptr) return;
@@ -168,7 +168,7 @@ void RankTrainer::load_hook(const RunState& state) {
   if (power_sgd == nullptr) return;
   io::NamedTensors errors;
   for (const auto& [name, table] : tensors_under("ranks.error", state.tensors)) {
-    // Their mean is what counts, for other ranks.
+    // Other ranks take the mean of all errors.
     errors.emplace_back(name, table.size(0) == rank_.world_size() ? table[rank_.index()] : table.mean(0));
   }
   power_sgd->load(errors, tensors_under("query", state.tensors), rank_.device());
@@ -196,7 +196,7 @@ void RankTrainer::load_order(const torch::Tensor& table) {
   averaging->set_order({order.const_data_ptr<int64_t>(), order.const_data_ptr<int64_t>() + order.numel()});
 }
 
-// Sums over the ranks are what counts, so on other ranks than the checkpoint's rank 0 takes them all.
+// Only the sums over the ranks count. So on other ranks than the checkpoint's, rank 0 takes all of them.
 void RankTrainer::load_totals(const torch::Tensor& table) {
   totals_.known.correct = static_cast<int64_t>(table.select(1, 1).sum().item<double>());
   const bool same_ranks = table.size(0) == rank_.world_size();
@@ -206,7 +206,7 @@ void RankTrainer::load_totals(const torch::Tensor& table) {
   clock_.reset(clock_.seconds(), same_ranks ? mine[3].item<double>() : table.select(1, 3).max().item<double>());
 }
 
-// On other ranks than the checkpoint's the running statistics are all rank 0's, as the network's in the checkpoint.
+// On other ranks than the checkpoint's, all take rank 0's running statistics, as the checkpoint's network has them.
 void RankTrainer::load_buffers(const io::NamedTensors& tables) {
   auto buffers = update_.part()->module().named_buffers();
   for (const auto& [name, table] : tables) {

@@ -6,7 +6,7 @@
 namespace lockstep {
 namespace {
 
-// The rate once it is warmed up, before any schedule.
+// Gives the rate after the warm-up, before any schedule.
 double full_rate(LearningRate rate) {
   rate.warmup_epochs = 0;
   rate.schedule = LearningRate::Schedule::constant;

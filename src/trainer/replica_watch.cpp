@@ -31,14 +31,14 @@ void ReplicaWatch::after_update() {
   if (update_.has_some_alone()) alone_.note(update_.alone());
 }
 
-// A multiple of N is in the round that has just ended.
+// Tells whether a multiple of N is in the round that has just ended.
 bool ReplicaWatch::compares_after_round() const {
   if (every_ <= 0 || round_ == 0 || number_ % round_ != 0) return false;
   return number_ / every_ > (number_ - round_) / every_;
 }
 
-// Nothing changes a replica between two epochs, so what was noted holds for the next one's first step. It is noted
-// after an epoch's last update where the next step is checked, as it is if every step is.
+// Nothing changes a replica between two epochs, so what was noted holds for the next one's first step. Hashes are noted
+// after an epoch's last update if the next step is checked, as when every step is.
 void ReplicaWatch::end_epoch() {
   if (every_ == 0) return;
   check_memory();
@@ -52,7 +52,7 @@ void ReplicaWatch::check_memory() {
 void ReplicaWatch::compare() {
   traffic_.leave_out([&] {
     io::NamedTensors replica = update_.replica();
-    if (has_grains_) {  // last, since they change from step to step and are not noted
+    if (has_grains_) {  // the statistics come last, since they change from step to step and are not noted
       for (auto& statistic : running_statistics_of(update_.part()->module())) replica.push_back(std::move(statistic));
     }
     const auto compare_parts = [&] { compare_replicas(replica, net_.mesh().data(), noted_); };

@@ -1,12 +1,12 @@
-// ReplicaWatch: compares the ranks' weights and optimizer states in a run's steps, as TrainOptions::check_replicas
-// says; and with grains BatchNorm's running statistics, which are each rank's own otherwise. What one rank alone has
-// must not change between two updates.
+// ReplicaWatch compares the ranks' weights and optimizer states in a run's steps, as TrainOptions::check_replicas says.
+// With grains it also compares BatchNorm's running statistics, which are each rank's own otherwise. What one rank alone
+// has must not change between two updates.
 //
-// It does so before the update, so that a step with gradients of a wrong replica changes nothing: what the ranks then
-// hold is what the step before has left. With local SGD, where replicas are equal between rounds alone, it is done
-// after the step that ends a round. Each epoch's end has a comparison too, so that N steps in a row always have one,
-// also across the border of two epochs. Used by its rank's thread. Cost: see check_replicas.hpp; with two ranks, and
-// for what one rank alone has, twice that.
+// It compares before the update, so that a step with gradients of a wrong replica changes nothing: the ranks then hold
+// the state after the step before. With local SGD, where replicas are equal between rounds alone, it compares after the
+// step that ends a round. Each epoch's end has a comparison too, so that N steps in a row always have one, also across
+// the border of two epochs. Use it from its rank's thread. Cost: see check_replicas.hpp; with two ranks, and for what
+// one rank alone has, twice that.
 #pragma once
 
 #include <lockstep/split/split_model.hpp>
@@ -31,7 +31,7 @@ class ReplicaWatch {
   void before_update();
   void after_update();
 
-  void end_epoch();  // call it on all ranks; with check_replicas -1 it alone compares
+  void end_epoch();  // call it on all ranks; with check_replicas -1 only this call compares
 
  private:
   bool compares_in(int64_t step) const { return every_ > 0 && step % every_ == 0; }

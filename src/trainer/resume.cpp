@@ -22,12 +22,12 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Two settings of an option that must not change while a run goes on.
+// Has two settings of an option that must not change while a run goes on.
 struct Change {
   std::string key, then, now;
 };
 
-// The first change; none if both are settings of one run.
+// Gives the first change; none if both are settings of one run.
 std::optional<Change> change_between(const TrainOptions& old, const TrainOptions& options) {
   std::map<std::string_view, std::string> then;
   each_option(old, [&](const Option& option, const auto& value) { then[option.key] = option_text(value); });
@@ -42,8 +42,8 @@ std::optional<Change> change_between(const TrainOptions& old, const TrainOptions
   return change;
 }
 
-// Reads the config.json of the folder in which the checkpoint lies. One that cannot be read says nothing, and the
-// run that goes on writes it anew.
+// Reads the config.json of the folder in which the checkpoint lies. An unreadable file gives none, and the run that
+// goes on writes it anew.
 std::optional<TrainOptions> config_beside(const fs::path& file, const Devices& devices) {
   const fs::path run = run_of(file);
   if (run.empty()) return std::nullopt;
@@ -57,7 +57,7 @@ std::optional<TrainOptions> config_beside(const fs::path& file, const Devices& d
 void check_same_run(const RunState& state, const TrainOptions& options, const fs::path& file) {
   const std::string what = "cannot go on from '" + file.string() + "': ";
   TrainOptions then;
-  try {  // with the defaults of keys that are newer than the checkpoint
+  try {  // takes the defaults of keys that are newer than the checkpoint
     then = train_options_from_json(state.config, options.devices);
   } catch (const Error& error) {
     throw Error(what + error.what(), {Error::file});
@@ -82,8 +82,8 @@ void check_same_run(const RunState& state, const TrainOptions& options, const fs
   }
 }
 
-// True if the run was killed before its first checkpoint, which follows the first epoch's other files. Then nothing of
-// it is worth keeping. (But it is if the run keeps no checkpoints, or was to have one epoch only.)
+// Tells whether the run was killed before its first checkpoint, which follows the first epoch's other files. Then
+// nothing of it is worth keeping, unless the run keeps no checkpoints, or was to have one epoch only.
 bool was_killed_early(const TrainOptions& options) {
   if (!fs::exists(options.keep.run_dir / kConfigFile)) return false;
   if (!fs::exists(options.keep.run_dir / kMetricsFile)) return true;

@@ -89,7 +89,7 @@ void RunFolder::create(const TrainOptions& options, const Judge& judge, Warn war
     if (!claimed_) throw exists(folder_, kConfigFile);
   }
   if (!lock_.take(folder_)) {
-    claimed_ = false;  // somebody has taken this process for gone, and the files are his now
+    claimed_ = false;  // another process took this one for gone, and has the files now
     throw Error("another process trains in " + folder_.string() + "; " + lock_.advice(), {Error::file});
   }
   if (warn_ && !lock_.doubt().empty())
@@ -98,7 +98,7 @@ void RunFolder::create(const TrainOptions& options, const Judge& judge, Warn war
   io::write_file(folder_ / kConfigFile, config_);
 }
 
-// Removes what killed processes left. Nobody else writes here while we hold the lock.
+// Removes the files that killed processes left. Nobody else writes here while we hold the lock.
 void RunFolder::remove_temporaries() {
   std::error_code ignored;
   for (const auto& temporary : io::temporaries_in(folder_)) {
@@ -113,7 +113,7 @@ void RunFolder::write(const std::vector<EpochMetrics>& history, const torch::nn:
   if (folder_.empty()) return;
   const std::map<std::string, std::string> synthetic = {{"data", "synthetic"}};
   save_weights(folder_ / kWeightsFile, module, synthetic_ ? synthetic : std::map<std::string, std::string>());
-  write_metrics(folder_ / kMetricsFile, history, synthetic_);  // says that the epoch's weights are there
+  write_metrics(folder_ / kMetricsFile, history, synthetic_);  // this tells readers that the epoch's weights are there
   has_weights_ = true;
   kept_ = true;
   restore_config();
@@ -140,7 +140,7 @@ void RunFolder::finish(const std::vector<EpochMetrics>& history, const std::stri
   if (!history.empty()) draw(kPngFile, history, title);
 }
 
-// Without it nobody could evaluate the run, or run it again.
+// Without config.json nobody could evaluate the run, or run it again.
 void RunFolder::restore_config() {
   std::error_code ignored;
   if (fs::exists(folder_ / kConfigFile, ignored)) return;

@@ -1,4 +1,4 @@
-// RunFolder: the files that a run keeps. Each is replaced whole, so what was written before a failure stays readable.
+// RunFolder: the files that a run keeps. Each is replaced whole, so that earlier files stay readable after a failure.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -17,13 +17,13 @@
 
 namespace lockstep {
 
-// Removes what a run keeps in `folder`. config.json goes last: until then the other files are known as this run's.
-// Throws Error if a process trains there, or may do so since the folder cannot be locked.
+// Removes the files that a run keeps in `folder`. config.json goes last: until then the other files are known as this
+// run's. Throws Error if a process trains there, or if the folder cannot be locked.
 void clear_run(const std::filesystem::path& folder);
 
 class RunFolder {
  public:
-  // Writes nothing yet, and with an empty path never does. Throws Error of `run_dir` if a file is there that a run
+  // Writes nothing yet, and with an empty path never writes. Throws Error of `run_dir` if a file is there that a run
   // would overwrite, unless it belongs to the run that `goes_on`. `files` is where checkpoints are written.
   explicit RunFolder(std::filesystem::path folder, bool goes_on = false, io::FileSystem& files = io::real_files());
 
@@ -35,7 +35,7 @@ class RunFolder {
 
   // Makes the folder and writes config.json, which makes it this run's own. `judge` says which epoch is the best.
   // Throws Error of `run_dir` if another run was first at the same time. Throws Error if the folder cannot be written,
-  // or if another process trains in it. Warns where the folder cannot be locked, so that nobody is refused.
+  // or if another process trains in it. Warns where the folder cannot be locked, and then refuses nobody.
   using Warn = std::function<void(const std::string&)>;
   void create(const TrainOptions& options, const Judge& judge, Warn warn);
 
@@ -46,7 +46,7 @@ class RunFolder {
   // Writes a checkpoint, and keeps no more of the earlier ones than the options say.
   void keep(const RunState& state);
 
-  // Call it at the end, however the run ended: draws curve.png. Throws Error if the folder is gone, or its weights,
+  // Draws curve.png. Call it at the end, however the run ended. Throws Error if the folder is gone, or its weights,
   // which somebody may have removed while the run trained.
   void finish(const std::vector<EpochMetrics>& history, const std::string& title);
 

@@ -14,7 +14,7 @@ namespace lockstep {
 namespace {
 
 std::optional<RunState> begin_of(SharedRun& run, Rank& rank) {
-  std::optional<RunState> begin = run.elastic ? run.elastic->begin(rank) : run.resumed;  // they share the tensors
+  std::optional<RunState> begin = run.elastic ? run.elastic->begin(rank) : run.resumed;  // the copy shares the tensors
   if (rank.index_in_process() != 0) return begin;
   run.result.history = begin ? begin->history : std::vector<EpochMetrics>();
   run.not_finite.clear();
@@ -55,7 +55,7 @@ void RunOfRank::train() {
   if (run_.trace) run_.trace->end(rank_);
 }
 
-// In an elastic job whoever wrote may be gone between an epoch's evaluation and its files.
+// The process that writes an elastic job's files may be gone between an epoch's evaluation and its files.
 void RunOfRank::keep_what_is_owed() {
   const bool between_epochs = begin_ && begin_->steps == 0 && !begin_->history.empty();
   if (!run_.elastic || !run_.elastic->is_successor() || !between_epochs) return;  // all ranks return here together
@@ -108,7 +108,7 @@ void RunOfRank::leave_state() {
   if (run_.elastic && is_first_here_) run_.elastic->leave_behind(complete(trainer_.whole_steps()));
 }
 
-// All ranks throw it in the same call.
+// All ranks throw `difference` in the same call.
 void RunOfRank::mend(const ReplicasDiffer& difference) {
   if (rank_.index() == 0)
     run_.callbacks.on_warning(std::string(difference.what()) + ". The others go on, and give it their state");

@@ -1,5 +1,5 @@
-// RunOfRank: what one rank does of a run, from where the run begins or goes on to its end: epochs, what is kept of
-// them, and in an elastic job what it leaves to the next generation. Used by its rank's thread, and by all ranks alike.
+// RunOfRank does one rank's work from where the run begins or goes on to its end. It trains epochs, keeps their files,
+// and in an elastic job leaves a state to the next generation. Use it from its rank's thread, and on all ranks alike.
 #pragma once
 
 #include <lockstep/ranks/rank.hpp>
@@ -19,7 +19,7 @@
 
 namespace lockstep {
 
-// The things that the ranks of a process have in common.
+// Has the things that the ranks of a process have in common.
 struct SharedRun {
   const TrainOptions& settings;
   const TrainCallbacks& callbacks;

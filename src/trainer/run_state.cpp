@@ -17,7 +17,7 @@ namespace {
 
 constexpr const char* manifest_key = "lockstep-run";
 constexpr int format_version = 1;
-constexpr double most_seconds = 1e9;  // thirty years
+constexpr double most_seconds = 1e9;  // seconds of thirty years
 
 std::string header_text(const std::map<std::string, std::string>& metadata, const char* key) {
   const auto entry = metadata.find(key);
@@ -75,7 +75,7 @@ RunState parse_manifest(const std::string& manifest) {
                     std::to_string(state.epochs) + ", and neither can be negative",
                 {Error::file});
   }
-  if (!(state.seconds >= 0 && state.seconds <= most_seconds)) {  // refuses NaN too
+  if (!(state.seconds >= 0 && state.seconds <= most_seconds)) {  // this refuses NaN too
     throw Error("its manifest says that its steps took " + number_text(state.seconds) + " seconds", {Error::file});
   }
   return state;

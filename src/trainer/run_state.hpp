@@ -41,19 +41,19 @@ struct RunState {
   std::string processor = {};            // rank 0's processor (devices/processor_kind.hpp); empty: not known
 };
 
-// Throws Error, which names the file. Then the file under this name is the old one or the new one, whole.
+// Writes the file. Throws Error that names it; then the file under this name is the old one or the new one, whole.
 void write_run_state(const std::filesystem::path& file, const RunState& state,
                      io::FileSystem& files = io::real_files());
 
-// Throws Error, which names the file and what is wrong: it is no safetensors file, no such checkpoint, of another
-// version of the format, or its bytes are not those that were written.
+// Reads the file. Throws Error, with the file's name and what is wrong: it is no safetensors file, no such checkpoint,
+// of another version of the format, or its bytes are not those that were written.
 RunState read_run_state(const std::filesystem::path& file);
 
-// All of a state but its tensors, as a text and back. Throws Error that says what is wrong with the text.
+// These turn a state without tensors into a text and back. They throw Error that says what is wrong with the text.
 std::string manifest_of(const RunState& state);
 RunState parse_manifest(const std::string& manifest);
 
-// The tensors with names "PREFIX.…", under the rest of their names; and the reverse.
+// Gives the tensors with names "PREFIX.…", under the rest of their names. put_under() does the reverse.
 io::NamedTensors tensors_under(const std::string& prefix, const io::NamedTensors& tensors);
 void put_under(const std::string& prefix, const io::NamedTensors& tensors, io::NamedTensors& into);
 

@@ -24,13 +24,14 @@
 namespace lockstep {
 namespace {
 
-// The loss, whose gradients are not finite where it is not: times 1, or NaN. A CPU's loss can be looked at.
+// Gives the loss times 1, or times NaN if it is not finite: then its gradients are not finite either. A CPU's loss can
+// be looked at.
 torch::Tensor spoiling_unless_finite(const torch::Tensor& loss) {
   if (!loss.is_cpu()) return loss * (1 + 0 * loss.detach());
   return std::isfinite(loss.item<double>()) ? loss : loss * std::numeric_limits<double>::quiet_NaN();
 }
 
-// Call it while an exception is handled: LibTorch says that types differ, but not which tensors have them.
+// Call it while an exception is handled: LibTorch says that types differ, but does not name the tensors.
 void explain_types(const StepParts& with, const Batch& batch) {
   const std::string said = exception_text(std::current_exception());
   if (said.find("type") == std::string::npos || !batch.x.defined()) return;
@@ -83,7 +84,7 @@ class PlainStep : public TrainStep {
     // In slices all ranks need as many parts as the rank with the fewest samples can have.
     const int64_t most = in_slices ? fewest_samples(batch, replica->rank().world_size()) : batch.size();
     const int64_t wanted = with_.options.batch.accumulate;
-    // By grains in_parts() gives all ranks as many.
+    // With grains in_parts() gives all ranks the same number of parts.
     const int64_t parts = batch.grain > 0 ? wanted : std::min(wanted, most);
     if (parts <= 1) return forward_backward(batch);
     const auto all = batch.in_parts(parts);
@@ -103,7 +104,7 @@ class PlainStep : public TrainStep {
   void forward_backward(const Batch& batch) {
     const auto criterion = [&](const torch::Tensor& y_hat, const Batch& part) {
       const torch::Tensor loss = checked_loss(with_.task, with_.rank, y_hat, part);
-      // With recomputation a microbatch's loss may be computed twice, of which only one is for a backward.
+      // Recomputation may compute a microbatch's loss twice, and only one of the two is for a backward.
       if (c10::GradMode::is_enabled()) count(batch, y_hat, part.y, loss);
       return with_.options.on_nan == OnNan::go_on ? loss : spoiling_unless_finite(loss);
     };
@@ -127,7 +128,7 @@ class PlainStep : public TrainStep {
     }
   }
 
-  // All that needs the other ranks comes before the update: so a rank that is left alone has whole steps only. Ranks
+  // Calls to the other ranks come before the update, so that a rank that is left alone has whole steps only. Ranks
   // agree on the step in share().
   void finish(const Batch& batch) {
     if (with_.totals.shared) {
@@ -142,7 +143,7 @@ class PlainStep : public TrainStep {
   StepParts with_;
 
  private:
-  // With a grain the criterion is of one grain, which the scope of its samples tells.
+  // A run with a grain calls the criterion for one grain, which the scope of its samples tells.
   void count(const Batch& batch, const torch::Tensor& y_hat, const torch::Tensor& y, const torch::Tensor& loss) {
     if (batch.grain > 0 && SampleScope::current()->place().again) return;
     if (counts_correct_) with_.totals.correct.add_(right_answers(y_hat, y));
@@ -152,14 +153,14 @@ class PlainStep : public TrainStep {
   }
 
   // Several ranks may have the same samples, which must count once in the epoch's sums. The first of these ranks adds
-  // the loss. The first of those that see the network's output adds the correct answers.
+  // the loss. The first rank that sees the network's output adds the correct answers.
   const bool counts_loss_;
   const bool counts_correct_;
 };
 
-// A graph holds a step up to its gradients, and the exchange if that can be recorded. NCCL's can be, and so stays
+// A graph holds a step up to its gradients, and the exchange if this can be recorded. NCCL's can be, and so stays
 // beside backward. Our own exchange needs host threads, since kernels of several ranks' graphs cannot wait for each
-// other. It follows the replay. So does the update, whose numbers change from step to step (docs/decisions/0008).
+// other. So ours follows the replay. The update follows too, as its numbers change each step (docs/decisions/0008).
 class RecordedStep : public PlainStep {
  public:
   RecordedStep(const StepParts& parts, std::unique_ptr<Graph> graph)
@@ -178,7 +179,7 @@ class RecordedStep : public PlainStep {
   }
 
  private:
-  // The order is learnt in the steps before the recording, by an exchange of its own, which no graph can hold.
+  // The steps before the recording learn the order, by an exchange of its own that no graph can hold.
   void check_that_order_can_be_learnt() {
     const int ranks = with_.net.mesh().data().world_size();
     if (!exchange_recorded_ || parts_of_full_batch(with_.options.batch, shares_of(with_.options.batch), ranks)[0] > 0)

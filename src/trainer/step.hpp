@@ -19,7 +19,7 @@
 
 namespace lockstep {
 
-// The objects that a step works with.
+// Has the objects that a step works with.
 struct StepParts {
   const Task& task;
   const TrainOptions& options;
@@ -41,8 +41,8 @@ class TrainStep {
   virtual void run(const Batch& batch) = 0;
 };
 
-// The kind that the options ask for; the recorded one if there is a `graph`. Throws Error if the graph would hold an
-// exchange whose order nobody can learn.
+// Makes the kind of step that the options ask for; the recorded one if there is a `graph`. Throws Error if the graph
+// would hold an exchange whose order nobody can learn.
 std::unique_ptr<TrainStep> make_step(const StepParts& parts, std::unique_ptr<Graph> graph);
 
 }  // namespace lockstep

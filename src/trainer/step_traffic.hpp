@@ -1,4 +1,4 @@
-// StepTraffic: what a rank's steps send to the others, without what else it sends meanwhile.
+// StepTraffic counts the bytes that a rank's steps send to the others, without other bytes that it sends meanwhile.
 #pragma once
 
 #include <lockstep/ranks/traffic.hpp>
@@ -19,7 +19,7 @@ class StepTraffic {
       : traffic_(counts ? std::make_shared<Traffic>() : nullptr),
         rank_(observed(rank, {std::move(other), counts ? observer_for(traffic_) : nullptr})) {}
 
-  Rank& rank() { return rank_; }  // the rank whose calls are counted
+  Rank& rank() { return rank_; }  // gives the rank whose calls are counted
 
   void begin() {
     steps_ = 0;
@@ -27,7 +27,7 @@ class StepTraffic {
   }
   void step_done() { ++steps_; }
 
-  // Does `work`, and does not count what it sends.
+  // Does `work`, and does not count the bytes that this sends.
   template <class Work>
   void leave_out(const Work& work) {
     const double sent = traffic_ ? traffic_->sent : 0;
@@ -35,11 +35,11 @@ class StepTraffic {
     if (traffic_) traffic_->sent = sent;
   }
 
-  // Bytes sent per step; 0 if nobody counts them, and before the first step.
+  // Gives the bytes sent per step; 0 if nobody counts them, and before the first step.
   double per_step() const { return traffic_ && steps_ > 0 ? traffic_->sent / static_cast<double>(steps_) : 0; }
 
  private:
-  const std::shared_ptr<Traffic> traffic_;  // null: it does not count
+  const std::shared_ptr<Traffic> traffic_;  // the traffic; null: it is not counted
   Rank rank_;
   int64_t steps_ = 0;
 };

@@ -25,7 +25,7 @@ bool is_slow(double seconds, double usual, int64_t epochs) {
   return seconds >= kTimesAsLong * usual && seconds - usual >= kSecondsPerEpoch * static_cast<double>(epochs);
 }
 
-// The pipeline coordinate of a rank, as Mesh numbers them.
+// Gives the pipeline coordinate of a rank, as Mesh numbers them.
 size_t stage_of(size_t rank, const MeshShape& mesh) {
   return rank / static_cast<size_t>(mesh.tensor) % static_cast<size_t>(mesh.pipeline);
 }
@@ -35,7 +35,7 @@ struct Slowest {
   double usual;  // seconds that others take for as many samples
 };
 
-// All ranks of `group` compute the same layers and have samples.
+// Gives the slowest rank of `group`. Give ranks that compute the same layers and have samples.
 std::optional<Slowest> slowest_of(std::vector<size_t> group, const std::vector<RankTime>& ranks, int64_t epochs) {
   if (group.size() < 2) return std::nullopt;
   std::sort(group.begin(), group.end(),
@@ -47,7 +47,7 @@ std::optional<Slowest> slowest_of(std::vector<size_t> group, const std::vector<R
   return Slowest{rank, usual};
 }
 
-// "stage 1", or with several stages per rank "stages 1, 3": what the ranks of a pipeline coordinate compute.
+// Names the stages of a pipeline coordinate: "stage 1", or with several stages per rank "stages 1, 3".
 std::string stage_text(size_t place, const ModelSplit& split) {
   std::string text = split.stages_per_rank == 1 ? "stage " : "stages ";
   for (int turn = 0; turn < split.stages_per_rank; ++turn)

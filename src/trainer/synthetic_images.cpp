@@ -2,8 +2,8 @@
 //
 // A class is a blurred random pattern, brighter from class to class. An image is its class's pattern, moved by up to
 // three pixels, faded, mixed with another class's pattern and with noise: easy for some images and hopeless for a few,
-// as in real life. Everything is integer arithmetic on std::mt19937_64, whose output the standard fixes: the same bits
-// on every machine.
+// as in real life. Everything is integer arithmetic on std::mt19937_64, whose output the standard fixes. So all
+// machines get the same bits.
 #include <ATen/Functions.h>
 #include <lockstep/base/error.hpp>
 #include <lockstep/data/data.hpp>
@@ -48,7 +48,7 @@ Pattern draw_pattern(int label, Random& random) {
   return pattern;
 }
 
-// A pattern that is moved by (dy, dx): gives its value at (y, x).
+// Gives the value at (y, x) of a pattern that is moved by (dy, dx).
 struct Moved {
   const Pattern& pattern;
   int dy, dx;
@@ -105,7 +105,7 @@ ImageData synthetic_images(int64_t train_size, int64_t test_size, uint64_t seed)
   Random random(seed);
   std::array<Pattern, drawn_classes> patterns;
   for (int label = 0; label < drawn_classes; ++label) patterns[label] = draw_pattern(label, random);
-  Random test_random(random());  // so the test set does not depend on the training set's size
+  Random test_random(random());  // the test set does not depend on the training set's size
   return {.train = draw_set(train_size, patterns, random),
           .test = draw_set(test_size, patterns, test_random),
           .source = "synthetic (ten random patterns with noise, seed " + std::to_string(seed) + "; not Fashion-MNIST)",

@@ -15,12 +15,12 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Asks for the lock again and again, also a network's file system.
+// Asks for the lock again and again, which also asks a network's file system.
 void wait_for_lock(const fs::path& run, std::chrono::milliseconds patience) {
   const auto end = std::chrono::steady_clock::now() + patience;
   for (;;) {
     io::FolderLock lock;
-    if (lock.take(run) || std::chrono::steady_clock::now() > end) return;  // then the lock is asked for once more
+    if (lock.take(run) || std::chrono::steady_clock::now() > end) return;  // the caller asks for the lock once more
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
 }
@@ -35,11 +35,11 @@ void wait_for_lock(const fs::path& run, std::chrono::milliseconds patience) {
       {Error::file});
 }
 
-// The first keeper may be killed before it has met the others. Nothing of its run is worth keeping then.
+// The first keeper may be killed before it has met the others. Then nothing of its run is worth keeping.
 void clear_what_was_begun(const fs::path& run, const TakingOver& how) {
   const fs::path newest = newest_checkpoint(run / kCheckpointFolder);
   if (!newest.empty()) refuse_unknown(run, newest);
-  if (fs::exists(run / kMetricsFile) || fs::exists(run / kWeightsFile)) return;  // RunFolder refuses it
+  if (fs::exists(run / kMetricsFile) || fs::exists(run / kWeightsFile)) return;  // RunFolder refuses this folder
   wait_for_lock(run, how.patience);
   clear_run(run);
 }

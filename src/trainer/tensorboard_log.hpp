@@ -19,10 +19,10 @@ namespace lockstep {
 
 class TensorBoardLog {
  public:
-  // The file is begun with the first epoch.
+  // Begins the file with the first epoch.
   explicit TensorBoardLog(std::filesystem::path folder);
 
-  // `images` are those of an epoch; `waits` has an entry per rank. Throws Error if the file cannot be written.
+  // `images` counts those of an epoch; `waits` has an entry per rank. Throws Error if the file cannot be written.
   void write(const EpochMetrics& metrics, double lr, int64_t images, const std::vector<double>& waits);
 
  private:

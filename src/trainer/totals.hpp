@@ -1,7 +1,6 @@
 // Totals: sums over the samples of an epoch that a rank has seen.
 //
-// The tensors stay on the rank's device, so that nothing waits for it. They stay where they are, so that a graph finds
-// them.
+// The tensors stay on the rank's device, so that nothing waits for it, and at one place, so that a graph finds them.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,25 +11,25 @@
 
 namespace lockstep {
 
-// The sum of an epoch's losses, with the same bits however the grains are spread over the ranks.
+// Gives the sum of an epoch's losses, with the same bits however the grains are spread over the ranks.
 //
 // A step has a row with a cell for each grain of the batch. A rank fills the cells of its own grains, and the others
 // stay zero. So the sum of the ranks' rows is exact: each cell has one rank's value. The cells are then added in one
-// order, grain by grain and step after step. Used by its rank's thread only. Nothing waits for the device but sum().
+// order, grain by grain and step after step. Use it from its rank's thread only. Only sum() waits for the device.
 class GrainLosses {
  public:
   explicit GrainLosses(const c10::Device& device) : device_(device) {}
 
   void reset(double sum = 0);
-  void begin_step(int64_t grains);  // `grains`: those of the whole batch
+  void begin_step(int64_t grains);  // `grains` counts those of the whole batch
   void add(int64_t grain, const at::Tensor& mean, int64_t samples_of_it);
   void drop_step();  // makes the last step count for nothing
 
-  // The sum of all losses since reset(), and of what that was given. Call it on all ranks after the same step.
+  // Gives the sum that reset() got plus all losses since. Call it on all ranks after the same step.
   double sum(Rank& rank);
 
-  // The same in two halves, between which the caller adds up the ranks' cells: those of the steps since the last
-  // take(), and the sum of all losses after these.
+  // These two do the same in two halves; add up the ranks' cells between them. cells() gives those of the steps since
+  // the last take(). take() then gives the sum of all losses.
   at::Tensor cells() const;  // double [grains]
   double take(const at::Tensor& cells);
 
@@ -45,11 +44,11 @@ struct Totals {
   void reset();
   void add_loss(const at::Tensor& mean, int64_t samples_of_it);
 
-  // Where `shared` is set, each step ends with it, before its update, on all ranks. Then each of them knows the sums
-  // over all ranks, and keeps them if another rank is lost. If it throws, nothing has changed.
+  // Where `shared` is set, call it on all ranks at each step's end, before the update. Then each rank knows the sums
+  // over all ranks, and keeps these if another rank is lost. If it throws, nothing has changed.
   void share(Rank& rank);
 
-  double mean_loss() const;  // 0 before the first sample
+  double mean_loss() const;  // gives 0 before the first sample
 
   // save() gives three numbers for a checkpoint, whose sums over the ranks are what counts.
   std::vector<double> save() const;

@@ -32,7 +32,7 @@ json name_of_process(int process, const std::string& name) {
 
 torch::profiler::impl::ProfilerConfig config() {
   torch::profiler::impl::ExperimentalConfig details;
-  details.profile_all_threads = true;  // else only the thread that starts the profiler is seen
+  details.profile_all_threads = true;  // otherwise only the thread that starts the profiler is seen
   return torch::profiler::impl::ProfilerConfig(torch::profiler::impl::ProfilerState::KINETO,
                                                /*report_input_shapes=*/false, /*profile_memory=*/false,
                                                /*with_stack=*/false, /*with_flops=*/false, /*with_modules=*/false,
@@ -66,14 +66,14 @@ std::filesystem::path trace_file(const std::filesystem::path& file, int process)
 }
 
 Trace::Trace(std::filesystem::path file, const Devices& devices) : file_(std::move(file)), devices_(devices) {
-  io::write_file(file_, "");  // complain now, not after the traced steps
+  io::write_file(file_, "");  // fails now, and not after the traced steps
   profiler::prepareProfiler(config(), activities(devices_));
 }
 
 Trace::~Trace() {
   try {
     if (running_) profiler::disableProfiler();
-  } catch (...) {  // there is nobody to tell any more
+  } catch (...) {  // nobody is left to tell
   }
 }
 
@@ -131,7 +131,7 @@ void Trace::finish() {
       entry.update(more);
       events.push_back(std::move(entry));
     };
-    if (event.isAsync()) {  // a bucket, which need not end before what began after it
+    if (event.isAsync()) {  // a bucket need not end before events that began later
       const json async = {{"cat", "bucket"}, {"id", ++id}};
       add("b", event.startNs(), async);
       add("e", event.endNs(), async);

@@ -1,8 +1,8 @@
 // Trace: a timeline of the ranks' steps for ui.perfetto.dev or chrome://tracing, from the profiler that LibTorch ships.
 //
 // Each rank is a process on it. Its threads have lockstep's ranges (forward, backward, update) and LibTorch's
-// operators. Beside them are its buckets, from the post of a bucket's allreduce to its completion. One trace at a time
-// in a process.
+// operators. Beside them are its buckets, from the post of a bucket's allreduce to its completion. Make one trace at a
+// time in a process.
 #pragma once
 
 #include <lockstep/ranks/rank.hpp>
@@ -15,10 +15,10 @@
 
 namespace lockstep {
 
-inline constexpr int64_t kTraceAfterSteps = 2;  // the first learns the buckets' order, the second is the first in it
+inline constexpr int64_t kTraceAfterSteps = 2;  // a step that learns the buckets' order, and the first one in it
 inline constexpr int64_t kTracedSteps = 20;
 
-// Each process of a launcher writes its own ranks' timeline: trace.json, trace.1.json, …
+// Gives the file in which a process of a launcher writes its own ranks' timeline: trace.json, trace.1.json, …
 std::filesystem::path trace_file(const std::filesystem::path& file, int process);
 
 class Trace {

@@ -34,7 +34,7 @@ void warn_by_libtorch(const std::string& text) {
 }
 
 // Rank 0 reports on its thread, and any rank may warn on its own. Under a launcher one process reports. In an elastic
-// job this may be any of them, and so all have callbacks.
+// job any process may become that one, so all have callbacks.
 TrainCallbacks one_at_a_time(const TrainCallbacks& callbacks, std::mutex& mutex) {
   const bool elastic = ElasticJob::is_asked_for();
   const auto guarded = [&mutex, elastic]<class... Arguments>(const std::function<void(Arguments...)>& callback,
@@ -54,10 +54,10 @@ TrainCallbacks one_at_a_time(const TrainCallbacks& callbacks, std::mutex& mutex)
           .stop = callbacks.stop};
 }
 
-// A run in this process, around its ranks.
+// Is a run in this process, around its ranks.
 class Run {
  public:
-  // Opens what the run needs, in the order in which mistakes are to be told.
+  // Opens the files and data of the run, in the order in which mistakes are to be told.
   Run(const TrainOptions& given, const TrainCallbacks& callers, const std::function<Workload()>& load)
       : callbacks_(one_at_a_time(callers, mutex_)),
         settings_(with_resume_found(given, callbacks_.on_warning)),
@@ -103,7 +103,7 @@ class Run {
                      .processor = keeps_checkpoints(settings_) ? processor_kind(settings_.devices[0]) : "",
                      .result = result_};
     // Batches have one shape, but for the last of an epoch. Trials of cuDNN's algorithms may end otherwise each time,
-    // so with a grain there are none.
+    // so a run with a grain makes none.
     const bool same_bits = settings_.batch.grain != 0;
     const GpuMath math({.tf32 = settings_.precision == Precision::tf32,
                         .fixed_shapes = settings_.devices[0].is_cuda() && !same_bits,
@@ -151,7 +151,7 @@ class Run {
   const Workload workload_;
   std::optional<Trace> trace_;
   TrainResult result_;
-  std::string not_finite_;  // why the run ended, if so
+  std::string not_finite_;  // why the run ended, if it was not finite
 };
 
 }  // namespace

@@ -87,7 +87,7 @@ TrainOptions checked_for_fit(TrainOptions options) {
   must_be(options.rate.reference_batch >= 0, "reference_batch", options.rate.reference_batch, "at least 0");
   learning_rate_of(options).check();
   check_optimizer(options.optimizer.kind, optimizer_settings(options));
-  must_be_within("threads_per_rank", options.threads_per_rank, 1, 1024);  // far beyond any machine
+  must_be_within("threads_per_rank", options.threads_per_rank, 1, 1024);  // the limit is far beyond any machine
   must_be_within<int64_t>("timeout", options.timeout.count(), 1, a_million, " seconds");
   must_be_within<int64_t>("silence", options.silence.count(), 0, a_million, " seconds");
   must_be(options.optimizer.clip >= 0, "clip", options.optimizer.clip, "above 0, or 0 for none");

@@ -1,4 +1,4 @@
-// TrainOptions as JSON: a run's config.json.
+// Writes and reads TrainOptions as JSON: a run's config.json.
 #include <lockstep/base/error.hpp>
 #include <nlohmann/json.hpp>
 
@@ -71,7 +71,7 @@ std::string to_json(const TrainOptions& options) {
   config["way"] = way;
   try {
     return config.dump(2) + "\n";
-  } catch (const json::exception&) {  // all else is numbers and names
+  } catch (const json::exception&) {  // all other values are numbers and names
     throw Error("configuration: a path is not UTF-8, so that it cannot be kept: data_dir is '" +
                 options.data.folder.string() + "', run_dir is '" + options.keep.run_dir.string() + "'");
   }
@@ -79,7 +79,7 @@ std::string to_json(const TrainOptions& options) {
 
 TrainOptions train_options_from_json(const std::string& text, const Devices& devices) {
   auto fields = JsonFields::parse(text, "configuration");
-  std::optional<JsonFields> way;  // none: 0.1 had the options of all ways beside the others
+  std::optional<JsonFields> way;  // the way; none: 0.1 had the options of all ways beside the others
   if (fields.has("way")) way = fields.object("way");
   TrainOptions options;
   each_option(options, [&](const Option& option, auto& value) {
@@ -90,7 +90,7 @@ TrainOptions train_options_from_json(const std::string& text, const Devices& dev
     }
     read(from, option.key, value);
   });
-  fields.has("write_text");  // 0.1 had it; nothing follows from it any more
+  fields.has("write_text");  // 0.1 had this key, which has no meaning any more
   if (way) way->no_more();
   fields.no_more();
   if (!devices.empty()) options.devices = devices;

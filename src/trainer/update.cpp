@@ -43,7 +43,7 @@ Update::Update(const TrainOptions& options, const SplitModel& net, const Task& t
       is_only_replica_(net_.mesh().data().world_size() == 1),
       rate_(learning_rate_of(options)),
       optimizer_(net_.trained(), make_of(options, task), grouping_of(task, module), "fit") {
-  if (task.ema_decay > 0) {  // where a rank keeps slices of the weights, it keeps those of their average too
+  if (task.ema_decay > 0) {  // a rank with slices of the weights keeps slices of their average too
     average_.emplace(task.ema_decay, divides_parameters() ? tensors_in(optimizer_.inner().param_groups())
                                                           : part()->module().parameters());
   }
@@ -52,7 +52,7 @@ Update::Update(const TrainOptions& options, const SplitModel& net, const Task& t
   if (local == nullptr) return;
   const std::vector<at::Tensor> parameters = part()->module().parameters();
   local_.emplace(parameters, net_.mesh().data(), *local);
-  // With zeros every optimizer has a state of every parameter, also on a rank that has had no samples yet.
+  // Zeros give every optimizer a state of every parameter, also on a rank that has had no samples yet.
   const HiddenGradients::Shown gradients(part()->hidden_gradients());
   for (const auto& parameter : parameters) parameter.mutable_grad() = at::zeros_like(parameter);
 }
@@ -88,14 +88,14 @@ Update::Shown::Shown(Update& update) : update_(update) {
 }
 
 Update::Shown::~Shown() {
-  whole_.reset();  // it takes over the parameters' values
+  whole_.reset();  // its end takes over the parameters' values
   if (update_.average_) update_.average_->exchange();
 }
 
 io::NamedTensors Update::replica() const {
   io::NamedTensors tensors =
       replica_of(part()->module(), local_ || optimizer_.sharded() ? nullptr : &optimizer_.inner());
-  if (divides_parameters())  // they are gathered from the slices, right or wrong
+  if (divides_parameters())  // these are gathered from the slices, right or wrong
     std::erase_if(tensors, [](const auto& named) { return named.second.requires_grad(); });
   if (local_) {
     for (const auto& momentum : local_->momentum())

@@ -7,7 +7,7 @@
 namespace lockstep {
 namespace {
 
-// So many are kept before the first is looked at: then a look rarely comes too early.
+// Keeps so many holds before it looks at the first, so that a look rarely comes too early.
 constexpr size_t kKeptHolds = 4096;
 
 }  // namespace
@@ -53,7 +53,7 @@ void WaitClock::spent(double seconds) {
 }
 
 c10::Event WaitClock::mark() const {
-  c10::Event event(device_.type(), c10::EventFlag::BACKEND_DEFAULT);  // with its time
+  c10::Event event(device_.type(), c10::EventFlag::BACKEND_DEFAULT);  // an event with its time
   event.record(*stream_);
   return event;
 }

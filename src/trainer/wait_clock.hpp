@@ -1,9 +1,9 @@
-// WaitClock: how long a rank is held up by its calls to other ranks. What is left of its time is its own computing.
+// WaitClock measures how long a rank is held up by its calls to other ranks. The rest of its time is its own computing.
 //
-// On the CPU these are the seconds that its thread spends in calls. On a GPU the host does not see them: what waits
-// there is the stream. So two events of the stream stand around each wait, and what lies between them is read later,
-// when they are done. No step waits for that. Used by its rank's thread, and by autograd's in a backward of it. Cost:
-// two readings of the clock per call; on a GPU also two events per wait, and as many to be read.
+// On the CPU these are the seconds that its thread spends in calls. On a GPU the host does not see the waits: the
+// stream waits there. So two events of the stream stand around each wait, and the time between them is read later, when
+// both are done. No step waits for that. Use it from its rank's thread, and from autograd's in that rank's backward.
+// Cost: two readings of the clock per call; on a GPU also two events per wait, and as many to be read.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -25,14 +25,14 @@ class WaitClock : public CallObserver {
  public:
   explicit WaitClock(const c10::Device& device) : device_(device) {}
 
-  void reset();  // forgets all that it has measured
+  void reset();  // forgets all times
   void start();  // goes on measuring, on a GPU the current stream's waits
   void pause() { runs_ = false; }
 
-  // Seconds waited since reset(). On a GPU wait for the stream first. NaN: the device's events tell no times.
+  // Gives the seconds waited since reset(). On a GPU wait for the stream first. NaN: the device's events tell no times.
   double seconds();
 
-  // Call these around what holds up a GPU's stream and is no call's wait. They may be nested.
+  // Call these around a hold of a GPU's stream that is no call's wait. They may be nested.
   void hold();
   void release();
 

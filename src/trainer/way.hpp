@@ -1,4 +1,4 @@
-// The way of a run, as its parts need it, and as flags and 0.1's config.json have it.
+// Gives the way of a run as the trainer needs it, and as flags and 0.1's config.json have it.
 #pragma once
 
 #include <lockstep/data_parallel/communication_hook.hpp>
@@ -23,7 +23,7 @@ struct Names<Compression> {
                                   std::pair{Compression::fp16, "fp16"}, std::pair{Compression::powersgd, "powersgd"}};
 };
 
-// A value for each option that some way has. As it stands, this struct can say what no Way can.
+// Has a value for each option that some way has. So it can hold the options of two ways, which no Way can.
 struct FlatWay {
   Compression compress = Compression::none;
   int64_t compress_rank = 0;                  // 0: PowerSgd's default
@@ -35,17 +35,17 @@ struct FlatWay {
 
 FlatWay flat(const Way& way);
 
-// The reverse. A split by data alone gives way to any other way. Throws Error for values of two ways
+// Does the reverse. A split by data alone gives way to any other way. Throws Error for values of two ways
 // (option_pairs.hpp).
 Way way_of(const FlatWay& flat);
 
-// Is the network split over the ranks by data alone, in one batch at a time?
+// Tells whether the network is split over the ranks by data alone, in one batch at a time.
 bool by_data_alone(const ModelSplit& split);
 
-// The way with this split in the place of its own; none: without any. Throws Error as way_of() does.
+// Gives the way with this split in the place of its own, or without a split. Throws Error as way_of() does.
 Way with_split(const Way& way, const std::optional<ModelSplit>& split);
 
-// The hook for one rank. Null: gradients are averaged as they are.
+// Makes the hook for one rank. Null means that gradients are averaged as they are.
 std::shared_ptr<CommunicationHook> make_communication_hook(const Way& way, uint64_t seed);
 
 }  // namespace lockstep

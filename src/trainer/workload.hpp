@@ -1,4 +1,4 @@
-// Workload: what a run trains, and what it says of its data; and run_workload(), which train() and fit() are.
+// A Workload has the task that a run trains, and texts about the data. train() and fit() call run_workload().
 #pragma once
 
 #include <lockstep/trainer/task.hpp>
@@ -19,8 +19,8 @@ struct Workload {
   std::string title = {};         // title of the curve: the network and the data
 };
 
-// Trains as train() says. `settings` are checked. `load` is called once the run folder is free; what it throws ends the
-// run before its first step.
+// Trains as train() says. Give checked `settings`. It calls `load` once the run folder is free; an exception of `load`
+// ends the run before its first step.
 TrainResult run_workload(const TrainOptions& settings, const TrainCallbacks& callbacks,
                          const std::function<Workload()>& load);
 
@@ -28,7 +28,7 @@ Task task_of(const TrainOptions& options, const ImageData& data);
 
 Workload workload_of_images(const TrainOptions& options, const ImageData& data, const DataDigests& digests);
 
-// The workload of train() with these options; loads the data.
+// Gives the workload of train() with these options; loads the data.
 Workload workload_of(const TrainOptions& options);
 
 }  // namespace lockstep

@@ -1,7 +1,7 @@
-// Metrics: what an epoch measured, and the files that keep it.
+// Metrics: the values that an epoch measured, and the files that keep them.
 //
 // Files are replaced whole (written beside, then renamed), so a reader, a crash or a full disk never meets half a file.
-// Not thread-safe for the same file.
+// Use a file from one thread at a time.
 #pragma once
 
 #include <cstdint>
@@ -13,10 +13,10 @@
 namespace lockstep {
 
 struct EpochMetrics {
-  int epoch = 0;              // from 1
-  double train_loss = 0;      // mean over the epoch's samples, each as its minibatch saw it
-  double train_accuracy = 0;  // in [0, 1], likewise; NaN: not counted
-  double test_accuracy = 0;   // in [0, 1], after the epoch, every test sample counted once; NaN: not counted
+  int epoch = 0;              // the epoch's number, from 1
+  double train_loss = 0;      // mean loss over the epoch's samples, each as its minibatch saw it
+  double train_accuracy = 0;  // accuracy in [0, 1], likewise; NaN: not counted
+  double test_accuracy = 0;   // accuracy in [0, 1], after the epoch, every test sample counted once; NaN: not counted
   double seconds = 0;         // seconds of training, devices synchronised, evaluation not counted
   double data_wait = 0;       // share of these seconds, in [0, 1], in which a rank waited for data: the rank that
                               // waited longest; 0: not measured
@@ -24,7 +24,7 @@ struct EpochMetrics {
   // Bytes per step of the rank that sends most, averaged over the epoch's steps. An allreduce of n bytes among k ranks
   // counts as 2 (k - 1) / k n, as a ring sends it. 0: not counted.
   double bytes_per_step = 0;
-  // Samples of a full batch on each device, at the epoch's end. Empty: near-equal parts.
+  // Parts of a full batch, in samples on each device, at the epoch's end. Empty: near-equal parts.
   std::vector<int64_t> parts = {};
   std::string weights = {};  // weights_hash of the network after the epoch (weights.hpp); empty: not kept
   // Means over the test samples after the epoch, by name: "loss", the metrics of a Task (task.hpp), and of a text
@@ -37,14 +37,14 @@ struct EpochMetrics {
 // file stays as it was.
 void write_metrics(const std::filesystem::path& file, const std::vector<EpochMetrics>& history, bool synthetic = false);
 
-// Reads what write_metrics wrote. Throws Error that names the file and the line.
+// Reads a file of write_metrics. Throws Error that names the file and the line.
 std::vector<EpochMetrics> read_metrics(const std::filesystem::path& file);
 
-// Draws train loss, train accuracy and test accuracy over the epochs with gnuplot, like the section's animated plot;
-// where no answers are counted, train and test loss.
-// The file becomes an SVG or a PNG, by its extension. Values that are not finite leave a gap. Takes some tens of
-// milliseconds. Throws Error if there is no epoch, or if gnuplot is missing (the text says which package has it),
-// fails, or takes more than 10 s. The earlier file then stays as it was.
+// Draws train loss, train accuracy and test accuracy over the epochs with gnuplot, like the section's animated plot.
+// Where no answers are counted, it draws train and test loss. The file becomes an SVG or a PNG, by its extension.
+// Values that are not finite leave a gap. Takes some tens of milliseconds. Throws Error if there is no epoch, or if
+// gnuplot is missing (the text says which package has it), fails, or takes more than 10 s. The earlier file then stays
+// as it was.
 void draw_curve(const std::filesystem::path& file, const std::vector<EpochMetrics>& history, const std::string& title);
 
 }  // namespace lockstep

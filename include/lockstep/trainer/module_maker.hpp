@@ -1,4 +1,4 @@
-// ModuleMaker: a function that makes a network, of whatever type its module is.
+// ModuleMaker: a function that makes a network, whatever the type of the module.
 //
 // Every rank calls it once. Make all modules equal. Copies share the function. A module needs one forward, from
 // a tensor, or from a whole Batch, to a tensor. A torch::nn::Sequential can be split by layers and channels, any other
@@ -20,7 +20,7 @@
 
 namespace lockstep {
 
-// A network as layers. Those of a module that is no Sequential are one layer, the module.
+// Has a network as layers. A module that is no Sequential is one layer.
 struct MadeModule {
   torch::nn::Sequential layers = nullptr;
   std::shared_ptr<torch::nn::Module> module = nullptr;  // null: the layers are the module

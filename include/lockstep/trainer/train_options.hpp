@@ -1,8 +1,8 @@
 // TrainOptions: every option of a run, with the defaults of `lockstep train`.
 //
-// A plain value of nested groups. config.json, the program's flags and errors have one list of keys, without groups:
-// `batch_size` is batch.size, `keep_last` keep.last (src/trainer/option_table.hpp). Only the way keeps its own in
-// config.json: {"way": {"zero_stage": 2}}. Thread-safe.
+// It is a plain value of nested groups, and thread-safe. config.json, the program's flags and errors have one list of
+// keys, without groups: `batch_size` is batch.size, `keep_last` keep.last (src/trainer/option_table.hpp). Only the way
+// has a group in config.json: {"way": {"zero_stage": 2}}.
 #pragma once
 
 #include <lockstep/data/data.hpp>
@@ -38,21 +38,21 @@ ImageData synthetic_images(int64_t train_size = 60000, int64_t test_size = 10000
 // Loads the images. Throws Error as load_fashion_mnist does.
 ImageData load_data(const DataOptions& options);
 
-// How the parts of a batch are sized: the three kinds of a BalanceRule.
+// A BalanceRule says how the parts of a batch are sized. These are its three kinds.
 struct EqualParts {  // near-equal parts
   bool operator==(const EqualParts&) const = default;
 };
-// Parts in proportion to the devices' speed, measured while they train (balance.hpp). Two runs then differ by rounding,
-// also if one was resumed; but not with a grain.
+// Makes parts in proportion to the devices' speed, measured while they train (balance.hpp). Without a grain two runs
+// then differ by rounding, also if one was resumed.
 struct PartsBySpeed {
   bool operator==(const PartsBySpeed&) const = default;
 };
-// A list such as {2, 1}: the first device gets twice as many samples as the second (parts.hpp). If the network is
+// A list such as {2, 1} gives the first device twice as many samples as the second (parts.hpp). If the network is
 // split, the list is for its data axis.
 using BalanceRule = std::variant<EqualParts, PartsBySpeed, std::vector<double>>;
 
-// "equal", "auto", "2,1". balance_rule_from converts back. It throws Error, which says what is possible, for other
-// texts.
+// Gives "equal", "auto" or "2,1". balance_rule_from converts back. It throws Error with the possible texts for any
+// other text.
 std::string to_string(const BalanceRule& sizes);
 BalanceRule balance_rule_from(const std::string& text);
 
@@ -64,7 +64,7 @@ struct BatchSettings {
   // activations of one of them at a time. The gradients are the same, but BatchNorm normalises over one of them.
   int accumulate = 1;
   BalanceRule balance = EqualParts();
-  // 0: none. Otherwise ranks compute whole grains of so many samples (BatchOptions::grain), and the run gives the same
+  // Samples of a grain; 0: there are none. Ranks compute whole grains (BatchOptions::grain), and the run gives the same
   // bits however many ranks there are and whatever each of them gets.
   int64_t grain = 0;
 
@@ -77,7 +77,7 @@ enum class Precision {
   bf16,  // forward and loss in automatic mixed precision (autocast.hpp), weights and update in float32
 };
 
-// How images lie in memory. The results are the same but for rounding.
+// Says how images lie in memory. The results are the same but for rounding.
 enum class MemoryFormat {
   automatic,      // fast_memory_format(), in models.hpp; a run keeps what it was
   contiguous,     // images channel by channel
@@ -93,15 +93,15 @@ enum class OnNan {
   go_on,  // nothing is checked
 };
 
-// Options of the update. RateOptions has the learning rate.
+// Has the options of the update. RateOptions has the learning rate.
 struct OptimizerOptions {
   OptimizerKind kind = OptimizerKind::sgd;
-  double momentum = 0;  // for this and weight_decay see OptimizerSettings in optimizers.hpp
+  double momentum = 0;  // momentum; for it and weight_decay see OptimizerSettings in optimizers.hpp
   double weight_decay = 0;
   double clip = 0;  // the largest norm of a step's gradients, which are scaled down to it; 0: none
 };
 
-// The part of a LearningRate that a user sets. The run adds its batch and its epochs.
+// Has the values of a LearningRate that a user sets. The run adds its batch and its epochs.
 struct RateOptions {
   std::optional<double> lr = {};  // the rate for reference_batch samples; none: the optimizer's default_learning_rate
   int64_t reference_batch = 0;    // a number of samples; 0: the run's batch before it is scaled
@@ -115,18 +115,19 @@ struct RateOptions {
 // Describes the rate: "0.2"; "0.2, linear for 2048 / 256 samples = 1.6, from 0.2 over 5 epochs of warm-up, cosine".
 std::string to_string(const LearningRate& rate);
 
-// Options of the files that a run keeps, and of the checkpoint that it goes on from.
+// Says which files a run keeps, and which checkpoint it goes on from.
 struct KeepOptions {
-  std::filesystem::path run_dir = {};  // where the run is kept; must not hold another run. Empty: nothing is written
+  std::filesystem::path run_dir = {};  // the run's folder; give one without another run. Empty: nothing is written
   int last = 2;                        // checkpoints to resume from in run_dir, beside the best epoch's; 0: none at all
   int64_t every = 0;         // steps between two checkpoints within an epoch; 0: only at the end of each epoch
   bool tensorboard = false;  // run_dir also gets an event file for TensorBoard
-  // If not empty: gets a timeline of some of the first steps, as Chrome's JSON; of a launcher's process N, of its ranks
-  // alone, with .N before the extension.
+  // File for a trace of some of the first steps, as Chrome's JSON; empty: none. A launcher's process N traces its own
+  // ranks alone, and its file has .N before the extension.
   std::filesystem::path trace = {};
-  // If not empty: a checkpoint, or a run's folder, whose newest whole one is meant (on_warning is told of a damaged
-  // one), to go on from with the results of a run that never stopped; run_dir may be that run's. "auto": the run in
-  // run_dir if it has a checkpoint; or else a new one, also in the place of one that was killed before its first.
+  // Checkpoint to go on from, with the results of a run that never stopped; empty: none. A run's folder means its
+  // newest whole checkpoint, and on_warning is told of a damaged one; run_dir may be that folder. "auto" means the run
+  // in run_dir if it has a checkpoint, or else a new one, also in the place of a run that was killed before its first
+  // checkpoint.
   std::filesystem::path resume = {};
 };
 
@@ -135,36 +136,35 @@ struct TrainOptions {
   DataOptions data = {};
   Devices devices = {};               // one rank per entry; empty: default_devices()
   int threads_per_rank = 1;           // intra-op threads of each rank
-  Way way = Averaged();               // how the ranks share the work
+  Way way = Averaged();               // way in which the ranks share the work
   std::chrono::seconds timeout{300};  // limit of a rank's wait for another, from 1 to 1,000,000
   std::chrono::seconds silence{0};    // see RunOptions::silence; from 0 to 1,000,000
   BatchSettings batch = {};
   OptimizerOptions optimizer = {};
   RateOptions rate = {};
   int epochs = 10;
-  uint64_t seed = 1;  // for the first weights, the order of the samples (docs/results says why 1), and dropout
+  uint64_t seed = 1;  // seed of the first weights, the order of the samples (docs/results says why 1), and dropout
   OnNan on_nan = OnNan::stop;
-  // Steps between two checks that the devices hold the same weights and optimizer states (check_replicas.hpp), with
-  // batch.grain the same running statistics too, before a step's update; one more is at the end of each epoch. With
-  // local SGD they come at the end of a round. What one device alone has (slices of ZeRO, parts of a split, local SGD's
-  // optimizers, all of a single device) must not change between two updates: so 1 covers every step. -1: at the end of
-  // each epoch alone, when two copies are compared and nothing else. 0: none.
+  // Steps between two checks that the devices hold the same weights and optimizer states (check_replicas.hpp), and with
+  // batch.grain the same running statistics. A check comes before a step's update, with local SGD at the end of a
+  // round, and one more at the end of each epoch. What one device alone has (slices of ZeRO, parts of a split, local
+  // SGD's optimizers, all of a single device) must not change between two updates: so 1 covers every step. -1: only the
+  // end of each epoch has a check, which compares two copies and nothing else. 0: none.
   int64_t check_replicas = -1;
   // Fraction of the grains, from 0 to 1, that another device computes again, and compares to the bit
   // (lockstep/lab/check_arithmetic.hpp). It needs batch.grain and the whole network on each rank. 0: none.
   double check_arithmetic = 0;
   Precision precision = Precision::float32;
   MemoryFormat memory_format = MemoryFormat::automatic;
-  // BatchNorm normalises over the samples of all ranks (sync_batch_norm.hpp). The model must have some.
+  // BatchNorm normalises over the samples of all ranks (sync_batch_norm.hpp). Give a model that has a BatchNorm.
   bool sync_batchnorm = false;
   KeepOptions keep = {};
 };
 
-// All of the options but resume, trace, timeout and silence as JSON text, enough to run again; and back. to_json throws
-// Error for a path that is not UTF-8. from_json throws Error that names the key: one that is not known, or a value of
-// another type or out of its range, which is never rounded or cut; absent keys keep their defaults. It reads texts of
-// lockstep 0.1 too. The text's devices are parsed for this machine, so they must be there, unless `devices` names
-// others in their place.
+// to_json gives all options but resume, trace, timeout and silence as JSON text, enough to run again, and throws Error
+// for a path that is not UTF-8. from_json converts back. It throws Error, which names the key, for an unknown key or a
+// value of another type or out of its range. No value is rounded or cut, and absent keys keep their defaults. It reads
+// texts of lockstep 0.1 too. The text's devices must be on this machine, unless `devices` names others in their place.
 std::string to_json(const TrainOptions& options);
 TrainOptions train_options_from_json(const std::string& text, const Devices& devices = {});
 

@@ -1,10 +1,10 @@
-// The trainer: everything that `lockstep train` and `lockstep eval` do, without a terminal; fit.hpp has it for a
-// network of your own.
+// The trainer does all that `lockstep train` and `lockstep eval` do, without a terminal; fit.hpp does so for a network
+// of your own.
 //
-// train() runs one rank per device, and keeps its run in a folder. It reports through callbacks, which are called one
-// at a time: on rank 0's thread, but warnings on any rank's. Under a launcher (see rank.hpp) the process with rank 0
-// reports and writes. on_data is called in all processes, and all get the same result. Thread-safe for different
-// folders. The library prints nothing.
+// train() runs one rank per device, and keeps its run in a folder. It calls the callbacks one at a time: on rank 0's
+// thread, but warnings on any rank's. Under a launcher (see rank.hpp) the process with rank 0 reports and writes.
+// on_data is called in all processes, and all get the same result. train() is thread-safe for different folders. The
+// library prints nothing.
 #pragma once
 
 #include <lockstep/base/error.hpp>
@@ -23,7 +23,7 @@
 namespace lockstep {
 
 struct StepProgress {
-  int epoch = 0;     // from 1
+  int epoch = 0;     // the epoch's number, from 1
   int64_t done = 0;  // samples of this epoch trained so far, over all ranks
   int64_t total = 0;
   double seconds = 0;  // seconds since the epoch began
@@ -31,34 +31,34 @@ struct StepProgress {
 };
 
 struct TrainCallbacks {
-  std::function<void(const std::string& source)> on_data = {};  // once, when the data are loaded and run_dir is taken
-  std::function<void(const StepProgress&)> on_step = {};  // at most some ten times a second, and at the end of an epoch
-  std::function<void(const EpochMetrics&)> on_epoch = {};  // after each epoch's evaluation, its files written
+  std::function<void(const std::string& source)> on_data = {};  // called once data are loaded and run_dir is taken
+  std::function<void(const StepProgress&)> on_step = {};   // called some 10 times a second at most, and at epochs' ends
+  std::function<void(const EpochMetrics&)> on_epoch = {};  // called when an epoch's files are written
   // Gets a message about what looks like a mistake or did not work, but does not end the run: a parameter that no rank
   // used, a curve that could not be drawn. Any rank's thread calls it. Empty: LibTorch's warning handler gets it,
   // which writes to stderr.
   std::function<void(const std::string& message)> on_warning = {};
-  // A request, of any rank's process, ends the run on all ranks after the same step, within a second or some steps; a
-  // checkpoint of that step is kept, if any are. With local SGD the round of steps ends first.
+  // A request in any rank's process ends the run on all ranks after the same step, within a second or some steps. If
+  // checkpoints are kept, that step gets one. With local SGD the round of steps ends first.
   std::stop_token stop = {};
 };
 
 struct TrainResult {
-  std::vector<EpochMetrics> history;  // one entry per finished epoch, also of before a resume
+  std::vector<EpochMetrics> history;  // history with an entry per finished epoch, also of before a resume
   Devices devices;
   bool stopped = false;  // the stop token ended it
-  // A rank that took three times as long per sample as others with the same layers, and made them wait for a second per
-  // epoch or more: its name and the times, in words. Or a stage of a pipeline that took three times as long as the
-  // mean of the others, and a second more: then all stages' times. Waits for other ranks do not count. Empty if there
-  // is none, if steps are Recorded, and on GPUs with balance "auto" or whose events tell no times.
+  // Straggler and its times, in words. It is a rank that took three times as long per sample as others with the same
+  // layers, and made them wait for a second per epoch or more. Or it is a stage of a pipeline that took three times as
+  // long as the mean of the others, and a second more: then all stages' times follow. Waits for other ranks do not
+  // count. Empty if there is none, with Recorded steps, and on GPUs with balance "auto" or whose events tell no times.
   std::string straggler = {};
-  double seconds_per_epoch() const;  // mean over the finished epochs; 0 if there are none
-  double data_wait() const;          // EpochMetrics::data_wait of all finished epochs together; 0 if there are none
+  double seconds_per_epoch() const;  // gives the mean over the finished epochs; 0 if there are none
+  double data_wait() const;          // gives EpochMetrics::data_wait of all finished epochs; 0 if there are none
 };
 
 // Trains one of lockstep's models on one of its data sets, or gpt on a text. After every epoch it evaluates and writes
-// into run_dir: config.json (first), metrics.jsonl, model.safetensors, curve.svg, and in checkpoints/ what a run can be
-// resumed from; curve.png at the end. The file .lock keeps a second writer out. BatchNorm's running statistics follow
+// into run_dir: config.json (first), metrics.jsonl, model.safetensors, curve.svg, and checkpoints/ to resume a run
+// from; at the end it writes curve.png. The file .lock keeps a second writer out. BatchNorm's running statistics follow
 // each device's own parts of the batches; before an evaluation all devices take their weighted mean.
 //
 // Throws Error before the first step, with the options' keys: for options that do not go together (docs/guide.md has
@@ -68,24 +68,24 @@ struct TrainResult {
 // threads_per_rank, balance, on_nan, check_replicas, check_arithmetic, epochs, memory_format without a grain, where
 // files lie, what is kept, and of the way its split, its stage of ZeRO, and whether it is Recorded.
 //
-// Throws Error after it, with the rank or the file named: a loss or a gradient that is not finite (Error::not_finite);
-// replicas that differ (check_replicas); a device that computes wrongly (check_arithmetic); a rank that fails; a file
-// that cannot be written; an exception from a callback. Finished epochs stay readable. A run that ends before its first
-// epoch is kept leaves nothing behind.
+// Throws Error after the first step, with the rank or the file named: a loss or a gradient that is not finite
+// (Error::not_finite); replicas that differ (check_replicas); a device that computes wrongly (check_arithmetic); a rank
+// that fails; a file that cannot be written; an exception from a callback. Finished epochs stay readable. A run that
+// ends before its first epoch is kept leaves nothing behind.
 //
 // A resumed run gives the bits of one that never stopped if ranks and options are the same, but for balance "auto" and
-// for GPUs, where cuDNN takes the convolution that was fastest. On other ranks it gives what rounding leaves, with a
-// grain the same bits too; with local SGD and an optimizer that has a state it needs as many ranks as before.
+// for GPUs, where cuDNN takes the convolution that was fastest. On other ranks the results differ by rounding, but with
+// a grain they have the same bits. With local SGD and an optimizer that has a state, keep the number of ranks.
 //
-// In an elastic job (`lockstep launch --elastic`) the others go on when a process is killed, and one that comes later
-// joins them, all to the bits of a run in peace. A device whose weights check_replicas finds wrong gets the others'
-// state. Give all processes the callbacks and one run_dir, since any of them may have to report and write.
+// In an elastic job (`lockstep launch --elastic`) the others go on when a process is killed, and a later process joins
+// them. The bits are those of a run in peace. A device whose weights check_replicas finds wrong gets the others' state.
+// Give all processes the callbacks and one run_dir, since any of them may have to report and write.
 TrainResult train(const TrainOptions& options, const TrainCallbacks& callbacks = {});
 
 struct EvalOptions {
   Devices devices = {};  // empty: default_devices()
   int threads_per_rank = 1;
-  int64_t batch_size = 256;             // over all devices at once; does not change the result
+  int64_t batch_size = 256;             // size of a batch over all devices; it does not change the result
   std::filesystem::path data_dir = {};  // folder of the IDX files, for a run that had some; empty: as the run had it
   std::filesystem::path text = {};      // the text of a run of gpt; empty: where the run had it
 };
@@ -100,7 +100,7 @@ struct EvalResult : Score {
 
 // Computes the test accuracy of a kept run, or of gpt the perplexity of the held-out text, on several devices at once,
 // not necessarily those that it was trained on. Every sample counts once, whatever the split (the section's exercise).
-// If the run had a grain, the loss has the same bits on any of them. Throws Error for a folder without a readable
+// If the run had a grain, the loss has the same bits on any devices. Throws Error for a folder without a readable
 // config.json or model.safetensors, weights of another model, unreadable data, a data_dir for a run on synthetic data,
 // a text for a run on images, and options that train() would refuse.
 EvalResult evaluate_run(const std::filesystem::path& run_dir, const EvalOptions& options = {});

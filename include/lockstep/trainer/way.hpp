@@ -1,9 +1,9 @@
-// Way: how the ranks of a run share its work. A run goes one way, which has the options that no other one knows.
+// A Way says how the ranks of a run share its work. A run goes one way, which has options that no other way has.
 //
 //   lockstep::TrainOptions{.way = lockstep::Sharded::gradients}                              // ZeRO 2
 //   lockstep::TrainOptions{.way = lockstep::SplitNetwork{{.mesh = {.pipeline = 2}}}}         // by layers
 //
-// Plain values. Thread-safe.
+// They are plain values, and thread-safe.
 #pragma once
 
 #include <lockstep/data_parallel/data_parallel.hpp>
@@ -15,7 +15,7 @@
 
 namespace lockstep {
 
-// How gradients are rounded on their way (half_precision_hook.hpp).
+// Says how gradients are rounded on their way (half_precision_hook.hpp).
 enum class Rounding { none, bf16, fp16 };
 
 // Every rank has the whole network, and all average their gradients at every step.
@@ -23,7 +23,7 @@ struct Averaged {
   Rounding rounding = Rounding::none;
 };
 
-// The same, and gradients travel as products of two thin matrices (power_sgd.hpp).
+// Does the same as Averaged, but gradients travel as products of two thin matrices (power_sgd.hpp).
 struct PowerSgd {
   int64_t rank = 4;  // columns of the matrices
 };
@@ -38,9 +38,9 @@ struct SplitNetwork {
 // needs GPUs.
 struct Recorded {};
 
-// Sharded: ZeRO 1 to 3 (data_parallel.hpp); from stage 2 on `accumulate` averages each part, so that no rank keeps
-// gradients whole. LocalSgdOptions: each rank takes several steps of its own, then all average their parameters, also
-// at the end of each epoch (local_sgd.hpp).
+// Sharded is ZeRO 1 to 3 (data_parallel.hpp); from stage 2 on `accumulate` averages each part, so that no rank keeps
+// gradients whole. With LocalSgdOptions each rank takes several steps of its own, then all average their parameters,
+// also at the end of each epoch (local_sgd.hpp).
 using Way = std::variant<Averaged, PowerSgd, Sharded, LocalSgdOptions, SplitNetwork, Recorded>;
 
 }  // namespace lockstep
