@@ -117,7 +117,7 @@ class ChildProcesses {
   Clock::time_point started_;
   int stop_signal_ = 0;               // the signal that was passed on
   std::atomic<int> labels_{0};        // number of threads of children's labels that run
-  std::atomic<bool> hurries_{false};  // the threads wait for a slow reader only for a moment
+  std::atomic<bool> hurries_{false};  // true: these threads wait for a slow reader only for a moment
   int first_failure_ = 0;
   std::string first_failure_text_;
   bool failed_ = false;

@@ -62,7 +62,7 @@ const char* const more_examples =
     "  lockstep train --model mlp --plan auto\n"
     "      By layers or channels too, if that is predicted to be faster here.\n"
     "  lockstep train --model gpt --text FILE --optimizer adamw --lr 0.003\n"
-    "      A language model, which learns the bytes of any file and writes some.\n"
+    "      A language model, which learns the bytes of any file.\n"
     "  lockstep train --sync-every 16 --outer-lr 0.7 --outer-momentum 0.9\n"
     "      Devices take 16 steps each by themselves between two averages: DiLoCo.\n"
     "\n"

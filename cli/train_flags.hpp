@@ -24,7 +24,7 @@ struct TrainFlags {
   // Gives the text that the user gave for an option. text() gives "" if there is none.
   std::optional<std::string> of(const char* key) const;
   std::string text(const char* key) const { return of(key).value_or(""); }
-  std::string plan() const { return text("split"); }     // a plan: a file, "auto" or "none"; empty: --config decides
+  std::string plan() const { return text("split"); }     // file, "auto" or "none"; empty: --config or --resume decides
   std::string resume() const { return text("resume"); }  // "last", "auto", a run or a checkpoint; empty: none
 };
 

@@ -12,7 +12,7 @@
 namespace lockstep {
 namespace {
 
-// Tells the handler, a function without arguments, which thread waits. 0: there is no StopOnSignals; -1: one begins.
+// Tells the handler, which has no captures, which thread waits. 0: there is no StopOnSignals; -1: one begins.
 std::atomic<pid_t> waiting_thread = 0;
 
 }  // namespace

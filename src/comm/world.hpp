@@ -52,8 +52,8 @@ class World {
   // Throws Error on rank `rank` if the run has failed. Backends whose calls throw by themselves do not override it.
   virtual void check(int /*rank*/) {}
 
-  // Throws likewise, once the host of rank `rank` has waited for its device: after a failure, calls left no values
-  // there.
+  // Throws likewise. Call it when the host of rank `rank` has waited for its device: after a failure, calls left no
+  // values there.
   virtual void check_values(int /*rank*/) {}
 
   // Rank `rank` failed for `reason`: every wait of the others ends at once with an Error.

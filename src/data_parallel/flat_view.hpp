@@ -9,7 +9,7 @@
 namespace lockstep {
 
 // Gives a view of `flat` at `offset` for a tensor like `tensor`, with its strides, which autograd prefers for a
-// gradient. By variable_data it is no view for autograd, whose detach_() an optimizer's zero_grad() could not call.
+// gradient. variable_data() makes it no view for autograd: zero_grad() could not call detach_() of such a view.
 at::Tensor view_in_flat(const at::Tensor& tensor, const at::Tensor& flat, int64_t offset);
 
 // flat_copy copies the tensors' values, one after the other, each in the order of its rows. parts_like gives views of

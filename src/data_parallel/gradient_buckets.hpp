@@ -49,9 +49,9 @@ class GradientBuckets {
   void listen(bool last);
 
   // order() gives the learnt order of the gradients, as far as the averages' bits depend on it: the number of
-  // parameters, then the parameters' numbers. It is empty while nothing was learnt, and equal on all ranks. Runs that
-  // go on with one order take the same steps. set_order ignores numbers below 0. If an order does not fit the
-  // parameters, it is learnt anew.
+  // parameters, then the parameters' numbers. It is empty while nothing was learnt, and equal on all ranks. A run that
+  // goes on with it takes the same steps as the run that learnt it. set_order ignores numbers below 0. If an order does
+  // not fit the parameters, it is learnt anew.
   std::vector<int64_t> order() const;
   void set_order(const std::vector<int64_t>& order);
 

@@ -33,7 +33,7 @@ class GrainSums {
     std::vector<GradientFactors> factors = {};  // all its grains' factors; without both, no grain had a gradient
   };
   // Adds a parameter's gradient of a grain, which may be kept, or its factors. A parameter's grains ascend; it may
-  // leave some out. Gives false for one out of order. Give factors for a contiguous parameter, and if takes() is true.
+  // leave some out. Gives false for one out of order. Give factors only for a contiguous parameter, if takes() is true.
   // Factors are kept, and summed together with those of other grains of the block, as long as they take no more memory
   // than the gradient.
   bool add(size_t parameter, int64_t grain, Sum gradient);

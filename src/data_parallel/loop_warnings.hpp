@@ -25,9 +25,9 @@ class LoopWarnings {
   // mode and has layers that act otherwise then, and where an epoch's shuffled order comes again.
   void see_backward(int32_t mark);
 
-  // Looks at the mean loss of so many samples `of_batch`. Walks the first graph, and warns of a learnable tensor that
-  // no DataParallel averages. A tensor with as many rows as there are `samples` is taken for an input whose gradient is
-  // wanted. Throws Error where the mean is over some of the samples' targets alone.
+  // Looks at the mean loss of so many samples `of_batch`. Walks the first mean's graph that there is, and warns of a
+  // learnable tensor that no DataParallel averages. A tensor with as many rows as there are `samples` is taken for an
+  // input whose gradient is wanted. Throws Error where the mean is over some of the samples' targets alone.
   void see_loss(const at::Tensor& mean, int64_t samples, int64_t of_batch);
 
   // Calls a grain's forward(), and watches the first grains. Warns where one drew from LibTorch's default generator on

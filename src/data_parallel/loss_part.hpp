@@ -35,7 +35,7 @@ Loss interleaved_loss_of(const std::shared_ptr<Replica>& replica, const Batch& b
 class Loss::Part {
  public:
   Part(std::shared_ptr<Replica> replica, const Batch& batch, MeanOf mean_of);  // nothing is computed yet
-  Part(std::shared_ptr<Replica> replica, const Batch& batch, std::function<at::Tensor()> compute);  // interleaves
+  Part(std::shared_ptr<Replica> replica, const Batch& batch, std::function<at::Tensor()> compute);  // is interleaved
   // `mean` was computed by the caller; undefined if there are no samples.
   Part(std::shared_ptr<Replica> replica, at::Tensor mean, int64_t local_size, int64_t global_size);
 

@@ -22,8 +22,8 @@ class MemoryFiller {
  public:
   virtual ~MemoryFiller() = default;
 
-  // Is called before an operator with tensors in these memories runs. Operators may call others. Throw nothing:
-  // LibTorch would catch and lose the exception.
+  // An OperatorWatch calls this before an operator with tensors in these memories runs. Operators may call others.
+  // Throw nothing: LibTorch would catch and lose the exception.
   virtual void before_operator(const std::vector<size_t>& memories) noexcept = 0;
   virtual void after_operator() noexcept = 0;
 };

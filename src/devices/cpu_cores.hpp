@@ -14,7 +14,7 @@ namespace lockstep {
 // the thread that loads it to the first of its places. Then all places count, which together are the mask before.
 std::vector<int> affinity_cpus();
 
-// Tells whether OpenMP binds its threads. Then each thread that computes on several threads is bound.
+// Tells whether OpenMP binds its threads. Then a thread that lets several threads compute is bound too.
 bool openmp_binds_threads();
 
 // While a FreeOfOpenMp lives, its thread may run on all of affinity_cpus(). So may all that it starts.

@@ -25,7 +25,7 @@ class BatchUpload {
   BatchUpload(const c10::Device& gpu, at::Tensor order);
 
   // Gives the rows whose numbers stand at [begin, begin + size) of the order. They are for the GPU's current stream,
-  // which waits for the copy. Give `data` on the CPU, without need of a gradient.
+  // which waits for the copy. Give `data` on the CPU that needs no gradient.
   at::Tensor rows(const at::Tensor& data, int64_t begin, int64_t size);
 
   // Begins to send these rows, for a later call of rows(). Drops other rows of `data` that were started before.

@@ -15,7 +15,7 @@ namespace lockstep::io {
 
 inline constexpr const char* kLockFile = ".lock";
 
-// FileLock: holds a file, as only one can. However its process ends, the system gives the lock back. The lock is a
+// At most one FileLock holds a file. However its process ends, the system gives the lock back. The lock is a
 // byte-range lock of the whole file that belongs to the open file (F_OFD_SETLK). NFS passes such a lock on to its
 // server, so all machines see the lock. The server's own machine sees it too, but would not see an flock(). If NFS is
 // mounted with `nolock` or `local_lock`, only one machine sees the lock, unnoticed. Use it from one thread.

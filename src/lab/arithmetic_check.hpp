@@ -38,8 +38,8 @@ std::vector<CheckedGrain> drawn_grains(double fraction, uint64_t seed, int64_t s
 // Holds a rank's result for one grain: one hash for its loss and one for each parameter's gradient.
 using GrainHashes = std::vector<int64_t>;
 
-// Gives the ranks that computed the grain wrongly: each with a result other than that of more than half of all ranks,
-// when all compute the grain `again`. Gives none without such a majority.
+// Gives the ranks that computed the grain wrongly. The right result is that of more than half of all ranks when all
+// compute the grain `again`. A rank is wrong if any of its results is another one. Gives none without such a majority.
 std::vector<int> wrong_ranks(const CheckedGrain& grain, const GrainHashes& owners, const GrainHashes& checkers,
                              const std::vector<GrainHashes>& again);
 

@@ -162,7 +162,7 @@ struct NormGradients {
   Tensor x, weight, bias, shortcut;
 };
 
-// Needs `y` with a short cut alone. Leaves out the gradient of x without needs_x.
+// Give `y` if there is a short cut; else it may be undefined. Without needs_x the gradient of x is left out.
 NormGradients backward_with(const ChannelTable& table, const Tensor& grad, const Tensor& x, const Tensor& y,
                             bool needs_x) {
   const RowRanges pixels = pixels_of(x);

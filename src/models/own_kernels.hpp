@@ -14,7 +14,8 @@ inline bool is_plain_float(const at::Tensor& tensor) {
   return tensor.is_cpu() && tensor.scalar_type() == at::kFloat && tensor.layout() == at::kStrided && !tensor.is_neg();
 }
 
-// Gives the inputs of a scope. MemoryOnDemand learns from them the addresses at which the kernels will read parameters.
+// Gives the inputs of a scope around kernels that read parameters by their addresses. A MemoryFiller learns from them
+// which memory to fill before (memory_on_demand.hpp).
 inline std::vector<c10::IValue> read_by_kernels(std::vector<c10::IValue> parameters) {
   return parameters;
 }

@@ -52,9 +52,9 @@ void ElasticLaunch::call_off_until(const Generation& now, const Failure& failure
   }
 }
 
-// Vacates a place, whose successor needs as much memory as the process that was killed. The first killed process gets a
-// successor, since memory may have lacked for a moment only. After that the machine has too little for so many
-// processes, whichever of them the kernel kills.
+// Vacates a place, whose successor needs as much memory as the process that was killed. The first process killed for
+// want of memory gets a successor, since memory may have been short for a moment only. After that the machine has too
+// little for so many processes, whichever of them the kernel kills.
 void ElasticLaunch::vacate(int member, bool lacked_memory) {
   if (lacked_memory && std::exchange(lacked_memory_, true)) {
     given_up_.push_back(member);

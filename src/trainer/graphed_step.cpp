@@ -60,7 +60,7 @@ void GraphedStep::record(const Batch& batch) {
   if (collective_) {
     record_now();
   } else {
-    rank_.barrier();  // waiting for a GPU is forbidden while one of its streams records
+    rank_.barrier();  // then nobody waits for a GPU, which is forbidden while one of its streams records
     rank_.in_turn(record_now);
   }
 }

@@ -21,7 +21,7 @@ struct Facts {
   bool is_elastic = false;
 };
 
-// Is one side of a pair.
+// A Choice is one side of a pair.
 struct Choice {
   const char* key;   // the option's key; null: it is none of TrainOptions
   const char* text;  // the choice in words, the key in backquotes: "`zero_stage` 2 or 3"

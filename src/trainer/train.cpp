@@ -54,7 +54,7 @@ TrainCallbacks one_at_a_time(const TrainCallbacks& callbacks, std::mutex& mutex)
           .stop = callbacks.stop};
 }
 
-// Is a run in this process, around its ranks.
+// A Run is a run in this process, around its ranks.
 class Run {
  public:
   // Opens the files and data of the run, in the order in which mistakes are to be told.

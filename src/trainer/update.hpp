@@ -78,8 +78,8 @@ class Update {
   std::optional<WeightAverage>& average() { return average_; }
 
   // save() puts the optimizer's state into a checkpoint, and load() takes it back; plain SGD has none. Call them on all
-  // ranks; `rank` is among these. Throws Error if the state is of another network, or of other ranks than it can go on
-  // with.
+  // ranks, each with its Rank of the whole run. Throws Error if the state is of another network, or of other ranks than
+  // it can go on with.
   void save(RunState& state, Rank& rank);
   void load(const RunState& state, const Rank& rank);
 

@@ -1,5 +1,5 @@
-// lockstep plan, compare and sweep, and lockstep-bench, once each on little data, so that AddressSanitizer reads them
-// too; what they print and keep has tests of its own.
+// lockstep plan and sweep, and lockstep-bench, once each on little data, so that AddressSanitizer reads them too;
+// what they print and keep has tests of its own.
 #include "cli_fixture.hpp"
 
 #include <string>

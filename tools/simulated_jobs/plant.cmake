@@ -25,12 +25,6 @@ function(plant what file text put)
   file(WRITE ${COPIES}/${file} "${source}")
 endfunction()
 
-# One more place of the last bug.
-function(plant_also file text put)
-  math(EXPR count "${count} - 1")
-  plant("" ${file} "${text}" "${put}")
-endfunction()
-
 plant("a failure does not interrupt the waits" comm/processes/waits.cpp
   [[      if (open.interrupt) open.interrupt();]] [[      if (!BUG && open.interrupt) open.interrupt();]])
 plant("a connected group wakes nobody" comm/meeting/attempt.hpp

@@ -51,10 +51,10 @@ struct Batch {
   std::vector<int64_t> runs =
       {};                      // with a grain: partner s has grains runs[s] up to runs[s + 1]; empty: near-equal runs
   Dataset::Tensors more = {};  // this partner's rows of Dataset::more, on its device
-  // The most grains that any partner has in this part of in_parts(), with a grain. 0: a whole batch, see `runs`.
+  // For a part by in_parts() with a grain: the most grains of it that any partner has. 0: a whole batch, see `runs`.
   int64_t turns = 0;
-  // One sample of the data as an example: with a grain, where this partner got no sample. If you change x, y or `more`,
-  // as by flatten(1) or to(), change those of `like` alike, which a net with Sharded::parameters computes.
+  // An example, one sample of the data, if there is a grain and this partner got no sample. A net with
+  // Sharded::parameters computes it. So if you change x, y or `more`, as by flatten(1) or to(), change like's too.
   Dataset like = {};
 
   int64_t size() const { return x.size(0); }  // this partner's samples; 0 if it got none

@@ -1,4 +1,4 @@
-// SampleFunction: holds a loss or a metric of the network's output and the targets or the whole batch.
+// SampleFunction: holds a loss or a metric. It takes the network's output, and either the targets or the whole batch.
 //
 // Give it (y_hat, y), or (y_hat, batch) if it needs a mask or another tensor of the batch. It is as thread-safe as the
 // function.

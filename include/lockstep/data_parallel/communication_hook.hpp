@@ -34,7 +34,7 @@ struct GradientBucket {
 
 class CommunicationHook {
  public:
-  // Is one exchange of a bucket with the other ranks, and says what follows.
+  // A Round is one exchange of a bucket with the other ranks, and says what follows.
   struct Round {
     c10::intrusive_ptr<c10d::Work> work = {};  // the collective to wait for; null: none
     // When `work` is complete, one of these two is called. `next` begins the bucket's next round. `finish`, after the

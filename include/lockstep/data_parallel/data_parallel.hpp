@@ -34,8 +34,8 @@ class TrainedNet;
 
 namespace detail {
 
-// Tells whether Type is a module holder (TORCH_MODULE). Do not test its call operator, which takes anything until
-// compiled.
+// Tells whether Type is a module holder (TORCH_MODULE). Do not ask whether it can be called: its operator() seems to
+// take any arguments, and fails only when it is compiled.
 template <class Type>
 concept HoldsModule = requires {
   typename Type::ContainedType;
@@ -88,9 +88,9 @@ class Criterion {
   detail::SampleFunction function_;
 };
 
-// Is a net of which every rank has an equal replica, whatever its module's type is. A DataParallel is a typed handle on
-// one. Copies are the same net, and a move is a copy too. Once its Rank's run() is over, forwards still work and
-// backwards throw Error.
+// A Replicas is a net of which every rank has an equal replica, whatever its module's type. A DataParallel is a typed
+// handle on one. Copies are the same net, and a move is a copy too. Once its Rank's run() is over, forwards still work
+// and backwards throw Error.
 class Replicas {
  public:
   Replicas(const Replicas&) = default;
@@ -115,7 +115,7 @@ class Replicas {
   int64_t steps_done() const;
   void set_steps_done(int64_t steps);
 
-  // Averages a backward of anything but one Loss. compute() calls LibTorch's backward itself, any number of times. When
+  // Averages backwards that are not of one Loss. compute() calls LibTorch's backward itself, any number of times. When
   // this returns, all gradients are averages over the ranks, as after Loss::backward(). A parameter's gradient may be
   // averaged as soon as something was added to it. So compute every contribution but the last under no_sync(). Call it
   // on all ranks. Throws as Loss::backward() does. The backward counts for the batch that this thread took last from
@@ -186,8 +186,8 @@ class DataParallel : public Replicas {
   }
 
   // Gives the mean loss of this rank's part: criterion(forward(batch.x), batch.y). Make the criterion a mean over the
-  // samples. A module whose forward takes a Batch gets the batch in the place of x, and such a criterion in the place
-  // of y. An empty part gives zero without calling forward. But with a SyncBatchNorm in the module, or with
+  // samples. A module whose forward takes a Batch gets the batch in place of x, and a criterion (y_hat, batch) gets it
+  // in place of y. An empty part gives zero without calling forward. But with a SyncBatchNorm in the module, or with
   // Sharded::parameters, it passes through all layers, whose exchanges need all ranks.
   Loss loss(const Batch& batch, const Criterion& criterion) {
     // A grain_check calls this until backward() is done, when this handle may be gone. The Loss keeps the replica.
@@ -209,15 +209,15 @@ class DataParallel : public Replicas {
   // called once for this rank's part, unless that is empty; with a grain once for each grain of it, ascending. If the
   // module has a SyncBatchNorm, or with Sharded::parameters, it is called for an empty part too: give a sum then. By
   // grains, call backward() before the next loss(): BatchNorm's running statistics follow the last one. With a grain
-  // and Sharded::parameters it is called as often on all ranks, and never for an empty part. A rank with fewer grains
+  // and Sharded::parameters all ranks call it equally often, and never for an empty part. A rank with fewer grains
   // than another one computes stand-ins after its grains, of two samples, or of one if a grain has one. Their results
   // are dropped, and the module's buffers stay as they are. But hooks on parameters see stand-ins, and so do counters
   // in mean_of(): ask SampleScope::current()->place().again there.
   //
   // Throws Error, with a grain: a batch whose samples are not this rank's grains; more than one intra-op thread; layers
-  // whose results depend on the ranks (SyncBatchNorm, LibTorch's dropout); averages that depend on them (a
-  // communication hook), or none. With Sharded::parameters also a batch without samples; stand-ins without Batch::like,
-  // or with one that is not like x, y and `more`; a part by in_parts() of a batch without Batch::runs.
+  // whose results depend on the ranks (SyncBatchNorm, LibTorch's dropout); a communication hook, or average = false.
+  // With Sharded::parameters also a batch without samples; stand-ins without Batch::like, or with one that is not like
+  // x, y and `more`; a part by in_parts() of a batch without Batch::runs.
   template <class MeanOf>
   requires(!detail::HoldsModule<MeanOf>) && std::invocable<MeanOf, const Batch&>  //
       Loss loss(const Batch& batch, const MeanOf& mean_of) {

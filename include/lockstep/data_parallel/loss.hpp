@@ -14,7 +14,7 @@ namespace lockstep {
 
 class Replica;
 
-// Is the mean loss of this rank's part of a batch. It is not a plain tensor, because its backward() also averages.
+// A Loss is the mean loss of this rank's part of a batch. It is no plain tensor, because its backward() also averages.
 //
 // If the batch has a grain, the Loss holds the losses of this part's grains. Then backward() gives the same bits on any
 // number of ranks. It computes the gradient of each grain's summed loss, and adds the grains of all ranks in one order.
@@ -36,8 +36,9 @@ class [[nodiscard]] Loss {
 
   at::Tensor value() const;  // gives a scalar: this part's mean loss, zero for an empty part
   double item() const { return value().item<double>(); }
-  // Gives the mean loss of the whole batch; with in_parts(), that of all ranks' parts. Call it on all ranks. With a
-  // grain it has the same bits on any number of ranks, so a learning rate may follow it. Throws as Rank::mean does.
+  // Gives the mean loss of the whole batch, or for a part by in_parts() that of all ranks' parts. Call it on all ranks.
+  // With a grain it has the same bits on any number of ranks, so a learning rate may follow it. Throws as Rank::mean
+  // does.
   double global_item() const;
 
  private:

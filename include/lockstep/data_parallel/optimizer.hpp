@@ -130,7 +130,7 @@ class Optimizer {
   // The rest is for lockstep's own trainer, which takes a step apart. Errors name `owner`.
   Optimizer(std::shared_ptr<TrainedNet> net, const Make& make, const Grouping& grouping,
             const std::string& owner = "Optimizer");
-  void zero_grad(bool in_place);     // sets gradients to zero where they are, with `in_place` unless the net is sharded
+  void zero_grad(bool in_place);     // true: keeps the gradients' memory, as zeros, unless the net is sharded
   at::Tensor clip(double max_norm);  // gives the norm before; nothing waits for a GPU
   void update();                     // steps with the gradients as they are
 

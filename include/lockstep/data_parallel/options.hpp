@@ -36,10 +36,10 @@ struct DataParallelOptions {
   // not shard in an elastic run (RunOptions::succession).
   Sharded sharded = Sharded::nothing;
   // Names modules, such as "layers.3", whose parameters Sharded::parameters gathers as one unit each. Other modules are
-  // taken in runs: at most bucket_bytes, a sixteenth of the net, and an eighth of a rank's slice of it (64 KiB in a
-  // small one). Best are units that compute one after the other, and are small beside a slice.
+  // taken in runs of at most bucket_bytes, a sixteenth of the net and an eighth of a rank's slice of it, whichever is
+  // least; but of 64 KiB in a small net. Best are units that compute one after the other, and are small beside a slice.
   std::vector<std::string> units = {};
-  // Computes grains (BatchOptions::grain) again and compares them, as check_arithmetic(0.01) does
+  // Computes grains (BatchOptions::grain) again and compares them. Make it by check_arithmetic(0.01), for example
   // (lab/check_arithmetic.hpp). Each rank needs its own, and all batches need a grain. Do not use it with
   // Sharded::parameters. Null: none.
   std::shared_ptr<GrainCheck> grain_check = nullptr;

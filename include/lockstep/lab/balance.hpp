@@ -48,9 +48,9 @@ class Balance {
   Balance& operator=(const Balance&) = delete;
 
   // Ends a step, of which `batch` was this rank's part. If there are new parts, it gives `batches` their shares and
-  // returns true. Only laps of full batches count, which are the largest so far. A rank without samples of a full batch
-  // cannot be measured; then parts stay as they are. Otherwise each rank keeps at least one sample. Call it on all
-  // ranks.
+  // returns true. Only laps of full batches count; a batch is full if none was larger so far. A rank without samples of
+  // a full batch cannot be measured; then parts stay as they are. Otherwise each rank keeps at least one sample. Call
+  // it on all ranks.
   bool step(const Batch& batch, Batches& batches);
 
   // Leaves out the time since the last step, which was spent on something else: an evaluation, a checkpoint.

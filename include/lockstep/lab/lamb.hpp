@@ -4,7 +4,7 @@
 //   lockstep::Lamb lamb(net->parameters(), lockstep::LambOptions(/*lr=*/2e-3).weight_decay(0.01));
 //
 // It is a torch::optim::Optimizer like LibTorch's, with parameter groups, torch::save and torch::load. A layer is one
-// parameter tensor. Its norms need the whole layer: slices of a layer on a tensor axis (tensor_parallel.hpp) would be
+// parameter tensor. Its norms need the whole layer: slices of a layer on a tensor axis (parallel_layers.hpp) would be
 // scaled by the norms of the slices. Use it from one thread. It waits for no GPU.
 #pragma once
 

@@ -3,7 +3,7 @@
 // can be differentiated, also twice.
 //
 // Float32 on the CPU takes lockstep's own kernels, which compute 16 samples at a time (8 or 4 on older CPUs).
-// Everything else takes LibTorch's operators: fewer than a third as many samples, CUDA, other types, mixed precision.
+// All else takes LibTorch's operators: fewer than a third of these samples, CUDA, other types, mixed precision.
 // The result is the same up to rounding. Thread-safe: no shared state. Deterministic: the same inputs give the same
 // bits, whatever the number of intra-op threads. Memory: until backward, a second copy of x and a byte per result.
 #pragma once

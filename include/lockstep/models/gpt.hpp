@@ -57,7 +57,7 @@ at::Tensor causal_attention(const at::Tensor& qkv, int64_t heads);
 // Gives the mean cross-entropy over all tokens: logits [n, length, vocabulary], targets [n, length], int64.
 at::Tensor token_cross_entropy(const at::Tensor& logits, const at::Tensor& targets);
 
-// Computes [n, length] tokens -> [n, length, vocabulary] logits of the next token. The layers are embedding, block1,
+// Maps [n, length] tokens to [n, length, vocabulary] logits of the next token. The layers are embedding, block1,
 // block2, …, norm, head; by default they have 842,496 parameters. Throws Error for a size below 1 or above its limit
 // (the text names it), for heads that do not divide the embedding, and for a dropout that is not in [0, 1).
 class GptImpl : public NamedSequentialImpl {

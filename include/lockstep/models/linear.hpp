@@ -15,10 +15,10 @@
 
 namespace lockstep {
 
-// Computes [..., in] with a weight [out, in] and a bias [out], or none -> [..., out]. Takes oneDNN for float32 on an
-// AMD CPU with AVX-512, but not under autocast; otherwise it is torch::linear. Turn oneDNN off by
-// ATEN_CPU_CAPABILITY=avx2, or by at::globalContext().setUserEnabledMkldnn(false). oneDNN's micro-kernel computes
-// products of few rows on one thread. A backward by grains adds the weight's gradient straight to the grains' sum.
+// Maps x [..., in] to [..., out], by a weight [out, in] and a bias [out] or none. Takes oneDNN for float32 on AMD CPUs
+// with AVX-512, but not under autocast; otherwise it is torch::linear. Turn oneDNN off by ATEN_CPU_CAPABILITY=avx2, or
+// by at::globalContext().setUserEnabledMkldnn(false). With one intra-op thread oneDNN's micro-kernel computes products
+// of few rows. A backward by grains adds the weight's gradient straight to the grains' sum.
 at::Tensor fast_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias = {});
 
 // This torch::nn::Linear computes with fast_linear(). shard() and plans treat it as a torch::nn::Linear.

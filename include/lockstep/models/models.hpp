@@ -53,8 +53,8 @@ std::function<torch::Tensor(const torch::Tensor& y_hat, const torch::Tensor& y)>
 // Tells whether the model learns the next byte of a text, as gpt does. All other models learn classes of images.
 bool learns_text(const ModelOptions& options);
 
-// Gives the format of weights and images (memory_format.hpp) in which the model trains fastest on such a device. It is
-// known where it was measured: docs/results/2026-11-24-channels-last.md.
+// Gives the format of weights and images (memory_format.hpp) in which the model trains fastest on such a device, as far
+// as that was measured (docs/results/2026-11-24-channels-last.md), and otherwise at::MemoryFormat::Contiguous.
 at::MemoryFormat fast_memory_format(const ModelOptions& options, const c10::Device& device);
 
 // Describes the model by its name and all options but the defaults: "alexnet, width 0.25, images of 96 x 96, 2 groups".
@@ -111,7 +111,7 @@ struct MlpOptions {
   uint64_t seed = 0;
 };
 
-// Computes `inputs` values per sample, [n, ...] -> [n, classes]. Layers are flatten, fc1, relu1, fc2, relu2, ...,
+// Takes `inputs` values per sample: [n, ...] -> [n, classes]. Layers are flatten, fc1, relu1, fc2, relu2, ...,
 // output. By default they have 1,720,330 parameters. The book's MLP has one hidden layer of 256 units. This one has
 // enough layers to split into stages.
 class MlpImpl : public NamedSequentialImpl {

@@ -41,7 +41,7 @@ class Tied {
   at::Tensor weight_;  // the other layer's tensor; not a parameter of this layer
 };
 
-// Computes x [..., in] -> [..., out], without a bias, by a weight [out, in]. A clone is not tied: call tie_layers()
+// Maps x [..., in] to [..., out], without a bias, by a weight [out, in]. A clone is not tied: call tie_layers()
 // with the network that contains the clone.
 class TiedLinearImpl : public torch::nn::Cloneable<TiedLinearImpl>, public Tied {
  public:

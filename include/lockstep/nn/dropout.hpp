@@ -29,7 +29,7 @@ class DropoutImpl : public torch::nn::Cloneable<DropoutImpl> {
     bool whole_channels = false;  // drops whole channels of x [n, channels, height, width], as torch::nn::Dropout2d
 
     // Says that the layer's x is a rank's slice of a whole activation, as shard() makes it: along `dim`, slice `index`
-    // of `count` near-equal ones. If total is 0, all slices are equal.
+    // of `count` near-equal ones. `total` is the whole activation's size there; 0: all slices are equal.
     struct Slice {
       int64_t dim = -1;
       int64_t total = 0;

@@ -1,4 +1,4 @@
-// LayerWise: marks options of optimizers that look at whole layers, such as Lars and Lamb, which scale by their norm.
+// LayerWise: marks options of optimizers that look at whole layers, as Lars and Lamb, which scale by a layer's norm.
 //
 // Derive an optimizer's options from it, beside torch::optim::OptimizerOptions. Then an Optimizer refuses such an
 // optimizer where ranks have slices of layers, since it would see the slices' norms. lockstep.hpp does not include it.

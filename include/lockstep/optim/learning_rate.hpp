@@ -49,8 +49,9 @@ struct LearningRate {
   bool operator==(const LearningRate&) const = default;
 };
 
-// Gives the rate after `epochs_done` epochs: 0 at epoch 1's first step, (i - 1) / n at its i-th step of n. A plain
-// constant rate gives exactly lr. Give a `rate` that passes check(). Throws Error unless 0 <= epochs_done <= epochs.
+// Gives the rate after `epochs_done` epochs. That is 0 at epoch 1's first step, and (i - 1) / n at its i-th step of n.
+// A plain constant rate gives exactly lr. Give a `rate` that passes check(). Throws Error unless epochs_done is from 0
+// to epochs.
 double learning_rate_at(const LearningRate& rate, double epochs_done);
 
 using LrScaling [[deprecated("lockstep::LearningRate::Scaling")]] = LearningRate::Scaling;

@@ -17,7 +17,7 @@
 namespace lockstep {
 
 struct ProfileOptions {
-  double seconds = 10;  // seconds for the net's layers, and again for each slice; large batches are left out first
+  double seconds = 10;  // seconds for the whole net, and for each of tensor_ranks; large batches are left out first
   // The numbers of slices into which to split the net by channels. Numbers that do not fit the net are left out.
   std::vector<int> tensor_ranks = {2, 4, 8};
 };

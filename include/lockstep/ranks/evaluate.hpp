@@ -25,8 +25,8 @@ struct Score {
 // `forward` maps samples [n, ...] on this rank's device to logits [n, classes]; y holds class indices. Put the module
 // into eval() mode first. `batch_size` counts the samples of all ranks together. With a `grain` forward gets so many
 // consecutive samples at a time (at the end fewer), and the losses are added in one order. Then the loss has the same
-// bits on any number of ranks and for any batch size; each rank needs one intra-op thread. Throws Error for a grain
-// below 0, and as batches() and Rank::allreduce do.
+// bits on any number of ranks and for any batch size; each rank needs one intra-op thread. Throws Error for a data set
+// without samples and for a grain below 0, and as batches() and Rank::allreduce do.
 Score evaluate(const std::function<at::Tensor(const at::Tensor&)>& forward, const Dataset& dataset, Rank& rank,
                int64_t batch_size = 256, int64_t grain = 0);
 

@@ -59,11 +59,11 @@ class Rank {
   // run.
   c10d::Backend& backend();
 
-  // These are the most used collectives, waited for. They change tensors in place. Give tensors on device(), of any
-  // strides. (Through backend() NCCL needs contiguous ones.) They throw Error when ranks disagree, when a rank is
-  // missing at the timeout, or when another rank failed. The text names this rank, the operation and the others' calls.
-  // Between GPUs they queue their work, and only barrier() waits for the others. If the run fails, queued calls leave
-  // no values in memory; the rank's next call throws.
+  // These are the most used collectives. On the CPU they return when they are done. They change tensors in place. Give
+  // tensors on device(), of any strides. (Through backend() NCCL needs contiguous ones.) They throw Error when ranks
+  // disagree, when a rank is missing at the timeout, or when another rank failed. The text names this rank, the
+  // operation and the others' calls. Between GPUs they queue their work, and only barrier() waits for the others. If
+  // the run fails, queued calls leave no values in memory; the rank's next call throws.
   void allreduce(at::Tensor tensor, c10d::ReduceOp op = c10d::ReduceOp::SUM);
   void broadcast(at::Tensor tensor, int root = 0);
   void barrier();
@@ -115,8 +115,9 @@ class Rank {
   // Throws Error for a negative color.
   Rank group(int color);
 
-  // Gives the same rank, whose calls, and those of its groups, go through what `wrap` makes of the backend. Use it to
-  // count or time calls. index() and world_size() are those of the wrapped backend, which may stand for another group.
+  // Gives the same rank, whose calls go through what `wrap` makes of the backend, and so do those of groups made from
+  // it. Use it to count or time calls. index() and world_size() are those of the wrapped backend, which may stand for
+  // another group.
   using Wrap = std::function<c10::intrusive_ptr<c10d::Backend>(c10::intrusive_ptr<c10d::Backend>)>;
   Rank wrapped(Wrap wrap) const;
 
@@ -143,10 +144,10 @@ struct RunOptions {
   // The time for which run() waits for all processes to come. LOCKSTEP_RENDEZVOUS_TIMEOUT in the environment, in
   // seconds, overrules it.
   std::chrono::milliseconds rendezvous_timeout{60'000};
-  // A request to stop processes; threads of one process do not look at it. Before all processes have come, a request
-  // ends the wait with a Stopped in all of them. Later, on CPU ranks, it ends a wait that is 1 s old once no rank of
-  // the run does anything. It does not interrupt a rank that computes or writes, so that the ranks can agree where to
-  // stop.
+  // A request to stop a run of several processes; threads of one process do not look at it. Before all processes have
+  // come, a request ends the wait with a Stopped in all of them. Later, on CPU ranks, it ends a wait that is 1 s old
+  // once no rank of the run does anything. It does not interrupt a rank that computes or writes, so that the ranks can
+  // agree where to stop.
   std::stop_token stop = {};
   // A process without a sign of life for so long counts as dead. Give at least 1 s, or 0. 0 means four times the
   // longest gap between signs of life in the last 20 to 40 s, at least 1 s and at most 6 s. After a connection to the

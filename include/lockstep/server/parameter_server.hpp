@@ -52,8 +52,8 @@ struct LostWorker {
 
 class ParameterServerRank;  // the state of a rank, whatever the module's type is
 
-// Is a worker, as its function sees it. Do not make collective calls on the run's Rank in the function, because the
-// servers do not make them. Copies are the same worker. After train() its calls to servers throw Error.
+// This is a worker, as its function sees it. Do not make collective calls on the run's Rank in the function, because
+// the servers do not make them. Copies are the same worker. After train() its calls to servers throw Error.
 class Worker {
  public:
   Worker(const Worker&) = default;  // a move is a copy too

@@ -22,9 +22,9 @@ namespace lockstep {
 // dead.
 std::shared_ptr<Succession> elastic(const Devices& devices, const RunOptions& options);
 
-// Tells whether another process waits to join. Call this between two steps, on all ranks, on the run's own Rank. Call
-// it first when all ranks have the same state: only then can others join. It gives false in a run that is not elastic.
-// Cost: one small allgather. Throws Error on a group's Rank.
+// Tells whether another process waits to join. Call this between two steps, on all ranks, on the run's own Rank. Make
+// the first call as soon as all ranks have the same state: others can join only from then on. It gives false in a run
+// that is not elastic. Cost: one small allgather. Throws Error on a group's Rank.
 bool regroups(Rank& rank);
 
 }  // namespace lockstep

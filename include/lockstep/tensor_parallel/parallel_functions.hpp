@@ -31,7 +31,7 @@ at::Tensor reduce_from_group(const at::Tensor& x, Rank& rank);
 
 // Use it after work that is split. Joins all ranks' x along `dim`, in the order of the ranks. Backward takes this
 // rank's slice of the gradient; the ranks' gradients must be equal. The conjugate is scatter_to_group.
-//   total  the result's size along `dim`, of which rank i has part_of(total, i, world_size), as everywhere in lockstep;
+//   total  the result's size along `dim`, of which every rank has total / ranks, and the first total % ranks one more;
 //          0: slices may have any size, and the ranks ask each other for it in one more small message
 // Throws Error if there is no such dimension, or if x is not this rank's slice of `total`.
 at::Tensor gather_from_group(const at::Tensor& x, int64_t dim, Rank& rank, int64_t total = 0);

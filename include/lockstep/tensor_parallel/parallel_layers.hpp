@@ -2,9 +2,9 @@
 // slice. Build modules of your own from them for a SplitModel that splits by channels: see Shardable.
 //
 // Constructors copy this rank's slice to its device. The whole layer, equal on all ranks, stays as it is. They take
-// over types, frozen parameters and the training flag. They draw no random numbers and send nothing. Rank i keeps
-// part_of(total, i, world_size) of `total` channels or units. Channels of images must divide by the number of ranks.
-// Units need not, but each rank needs at least one. In a group of one rank each layer is the whole one.
+// over types, frozen parameters and the training flag. They draw no random numbers and send nothing. Of n channels or
+// units every rank keeps n / ranks, and the first n % ranks one more. Channels of images must divide by the number of
+// ranks. Units need not, but each rank needs at least one. In a group of one rank each layer is the whole one.
 //
 // "Whole" tensors are equal on all ranks, to the bit on CPUs. So are gradients of parameters that every rank holds
 // whole, such as a row-parallel layer's bias. Use a layer on its rank's thread only. Its cost is that of its functions
@@ -51,7 +51,7 @@ struct SlicedDimension {
   int64_t blocks = 1;
 };
 
-// Is the base class of layers that hold slices. You may derive layers of your own from it too.
+// This is the base class of layers that hold slices. You may derive layers of your own from it too.
 class Sliced {
  public:
   virtual ~Sliced() = default;

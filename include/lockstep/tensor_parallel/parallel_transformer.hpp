@@ -77,8 +77,8 @@ class VocabularyParallelEmbeddingImpl : public torch::nn::Module, public Sliced 
 TORCH_MODULE(VocabularyParallelEmbedding);
 
 // Computes a torch::nn::MultiheadAttention, split by heads: each rank computes heads / ranks of them. It makes one sum
-// over the ranks in forward and one in backward for each distinct input. The weights take one more exchange, if they
-// are asked for. Its dropout is lockstep's (dropout.hpp), which drops the same on any number of ranks.
+// over the ranks in forward and one in backward for each distinct input. The attention's weights take one more exchange
+// if need_weights asks for them. Its dropout is lockstep's (dropout.hpp), which drops the same on any number of ranks.
 //   query       [length, n, features], key and value [source length, n, …], all whole
 //   attn_mask   [length, source length], added to the scores; key_padding_mask [n, source length], true: left out
 //   returns     [length, n, features], whole, and the weights [n, length, source length], or of each head

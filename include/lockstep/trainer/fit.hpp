@@ -27,9 +27,9 @@ namespace lockstep {
 // weights; model.safetensors, metrics and EpochMetrics::weights are those of the average.
 //
 // Throws Error before the first step as train() does, and for a name that is empty or one of model_names(); a null
-// module, and a split by layers or channels of one that is no torch::nn::Sequential; no training samples; tensors that
-// have not as many rows; values out of range; metrics without a name or a function, or with the same name; best_by that
-// nothing is called; metrics, best_by or patience without test samples; groups without an optimizer. Throws Error
+// module, and a split by layers or channels of one that is no torch::nn::Sequential; no training samples; tensors with
+// different numbers of rows; values out of range; metrics without a name or a function, or with the same name; best_by
+// that names no measure; metrics, best_by or patience without test samples; groups without an optimizer. Throws Error
 // later, with the rank named, for groups that leave out a parameter or have one twice; a criterion, a metric or an
 // optimizer's function with a wrong result; accuracy where y holds no classes; and as Samples::read() does.
 TrainResult fit(const Task& task, const TrainOptions& options = {}, const TrainCallbacks& callbacks = {});

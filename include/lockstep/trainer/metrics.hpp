@@ -26,7 +26,7 @@ struct EpochMetrics {
   double bytes_per_step = 0;
   // Parts of a full batch, in samples on each device, at the epoch's end. Empty: near-equal parts.
   std::vector<int64_t> parts = {};
-  std::string weights = {};  // weights_hash of the network after the epoch (weights.hpp); empty: not kept
+  std::string weights = {};  // weights_hash of the network after the epoch (tensor_files.hpp); empty: not kept
   // Means over the test samples after the epoch, by name: "loss", the metrics of a Task (task.hpp), and of a text
   // "perplexity".
   std::map<std::string, double> test = {};

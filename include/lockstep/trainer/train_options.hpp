@@ -47,8 +47,8 @@ struct EqualParts {  // near-equal parts
 struct PartsBySpeed {
   bool operator==(const PartsBySpeed&) const = default;
 };
-// A list such as {2, 1} gives the first device twice as many samples as the second (parts.hpp). If the network is
-// split, the list is for its data axis.
+// A list such as {2, 1} gives the first device twice as many samples as the second. If the network is split, the list
+// is for its data axis.
 using BalanceRule = std::variant<EqualParts, PartsBySpeed, std::vector<double>>;
 
 // Gives "equal", "auto" or "2,1". balance_rule_from converts back. It throws Error with the possible texts for any
@@ -124,7 +124,7 @@ struct KeepOptions {
   // File for a trace of some of the first steps, as Chrome's JSON; empty: none. A launcher's process N traces its own
   // ranks alone, and its file has .N before the extension.
   std::filesystem::path trace = {};
-  // Checkpoint to go on from, with the results of a run that never stopped; empty: none. A run's folder means its
+  // Checkpoint to go on from; the results are those of a run that never stopped. Empty: none. A run's folder means its
   // newest whole checkpoint, and on_warning is told of a damaged one; run_dir may be that folder. "auto" means the run
   // in run_dir if it has a checkpoint, or else a new one, also in the place of a run that was killed before its first
   // checkpoint.
@@ -162,9 +162,10 @@ struct TrainOptions {
 };
 
 // to_json gives all options but resume, trace, timeout and silence as JSON text, enough to run again, and throws Error
-// for a path that is not UTF-8. from_json converts back. It throws Error, which names the key, for an unknown key or a
-// value of another type or out of its range. No value is rounded or cut, and absent keys keep their defaults. It reads
-// texts of lockstep 0.1 too. The text's devices must be on this machine, unless `devices` names others in their place.
+// for a path that is not UTF-8. train_options_from_json converts back. It throws Error, which names the key, for an
+// unknown key or a value of another type or out of its range. No value is rounded or cut, and absent keys keep their
+// defaults. It reads texts of lockstep 0.1 too. The text's devices must be on this machine, unless `devices` names
+// others in their place.
 std::string to_json(const TrainOptions& options);
 TrainOptions train_options_from_json(const std::string& text, const Devices& devices = {});
 

@@ -1,10 +1,10 @@
 // The trainer does all that `lockstep train` and `lockstep eval` do, without a terminal; fit.hpp does so for a network
 // of your own.
 //
-// train() runs one rank per device, and keeps its run in a folder. It calls the callbacks one at a time: on rank 0's
-// thread, but warnings on any rank's. Under a launcher (see rank.hpp) the process with rank 0 reports and writes.
-// on_data is called in all processes, and all get the same result. train() is thread-safe for different folders. The
-// library prints nothing.
+// train() runs one rank per device, and keeps its run in a folder. It calls the callbacks one at a time: on_data on the
+// caller's thread, on_step and on_epoch on rank 0's, on_warning on the caller's or any rank's. Under a launcher (see
+// rank.hpp) the process with rank 0 reports and writes. on_data is called in all processes. All get the same result.
+// train() is thread-safe for different folders. The library prints nothing.
 #pragma once
 
 #include <lockstep/base/error.hpp>
@@ -31,12 +31,12 @@ struct StepProgress {
 };
 
 struct TrainCallbacks {
-  std::function<void(const std::string& source)> on_data = {};  // called once data are loaded and run_dir is taken
+  std::function<void(const std::string& source)> on_data = {};  // called one time: data are loaded, run_dir is taken
   std::function<void(const StepProgress&)> on_step = {};   // called some 10 times a second at most, and at epochs' ends
-  std::function<void(const EpochMetrics&)> on_epoch = {};  // called when an epoch's files are written
+  std::function<void(const EpochMetrics&)> on_epoch = {};  // called after an epoch's evaluation, its files written
   // Gets a message about what looks like a mistake or did not work, but does not end the run: a parameter that no rank
-  // used, a curve that could not be drawn. Any rank's thread calls it. Empty: LibTorch's warning handler gets it,
-  // which writes to stderr.
+  // used, a curve that could not be drawn. The caller's thread or any rank's calls it. Empty: LibTorch's warning
+  // handler gets it, which writes to stderr.
   std::function<void(const std::string& message)> on_warning = {};
   // A request in any rank's process ends the run on all ranks after the same step, within a second or some steps. If
   // checkpoints are kept, that step gets one. With local SGD the round of steps ends first.
@@ -44,7 +44,7 @@ struct TrainCallbacks {
 };
 
 struct TrainResult {
-  std::vector<EpochMetrics> history;  // history with an entry per finished epoch, also of before a resume
+  std::vector<EpochMetrics> history;  // one entry per finished epoch, also for epochs before a resume
   Devices devices;
   bool stopped = false;  // the stop token ended it
   // Straggler and its times, in words. It is a rank that took three times as long per sample as others with the same

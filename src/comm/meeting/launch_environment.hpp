@@ -38,8 +38,8 @@ using Environment = std::function<const char*(const char* name)>;
 // missing, are no numbers, or contradict each other. Throws it too for several machines without MASTER_ADDR.
 std::optional<LaunchEnvironment> read_launch_environment(const Environment& environment);
 
-// Reads LOCKSTEP_RENDEZVOUS_TIMEOUT, for which processes wait for each other before a run. Throws Error if it is no
-// number of seconds.
+// Reads LOCKSTEP_RENDEZVOUS_TIMEOUT, the time for which processes wait for each other before a run. Throws Error if it
+// is no number of seconds.
 std::optional<std::chrono::milliseconds> rendezvous_timeout_in(const Environment& environment);
 
 // Reads LOCKSTEP_MIXED_PROCESSORS, which says whether processors of several kinds are allowed with a grain too. Throws

@@ -4,8 +4,8 @@
 //  2. That member lets the connection talk. The system sends again what the connection said too soon.
 //  3. What strangers say is dropped before Gloo can read it. So no stranger gets a rank's place, however fast it is.
 //
-// It takes some 0.2 s, after which a system sends again. So use it for groups that strangers have disturbed. Use it
-// from one thread at a time.
+// It takes some 0.2 s, the time after which a system sends again. So use it only for groups that strangers have
+// disturbed. Use it from one thread at a time.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Store.hpp>

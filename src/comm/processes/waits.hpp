@@ -65,8 +65,8 @@ class Waits {
   using Condition = std::function<bool(bool failed)>;
   void sleep(Clock::duration limit, const Condition& enough);
 
-  // While this object lives, snapshots show that a rank searches. The watchdog's silence begins anew with each other
-  // snapshot. So keep one object from a search's beginning to its end, whatever the rank does meanwhile.
+  // While this object lives, snapshots show that a rank searches. The watchdog's silence begins anew with each snapshot
+  // without a search. So keep one object from a search's beginning to its end, whatever the rank does meanwhile.
   class Search {
    public:
     explicit Search(Waits& waits) : waits_(waits) { waits_.add_searching(1); }

@@ -98,8 +98,8 @@ class Exchange {
   void join(const std::shared_ptr<Operation>& joined, int rank, Call call);  // the last call makes work
 
   // Call these without the lock:
-  Operations before(const Operation* operation, int rank);     // gives open ones before it, or all; rank in the world
-  void forget_complete(int rank, const Operation* last);       // forgets up to this call, or all; rank in the world
+  Operations before(const Operation* operation, int rank);     // the open calls before it; null: all; rank in the world
+  void forget_complete(int rank, const Operation* last);       // forgets up to this call; null: all; rank in the world
   static bool is_held_up(const Operations& earlier);           // others still do the last shares of a call
   static bool all_done(const Operations& earlier);             // looks at calls that all members have posted
   void work(Operation& operation, const Operations& earlier);  // earlier calls first; stops where others are not done
