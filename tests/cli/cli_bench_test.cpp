@@ -143,8 +143,9 @@ TEST_F(CliBench, BadFlagsAreErrors) {
   EXPECT_THAT(run_bench({"step", "--steps", "0"}, surroundings()).err, HasSubstr("at least 1"));
   const Finished unknown = run_bench({"foo"}, surroundings());
   EXPECT_EQ(unknown.code, 2);
-  EXPECT_THAT(unknown.err,
-              HasSubstr("lockstep-bench: lockstep-bench has no command foo; there are allreduce, bits, grain"));
+  EXPECT_THAT(
+      unknown.err,
+      HasSubstr("lockstep-bench: lockstep-bench has no command foo; there are allreduce, bits, compare, grain"));
   EXPECT_THAT(run_bench({"step", "--bogus"}, surroundings()).err, HasSubstr("lockstep-bench step --help shows"));
   EXPECT_THAT(run_bench({"bits", "--model", "gpt"}, surroundings()).err,
               HasSubstr("gpt learns from a text; give one with --text"));
