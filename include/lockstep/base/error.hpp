@@ -17,7 +17,8 @@ namespace lockstep {
 
 class Error : public std::runtime_error {
  public:
-  enum class Cause {
+  // A plain enumeration: GCC 12 cannot compile the name Error::file of a scoped one in a template.
+  enum Cause {
     refused,     // a call, an argument or an option that lockstep does not take
     file,        // a file or a folder that is missing, damaged, foreign or taken, or cannot be written
     machine,     // memory, a GPU, a network or another program of this machine failed
@@ -28,7 +29,6 @@ class Error : public std::runtime_error {
     late,        // a rank waited for another one longer than the timeout
     stopped,     // its user asked for it
   };
-  using enum Cause;  // Error::file
   struct Data {
     Cause cause = Cause::refused;
     std::vector<int> ranks = {};            // the ranks at fault, ascending; empty: not known, or all
