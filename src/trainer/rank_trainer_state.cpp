@@ -28,7 +28,7 @@ std::optional<Number> trainers_own(const RunState& state, const std::string& nam
   for (const auto& [theirs, tensor] : tensors_under("trainer", state.tensors)) {
     if (theirs != name) continue;
     if (tensor.numel() == 1 && tensor.scalar_type() == c10::CppTypeToScalarType<Number>::value)
-      return tensor.item<Number>();
+      return tensor.template item<Number>();
     throw Error("cannot go on: the checkpoint's tensor 'trainer." + name + "' is not one number", {Error::file});
   }
   return std::nullopt;
