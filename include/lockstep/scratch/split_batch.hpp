@@ -1,6 +1,6 @@
 // The section's split_and_load and split_batch cut a batch into parts, one on each device.
 //
-// Of n samples each of k near-equal parts gets n / k, and the first n % k parts one more. Thread-safe. Cost: a view
+// Each of k near-equal parts gets n / k of n samples, and the first n % k parts one more. Thread-safe. Cost: a view
 // where a part already lies on its device, otherwise one copy of the part. A copy to a GPU goes through pinned memory,
 // and the host does not wait for it.
 #pragma once

@@ -72,7 +72,7 @@ class SplitModel {
   torch::Tensor forward(const Batch& batch);  // takes batch.x, or with takes_batch the batch
 
   // Copies parameters and buffers of the whole network, from the replica of this data index, into `net` on every rank.
-  // As `net` pass another network of the same layers, on the CPU. Call it on all ranks. It costs the network's bytes
+  // Pass another network of the same layers, on the CPU, as `net`. Call it on all ranks. It costs the network's bytes
   // over the pipeline and tensor axes.
   void gather(torch::nn::Sequential& net);
 

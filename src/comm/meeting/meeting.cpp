@@ -275,7 +275,7 @@ Failure end_in(c10d::Store& run, const LaunchEnvironment& launch, const ProcessE
 
 }  // namespace
 
-std::string announce_end(const StorePtr& store, const LaunchEnvironment& launch, const ProcessEnd& process) {
+void announce_end(const StorePtr& store, const LaunchEnvironment& launch, const ProcessEnd& process) {
   const int run = last_run_of(store, launch);
   if (run > 0 && process.failed) {
     const auto last = store_of_run(store, launch, run);
@@ -283,7 +283,6 @@ std::string announce_end(const StorePtr& store, const LaunchEnvironment& launch,
   }
   const std::string absence = process_name(launch.rank, launch) + " did not come to run(): " + process.how;
   call_off(*store_of_run(store, launch, run + 1), {absence, death_data(process)});
-  return absence;
 }
 
 Failure farewell(c10d::Store& store, const Rendezvous& rendezvous, std::chrono::milliseconds limit, int dead) {

@@ -35,15 +35,14 @@ void call_off(c10d::Store& store, const Failure& failure);
 
 // Call this from a launcher that keeps the store and sees how its processes end. Processes that wait for this one, or
 // will, are told at once; the other processes of its run are told if it failed. A failure that a rank left before
-// stays. A process that a user stopped counts as a stop to the processes that wait for its coming. Gives the text for
-// those that wait.
+// stays. A process that a user stopped counts as a stop to the processes that wait for its coming.
 struct ProcessEnd {
   bool failed = false;
   bool stopped = false;        // a user asked for it
   std::string how;             // words that follow a colon: "it ended with exit code 7"
   bool lacked_memory = false;  // the kernel has probably killed it for want of memory
 };
-std::string announce_end(const StorePtr& store, const LaunchEnvironment& launch, const ProcessEnd& process);
+void announce_end(const StorePtr& store, const LaunchEnvironment& launch, const ProcessEnd& process);
 
 // Says this process's last word in a run. The process that keeps the store waits for the others' last words, for at
 // most `limit`; `dead` processes have none. Gives what is wrong with the store's values, if anything is.

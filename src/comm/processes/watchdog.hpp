@@ -2,7 +2,7 @@
 //
 // Ten times a second it leaves a heartbeat on the board and looks for a failure there. While there is a reason, such as
 // an own rank that has waited for long, it looks around: whose heart has stopped, who has returned, whose call differs.
-// What it finds becomes the run's failure. It also counts how long the ranks have waited, and ends the run at a
+// A failure that it finds becomes the run's. It also counts how long the ranks have waited, and ends the run at a
 // timeout. Time in which the process stood still (Ctrl-Z) does not count.
 //
 // Once the user has asked for a stop, it ends waits that go on while no process of the run does anything. It alone
