@@ -51,11 +51,13 @@ std::string wrong_with(const Option& option, const std::string& text) {
 }
 
 // Resets options that only have a meaning with another choice than the new one. `before` has the choices so far.
-void forget_what_went_with_it(std::string_view key, const TrainOptions& before, TrainOptions& options, FlatWay& way) {
+void forget_what_went_with_it(std::string_view key, const TrainOptions& before, TrainOptions& options,
+                              FlatOptions& flat) {
   if (key == "optimizer" && options.optimizer.kind != before.optimizer.kind) options.rate.lr.reset();
   if (key == "schedule" && options.rate.schedule != LearningRate::Schedule::step) options.rate.step_epochs.clear();
-  if (key == "compress" && way.compress != Compression::powersgd) way.compress_rank = 0;
-  if (key == "sync_every" && way.local.sync_every == 0) way.local = FlatWay().local;
+  if (key == "compress" && flat.compress != Compression::powersgd) flat.compress_rank = 0;
+  if (key == "sync_every" && flat.local.sync_every == 0) flat.local = FlatOptions().local;
+  if (key == "data" && flat.data == Images::synthetic) flat.data_dir.clear();
 }
 
 }  // namespace
@@ -86,14 +88,14 @@ void add_option_flags(CLI::App& app, Given& given) {
 
 void take_given(const Given& given, TrainOptions& options) {
   const TrainOptions before = options;
-  FlatWay way = flat(options.way);
-  each_option(options, way, [&](const Option& option, auto& value) {
+  FlatOptions flat = lockstep::flat(options);
+  each_option(options, flat, [&](const Option& option, auto& value) {
     const auto found = given.find(option.key);
     if (!option.more.plain || found == given.end() || !found->second) return;
     take_text(*found->second, value);
-    forget_what_went_with_it(option.key, before, options, way);
+    forget_what_went_with_it(option.key, before, options, flat);
   });
-  options.way = way_of(way);
+  take_flat(flat, options);
 }
 
 std::string with_flags(std::string text) {

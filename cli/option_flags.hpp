@@ -19,7 +19,8 @@ using Given = std::map<std::string, std::optional<std::string>>;
 void add_option_flags(CLI::App& app, Given& given);
 
 // Puts the given texts into the options, except texts that need more than their own option. A choice resets options
-// that went only with the previous choice. Throws Error for a name that does not exist, and for two ways at once.
+// that went only with the previous choice. Throws Error for a name that does not exist, and for two choices that no
+// options can have.
 void take_given(const Given& given, TrainOptions& options);
 
 // Replaces the names of options in the library's texts, such as `batch_size`, by flags: --batch-size.

@@ -19,6 +19,7 @@
 #include "run_name.hpp"
 #include "stop_signals.hpp"
 #include "text.hpp"
+#include "trainer/flat_options.hpp"
 #include "trainer/option_text.hpp"
 #include "trainer/run_folder.hpp"
 #include "trainer/train_options.hpp"
@@ -82,7 +83,7 @@ std::vector<std::string> cells_of(const SweepRun& run) {
 }
 
 std::string title_of(const TrainOptions& options) {
-  return to_string(options.model) + " on " + std::string(to_string(options.data.source)) + ", " +
+  return to_string(options.model) + " on " + std::string(to_string(flat(options).data)) + ", " +
          plural(static_cast<size_t>(options.epochs), "epoch") + " of " +
          to_string(options.optimizer.kind, optimizer_settings(options)) + ", seed " + std::to_string(options.seed);
 }

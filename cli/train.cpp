@@ -33,12 +33,12 @@
 #include "train_flags.hpp"
 #include "train_plan.hpp"
 #include "trainer/checkpoint_folder.hpp"
+#include "trainer/flat_options.hpp"
 #include "trainer/option_table.hpp"
 #include "trainer/option_text.hpp"
 #include "trainer/resume.hpp"
 #include "trainer/run_folder.hpp"
 #include "trainer/train_options.hpp"
-#include "trainer/way.hpp"
 #include "usage.hpp"
 
 namespace lockstep::cli {
@@ -117,9 +117,9 @@ Rows other_settings(const TrainOptions& options) {
 std::string settings(const TrainFlags& flags, const TrainOptions& options, const std::string& source) {
   Rows rows = {
       {"model", to_string(options.model)},
-      {"data", options.data.source == DataSource::synthetic || learns_text(options.model)
+      {"data", !std::holds_alternative<FashionMnist>(options.data)
                    ? source
-                   : std::string(to_string(options.data.source)) + " in " + source},
+                   : std::string(to_string(flat(options).data)) + " in " + source},
       {"devices", to_string(options.devices) + ", " + ranks(options.devices)},
       {"threads per rank", std::to_string(options.threads_per_rank)},
       {"batch size", batch_text(options)},
@@ -133,11 +133,11 @@ std::string settings(const TrainFlags& flags, const TrainOptions& options, const
       {"memory format", std::string(to_string(options.memory_format))},
       {"CUDA graph", std::holds_alternative<Recorded>(options.way) ? "yes" : "no"},
       {"run folder", options.keep.run_dir.string()}};
-  if (const int stage = flat(options.way).zero_stage; stage > 0)
+  if (const int stage = flat(options).zero_stage; stage > 0)
     rows.insert(rows.end() - 1, {"ZeRO stage", std::to_string(stage)});
   if (options.sync_batchnorm) rows.insert(rows.end() - 1, {"BatchNorm", "over all ranks"});
   if (options.batch.balance != BalanceRule()) rows.insert(rows.begin() + 5, {"parts", parts_setting(options)});
-  if (const auto split = flat(options.way).split) rows.insert(rows.begin() + 3, {"split", to_string(*split)});
+  if (const auto split = flat(options).split) rows.insert(rows.begin() + 3, {"split", to_string(*split)});
   for (auto& row : other_settings(options)) rows.insert(rows.end() - 1, std::move(row));
   if (!flags.config.empty()) rows.insert(rows.begin(), {"config", flags.config});
   if (!options.keep.resume.empty()) rows.insert(rows.begin(), {"goes on from", options.keep.resume.string()});
@@ -206,7 +206,7 @@ class RunReport {
         error_after_stop_(error_, signals.token()),
         mode_(progress_mode(flags.progress, output.fd())),
         live_(output, mode_ == ProgressMode::bar),
-        remark_(options.data.source == DataSource::synthetic ? " (synthetic data)" : "") {}
+        remark_(std::holds_alternative<SyntheticImages>(options.data) ? " (synthetic data)" : "") {}
 
   void planning() { live_.show("measuring the network and the devices ..."); }
   void planned(const std::string& line) { print(line); }

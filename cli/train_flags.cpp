@@ -18,10 +18,10 @@
 #include "text.hpp"
 #include "train_plan.hpp"
 #include "trainer/checkpoint_folder.hpp"
+#include "trainer/flat_options.hpp"
 #include "trainer/option_table.hpp"
 #include "trainer/resume.hpp"
 #include "trainer/train_options.hpp"
-#include "trainer/way.hpp"
 #include "usage.hpp"
 
 namespace lockstep::cli {
@@ -145,8 +145,8 @@ TrainOptions to_options(const TrainFlags& flags) {
   if (!resume.empty()) options = resumed_options(resumed_checkpoint(flags, resume), devices);
   const fs::path resumed_run = resume.empty() ? fs::path() : options.keep.run_dir;
   if (plan) options.batch.size = plan->batch_size;
-  if (!flags.plan().empty()) options.way = with_split(options.way, {});
-  const bool has_split = flat(options.way).split.has_value();
+  if (!flags.plan().empty()) set_split({}, options);
+  const bool has_split = flat(options).split.has_value();
   const auto check = [&](const auto& action) {
     try {
       from_flags([&] { return action(), 0; });
@@ -163,16 +163,15 @@ TrainOptions to_options(const TrainFlags& flags) {
   if (!devices.empty()) options.devices = devices;
   fill_defaults(options);
 
-  if (options.data.source == DataSource::synthetic && flags.text("data_dir").empty())
-    options.data.folder.clear();  // the folder came from the configuration
   if (plan) {
     check([&] { check_model(options.model); });  // follow() makes one
     follow(*plan, flags.plan(), options);
   }
   check([&] { checked(options); });
   // Absolute paths let the run's config.json mean the same in every folder.
-  if (!options.data.folder.empty()) options.data.folder = fs::absolute(options.data.folder);
-  if (!options.data.text.empty()) options.data.text = fs::absolute(options.data.text);
+  auto* const images = std::get_if<FashionMnist>(&options.data);
+  if (images != nullptr && !images->folder.empty()) images->folder = fs::absolute(images->folder);
+  if (auto* const text = std::get_if<TextFile>(&options.data)) text->file = fs::absolute(text->file);
 
   options.keep.run_dir = flags.name             ? fs::path(flags.runs_dir) / *flags.name
                          : !resumed_run.empty() ? resumed_run
@@ -181,7 +180,8 @@ TrainOptions to_options(const TrainFlags& flags) {
 }
 
 fs::path new_run_dir(const TrainFlags& flags, const TrainOptions& options) {
-  const std::string what = options.model.name + (options.data.source == DataSource::synthetic ? "_synthetic" : "");
+  const std::string what =
+      options.model.name + (std::holds_alternative<SyntheticImages>(options.data) ? "_synthetic" : "");
   return flags.runs_dir / fs::path(new_run_name(flags.runs_dir, std::time(nullptr), what, options.devices));
 }
 

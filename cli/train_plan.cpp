@@ -6,8 +6,8 @@
 
 #include "measured_model.hpp"
 #include "text.hpp"
+#include "trainer/flat_options.hpp"
 #include "trainer/train_options.hpp"
-#include "trainer/way.hpp"
 
 namespace lockstep::cli {
 
@@ -20,7 +20,7 @@ Error wrong(const std::string& file, const std::string& what) {
 // Grains, if there are any, are the pipeline's microbatches.
 void take_split(ModelSplit split, TrainOptions& options) {
   if (options.batch.grain > 0) split.microbatches = 1;
-  options.way = with_split(options.way, split);
+  set_split(split, options);
 }
 
 }  // namespace

@@ -28,7 +28,7 @@ at::Tensor empty_of(const json& shape, const c10::Device& device) {
 }  // namespace
 
 void check_elastic(const TrainOptions& options) {
-  check_pairs({.options = options, .way = flat(options.way), .is_elastic = true});
+  check_pairs({.options = options, .is_elastic = true});
 }
 
 void hand_over(std::optional<RunState>& state, Rank& rank) {

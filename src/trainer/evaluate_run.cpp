@@ -7,6 +7,7 @@
 #include "common_settings.hpp"
 #include "devices/gpu_math.hpp"
 #include "evaluation.hpp"
+#include "flat_options.hpp"
 #include "measures.hpp"
 #include "train_options.hpp"
 #include "workload.hpp"
@@ -28,8 +29,12 @@ EvalResult evaluate_run(const std::filesystem::path& run_dir, const EvalOptions&
   config.model = trained.model;
   config.seed = trained.seed;
   config.data = trained.data;
-  if (!options.data_dir.empty()) config.data.folder = options.data_dir;
-  if (!options.text.empty()) config.data.text = options.text;
+  if (!options.text.empty()) config.data = TextFile{options.text};
+  if (!options.data_dir.empty()) {
+    FlatOptions values = flat(config);
+    values.data_dir = options.data_dir;
+    take_flat(values, config);  // refuses it beside other data
+  }
   config.devices = trained.devices;
   config.threads_per_rank = options.threads_per_rank;
   config.batch.size = std::max(options.batch_size, trained.batch.grain);  // the size does not change the result

@@ -2,10 +2,10 @@
 
 #include <ATen/ops/zeros.h>
 
+#include "flat_options.hpp"
 #include "optim/finite_sum.hpp"
 #include "ranks/gather.hpp"
 #include "ranks/rank_wait.hpp"
-#include "way.hpp"
 
 #include <cmath>
 #include <utility>
@@ -14,7 +14,7 @@ namespace lockstep {
 
 FiniteWatch::FiniteWatch(const TrainOptions& options, const Rank& rank, const Update& update, bool ranks_differ)
     : on_nan_(options.on_nan),
-      round_(flat(options.way).local.sync_every),
+      round_(flat(options).local.sync_every),
       rank_(rank),
       update_(update),
       ranks_differ_(ranks_differ),

@@ -75,7 +75,7 @@ void check_update(const Task& task, const TrainOptions& options) {
             "gets; give Task::optimizer too, or leave the groups out",
         {.options = {"groups"}});
   }
-  check_pairs({.options = options, .way = flat(options.way), .task = &task});
+  check_pairs({.options = options, .task = &task});
 }
 
 void check_task(const Task& task, const TrainOptions& options) {
@@ -85,8 +85,7 @@ void check_task(const Task& task, const TrainOptions& options) {
                     "\"; a name tells its network from others, and must not be that of one of lockstep's models",
                 {.options = {"name"}});
   }
-  if (to_string(options.model) != to_string(ModelOptions()) || options.data.source != DataOptions().source ||
-      !options.data.folder.empty() || !options.data.text.empty()) {
+  if (to_string(options.model) != to_string(ModelOptions()) || options.data != TrainOptions().data) {
     throw Error("fit: `model` and `data` are options of lockstep's own models; \"" + task.name +
                     "\" brings its network and its data, so leave them out",
                 {.options = {"model", "data"}});

@@ -2,7 +2,7 @@
 #include <lockstep/models/text.hpp>
 #include <lockstep/trainer/trainer.hpp>
 
-#include "option_names.hpp"
+#include "flat_options.hpp"
 #include "train_options.hpp"
 #include "workload.hpp"
 
@@ -30,7 +30,7 @@ Workload workload_of_images(const TrainOptions& options, const ImageData& data, 
   const bool is_mnist = has_images_of_mnist(digests);
   const bool is_known = data.synthetic || is_fashion_mnist(digests);
   const std::string remark = is_known ? "" : is_mnist ? " (the digits of MNIST)" : " (not the images as published)";
-  const std::string name = data.synthetic ? data.source : std::string(to_string(options.data.source));
+  const std::string name = data.synthetic ? data.source : std::string(to_string(flat(options).data));
   return {.task = task_of(options, data),
           .digests = digests,
           .announcement = data.source + remark,
@@ -43,13 +43,14 @@ Workload workload_of_images(const TrainOptions& options, const ImageData& data, 
 
 Workload workload_of(const TrainOptions& options) {
   if (learns_text(options.model)) {
-    const TextData data = load_text(options.data.text, options.model.context);
+    const std::filesystem::path file = flat(options).text;
+    const TextData data = load_text(file, options.model.context);
     Task task = task_of_samples(options, data.train, data.test, data.source);
     task.perplexity = true;
     return {.task = task,
             .digests = digests_of(data.train, data.test),
             .announcement = data.source,
-            .title = to_string(options.model) + " on " + options.data.text.filename().string()};
+            .title = to_string(options.model) + " on " + file.filename().string()};
   }
   const ImageData data = load_data(options.data);
   return workload_of_images(options, data, digests_of(data));

@@ -21,13 +21,6 @@ concept Named = requires {
 };
 
 template <>
-struct Names<DataSource> {
-  static constexpr auto what = "the data set";
-  static constexpr std::array all{std::pair{DataSource::fashion_mnist, "fashion-mnist"},
-                                  std::pair{DataSource::synthetic, "synthetic"}};
-};
-
-template <>
 struct Names<Precision> {
   static constexpr auto what = "the precision";
   static constexpr std::array all{std::pair{Precision::float32, "float32"}, std::pair{Precision::tf32, "tf32"},

@@ -5,6 +5,8 @@
 #include "batch_settings.hpp"
 
 #include <algorithm>
+#include <iterator>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -14,12 +16,12 @@ namespace {
 using F = const Facts&;
 
 bool is_split(F f) {
-  return f.way.split && !by_data_alone(*f.way.split);
+  return f.flat.split && !by_data_alone(*f.flat.split);
 }
 
 // A split network rounds its gradients too, but has no PowerSGD.
 bool compresses_whole_layers(F f) {
-  return f.way.compress == Compression::powersgd || (f.way.compress != Compression::none && !is_split(f));
+  return f.flat.compress == Compression::powersgd || (f.flat.compress != Compression::none && !is_split(f));
 }
 
 bool drops(F f) {
@@ -32,30 +34,30 @@ bool has_no_cuda(F f) {
 }
 
 // These are about what ranks send each other, and how the network lies on them.
-constexpr Choice zero{"zero_stage", "`zero_stage`", [](F f) { return f.way.zero_stage != 0; }};
-constexpr Choice zero_2_or_3{"zero_stage", "`zero_stage` 2 or 3", [](F f) { return f.way.zero_stage > 1; }};
-constexpr Choice zero_3{"zero_stage", "`zero_stage` 3", [](F f) { return f.way.zero_stage == 3; }};
-constexpr Choice compress{"compress", "`compress`", [](F f) { return f.way.compress != Compression::none; }};
+constexpr Choice zero{"zero_stage", "`zero_stage`", [](F f) { return f.flat.zero_stage != 0; }};
+constexpr Choice zero_2_or_3{"zero_stage", "`zero_stage` 2 or 3", [](F f) { return f.flat.zero_stage > 1; }};
+constexpr Choice zero_3{"zero_stage", "`zero_stage` 3", [](F f) { return f.flat.zero_stage == 3; }};
+constexpr Choice compress{"compress", "`compress`", [](F f) { return f.flat.compress != Compression::none; }};
 constexpr Choice compress_whole{"compress", "`compress`", compresses_whole_layers};
 constexpr Choice powersgd{"compress", "`compress` powersgd",
-                          [](F f) { return f.way.compress == Compression::powersgd; }};
+                          [](F f) { return f.flat.compress == Compression::powersgd; }};
 constexpr Choice no_powersgd{"compress", "`compress` other than powersgd",
-                             [](F f) { return f.way.compress != Compression::powersgd; }};
-constexpr Choice compress_rank{"compress_rank", "`compress_rank`", [](F f) { return f.way.compress_rank != 0; }};
-constexpr Choice sync_every{"sync_every", "`sync_every`", [](F f) { return f.way.local.sync_every != 0; }};
-constexpr Choice no_sync_every{"sync_every", "no `sync_every`", [](F f) { return f.way.local.sync_every == 0; }};
+                             [](F f) { return f.flat.compress != Compression::powersgd; }};
+constexpr Choice compress_rank{"compress_rank", "`compress_rank`", [](F f) { return f.flat.compress_rank != 0; }};
+constexpr Choice sync_every{"sync_every", "`sync_every`", [](F f) { return f.flat.local.sync_every != 0; }};
+constexpr Choice no_sync_every{"sync_every", "no `sync_every`", [](F f) { return f.flat.local.sync_every == 0; }};
 constexpr Choice outer{"outer_lr", "`outer_lr` or `outer_momentum`",
-                       [](F f) { return f.way.local.outer_lr != 1 || f.way.local.outer_momentum != 0; }};
-constexpr Choice graph{"cuda_graph", "`cuda_graph`", [](F f) { return f.way.cuda_graph; }};
+                       [](F f) { return f.flat.local.outer_lr != 1 || f.flat.local.outer_momentum != 0; }};
+constexpr Choice graph{"cuda_graph", "`cuda_graph`", [](F f) { return f.flat.cuda_graph; }};
 constexpr Choice split{"split", "a `split` other than by data", is_split};
-constexpr Choice any_split{"split", "a `split`", [](F f) { return f.way.split.has_value(); }};
+constexpr Choice any_split{"split", "a `split`", [](F f) { return f.flat.split.has_value(); }};
 constexpr Choice in_microbatches{"split", "a `split` in microbatches",
-                                 [](F f) { return f.way.split && f.way.split->microbatches > 1; }};
+                                 [](F f) { return f.flat.split && f.flat.split->microbatches > 1; }};
 constexpr Choice by_layers{"split", "a `split` by layers or in microbatches", [](F f) {
-                             return f.way.split && (f.way.split->stages() > 1 || f.way.split->microbatches > 1);
+                             return f.flat.split && (f.flat.split->stages() > 1 || f.flat.split->microbatches > 1);
                            }};
 constexpr Choice by_channels{"split", "a `split` by channels",
-                             [](F f) { return f.way.split && f.way.split->mesh.tensor > 1; }};
+                             [](F f) { return f.flat.split && f.flat.split->mesh.tensor > 1; }};
 
 // These are about how a rank computes its part of a batch.
 constexpr Choice accumulate{"accumulate", "`accumulate`", [](F f) { return f.options.batch.accumulate > 1; }};
@@ -78,11 +80,10 @@ constexpr Choice tf32{"precision", "`precision` tf32", [](F f) { return f.option
 // These are about the data, and what is kept.
 constexpr Choice gpt{"model", "`model` gpt", [](F f) { return learns_text(f.options.model); }};
 constexpr Choice of_images{"model", "a `model` of images", [](F f) { return !learns_text(f.options.model); }};
-constexpr Choice text{"text", "`text`", [](F f) { return !f.options.data.text.empty(); }};
-constexpr Choice no_text{"text", "no `text`", [](F f) { return f.options.data.text.empty(); }};
-constexpr Choice synthetic{"data", "`data` synthetic",
-                           [](F f) { return f.options.data.source == DataSource::synthetic; }};
-constexpr Choice data_dir{"data_dir", "`data_dir`", [](F f) { return !f.options.data.folder.empty(); }};
+constexpr Choice text{"text", "`text`", [](F f) { return !f.flat.text.empty(); }};
+constexpr Choice no_text{"text", "no `text`", [](F f) { return f.flat.text.empty(); }};
+constexpr Choice synthetic{"data", "`data` synthetic", [](F f) { return f.flat.data == Images::synthetic; }};
+constexpr Choice data_dir{"data_dir", "`data_dir`", [](F f) { return !f.flat.data_dir.empty(); }};
 constexpr Choice channels_last{"memory_format", "`memory_format` channels-last",
                                [](F f) { return f.options.memory_format == MemoryFormat::channels_last; }};
 constexpr Choice every{"checkpoint_every", "`checkpoint_every`", [](F f) { return f.options.keep.every > 0; }};
@@ -104,20 +105,27 @@ constexpr const char* not_elastic =
     "starts all of them again (`max_restarts`)";
 constexpr const char* shares = "give the shares, as in `balance` 2,1";
 
-// The ways of a run, of which flags and 0.1's config.json may name two, but no Way can.
+// Flags and config.json may name two ways of a run, and have these pairs. No TrainOptions can: its types hold one
+// choice.
 constexpr Choice ways[] = {zero, compress_whole, sync_every, graph, split};
+constexpr OptionPair flat_pairs[] = {
+    {compress_rank, no_powersgd, "only PowerSGD's matrices have columns",
+     "take powersgd, or leave `compress_rank` out"},
+    {outer, no_sync_every, "only local SGD has an outer optimizer", "give `sync_every` too, or leave them out"},
+    {data_dir, synthetic, "synthetic data need no files"},
+    {text, synthetic, "gpt learns a text, and the other networks images"},
+    {text, data_dir, "gpt learns a text, and the other networks images"},
+};
 
+// Each of these lies between two independent choices, so that no type can hold it.
 constexpr OptionPair pairs[] = {
     {zero, whole_layers, "they need the norms of whole layers, of which a rank has slices", "take sgd, adam or adamw"},
     {zero_2_or_3, sync_batchnorm, "both wait for other devices within backward",
      "take `zero_stage` 1, or leave it out"},
     {zero_3, arithmetic, "who computes grains of others again needs all parameters",
      "take `zero_stage` 2, or leave it out"},
-    {compress_rank, no_powersgd, "only PowerSGD's matrices have columns",
-     "take powersgd, or leave `compress_rank` out"},
     {sync_every, sync_batchnorm, "BatchNorm would exchange statistics at every step"},
     {sync_every, every, "the ranks' parameters differ between two averages (at the end of each epoch they are one)"},
-    {outer, no_sync_every, "only local SGD has an outer optimizer", "give `sync_every` too, or leave them out"},
     {graph, accumulate, "a graph records steps that compute a batch at once"},
     {graph, sync_batchnorm, "BatchNorm would exchange statistics within the steps that a graph records"},
     {graph, dropout, "every replay of a step would drop the same values"},
@@ -143,11 +151,8 @@ constexpr OptionPair pairs[] = {
     {skip, graph, "the replay goes on before the device has told whether the step is finite", "take stop"},
     {skip, sync_every, "devices do not learn of each other's steps", "take stop"},
     {skip, powersgd, "PowerSGD keeps what it left out of a step for the next one", "take stop"},
-    {data_dir, synthetic, "synthetic data need no files"},
     {text, of_images, "only gpt learns a text", "leave `text` out"},
     {gpt, no_text, "it learns the next byte of a text", "give one, any file"},
-    {gpt, synthetic, "it learns a text", "leave `data` out"},
-    {gpt, data_dir, "it learns a text", "leave `data_dir` out"},
     {gpt, channels_last, "a text has no images", "leave `memory_format` out"},
     {every, none_kept, "none of the checkpoints would be kept"},
     {graph, no_cuda, "only CUDA has graphs", "leave `cuda_graph` out"},
@@ -172,27 +177,39 @@ constexpr OptionPair pairs[] = {
       {.options = keys});
 }
 
-}  // namespace
-
-std::span<const OptionPair> forbidden_pairs() {
-  return pairs;
+void refuse_any(std::span<const OptionPair> of, F facts) {
+  for (const OptionPair& pair : of) {
+    if (pair.one.is_made(facts) && pair.other.is_made(facts)) refuse(pair);
+  }
 }
 
-void check_pairs(const Facts& facts) {
+}  // namespace
+
+std::vector<OptionPair> forbidden_pairs() {
+  std::vector<OptionPair> all(std::begin(flat_pairs), std::end(flat_pairs));
+  all.insert(all.end(), std::begin(pairs), std::end(pairs));
+  return all;
+}
+
+void check_flat(const FlatOptions& flat) {
+  const TrainOptions defaults;
+  const Facts facts{.options = defaults, .flat = flat};
   const Choice* first = nullptr;
   for (const Choice& way : ways) {
     if (!way.is_made(facts)) continue;
     if (first != nullptr) refuse({*first, way, "they are two ways to share the work"});
     first = &way;
   }
-  for (const OptionPair& pair : pairs) {
-    if (pair.one.is_made(facts) && pair.other.is_made(facts)) refuse(pair);
-  }
+  refuse_any(flat_pairs, facts);
+}
+
+void check_pairs(const Facts& facts) {
+  refuse_any(pairs, facts);
 }
 
 std::string remark_on_pairs(std::string_view key) {
   std::vector<std::pair<std::string, std::string>> remarks;  // remarks by the first side's text
-  for (const OptionPair& pair : pairs) {
+  for (const OptionPair& pair : forbidden_pairs()) {
     const Choice& one = pair.one;
     if (one.key == nullptr || one.key != key) continue;
     auto remark = std::find_if(remarks.begin(), remarks.end(), [&](auto& known) { return known.first == one.text; });

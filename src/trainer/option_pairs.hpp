@@ -5,18 +5,18 @@
 #include <lockstep/trainer/task.hpp>
 #include <lockstep/trainer/train_options.hpp>
 
-#include "way.hpp"
+#include "flat_options.hpp"
 
-#include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace lockstep {
 
 // Has the facts among which the choices of a pair are looked for.
 struct Facts {
   const TrainOptions& options;
-  const FlatWay& way;
+  FlatOptions flat = lockstep::flat(options);
   const Task* task = nullptr;  // null: no fit()
   bool is_elastic = false;
 };
@@ -34,9 +34,12 @@ struct OptionPair {
   const char* instead = "leave one of the two out";
 };
 
-std::span<const OptionPair> forbidden_pairs();
+// Gives all pairs. Those that only flags and config.json can have come first.
+std::vector<OptionPair> forbidden_pairs();
 
-// Throws Error, with both options' keys, for two ways of a run, and for the first pair in `facts`.
+// check_flat() throws Error, with both options' keys, for two ways of a run and other pairs that only flags and
+// config.json can have. check_pairs() does so for the pairs that TrainOptions can have.
+void check_flat(const FlatOptions& flat);
 void check_pairs(const Facts& facts);
 
 // Says the pairs whose first side is the option: "needs `grain`, not with `split`". Gives "" if there are none.

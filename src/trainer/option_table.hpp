@@ -8,8 +8,8 @@
 
 #include <lockstep/trainer/train_options.hpp>
 
+#include "flat_options.hpp"
 #include "train_options.hpp"
-#include "way.hpp"
 
 #include <cstdint>
 #include <limits>
@@ -44,7 +44,7 @@ struct Option {
     bool plain = true;  // its flag's text is the option's; false: the program makes the option from the text
   };
   More more = {};
-  bool is_of_way = false;  // the way of a run has it (FlatWay)
+  bool is_of_way = false;  // the way of a run has it
 };
 
 namespace option_groups {
@@ -63,10 +63,10 @@ inline bool says_something(const Option& option, const TrainOptions& options) {
          option.key == std::string_view("model") || is_of_lockstep(options);
 }
 
-// Calls visit(option, value) for each option, in the help's order. `way` stands for the options' way, and has its
-// values; both may be const.
-template <class Options, class Ways, class Visit>
-void each_option(Options& options, Ways& way, Visit&& visit) {  // NOLINT(readability-function-size): it is a table
+// Calls visit(option, value) for each option, in the help's order. `flat` has the values of those that are flat; both
+// may be const.
+template <class Options, class Flat, class Visit>
+void each_option(Options& options, Flat& flat, Visit&& visit) {  // NOLINT(readability-function-size): it is a table
   using namespace option_groups;
   using enum Same;
   const auto one = [&](Option option, auto& value, const Option::More& more = {}) {
@@ -111,14 +111,14 @@ void each_option(Options& options, Ways& way, Visit&& visit) {  // NOLINT(readab
       options.model.residual_dropout);
   one({"text", nowhere, what, "FILE",
        "gpt: the text, any file: bytes are the tokens, and the last tenth of the file is held out for the test loss"},
-      options.data.text, {.least = 1});
+      flat.text, {.least = 1});
   one({"data", throughout, what, "NAME",
        "fashion-mnist, or synthetic: a stand-in of the same size that needs no files"},
-      options.data.source);
+      flat.data);
   one({"data_dir", nowhere, what, "DIR",
        "folder of the four IDX files of Fashion-MNIST, gzipped or plain (default: where Debian's package "
        "dataset-fashion-mnist or lockstep fetch-data put them)"},
-      options.data.folder, {.least = 1});
+      flat.data_dir, {.least = 1});
   one({"resume", nowhere, what, "PATH",
        "go on with a stopped run as if it had never been stopped: its folder, or one of the checkpoints in there; "
        "last: the run that was trained last, or the run of `run_dir`; auto: the run of `run_dir` if it has a "
@@ -140,7 +140,7 @@ void each_option(Options& options, Ways& way, Visit&& visit) {  // NOLINT(readab
           "size count unless a flag gives others\n"
           "auto: measures the network and the devices first, and takes the best split\n"
           "none: by data alone, whatever a configuration says"},
-         way.split, {.flag = "plan", .least = 1, .plain = false});
+         flat.split, {.flag = "plan", .least = 1, .plain = false});
   one({"threads_per_rank", nowhere, where, "N", "threads that each rank computes with"}, options.threads_per_rank,
       {.least = 1, .most = 1024});
   one({"timeout", nowhere, where, "SECONDS",
@@ -219,21 +219,21 @@ void each_option(Options& options, Ways& way, Visit&& visit) {  // NOLINT(readab
        "none: as they are\n"
        "bf16, fp16: rounded to 16 bits, half of the bytes; fp16 overflows at 65504\n"
        "powersgd: as products of thin matrices (Vogels et al. 2019); what is left out is added to the next step's\n"},
-      way.compress);
+      flat.compress);
   of_way({"compress_rank", throughout, exchange, "R",
           "for `compress` powersgd: columns of its matrices; more are more exact, and send more"},
-         way.compress_rank, {.otherwise = "4", .least = 1});
+         flat.compress_rank, {.otherwise = "4", .least = 1});
   of_way({"sync_every", throughout, exchange, "H",
           "each rank takes H steps by itself, then all average their parameters, also at the end of an epoch (local "
           "SGD); 0: average gradients at every step"},
-         way.local.sync_every);
+         flat.local.sync_every);
   of_way({"outer_lr", throughout, exchange, "X",
           "for `sync_every`: learning rate of the outer optimizer, which takes the ranks' mean movement for a "
           "gradient; DiLoCo (Douillard et al. 2023) uses 0.7"},
-         way.local.outer_lr);
+         flat.local.outer_lr);
   of_way({"outer_momentum", throughout, exchange, "X",
           "for `sync_every`: Nesterov momentum of the outer optimizer; DiLoCo uses 0.9"},
-         way.local.outer_momentum);
+         flat.local.outer_momentum);
 
   one({"epochs", in_a_run, how, "N", "passes over the training set"}, options.epochs, {.least = 1});
   one({"seed", throughout, how, "N", "the seed of the first weights, the samples' order and dropout"}, options.seed);
@@ -274,11 +274,11 @@ void each_option(Options& options, Ways& way, Visit&& visit) {  // NOLINT(readab
           "ZeRO, for sgd, adam and adamw. 0: every rank has the whole optimizer; 1: each rank keeps and computes its "
           "slice of it; 2: and of the gradients; 3: and of the parameters, whose layers it gathers just before they "
           "compute. The results are the same"},
-         way.zero_stage, {.most = 3});
+         flat.zero_stage, {.most = 3});
   of_way({"cuda_graph", in_a_run, how, nullptr,
           "on GPUs: record the step of a full batch once as a CUDA graph and replay it, so that the CPU does not limit "
           "small networks"},
-         way.cuda_graph);
+         flat.cuda_graph);
 
   one({"run_dir", nowhere, nullptr, nullptr, nullptr}, options.keep.run_dir, {.flag = "name"});
   one({"keep_last", nowhere, out, "N",
@@ -299,13 +299,14 @@ void each_option(Options& options, Ways& way, Visit&& visit) {  // NOLINT(readab
       options.keep.trace, {.least = 1, .kept = false});
 }
 
-// Does the same with the options' own way. If `options` is not const, the visits must leave a valid way: see way_of().
+// Does the same with the options' own flat values. If `options` is not const, it takes what the visits leave of them:
+// see take_flat().
 template <class Options, class Visit>
 void each_option(Options& options, Visit&& visit) {
   constexpr bool is_const = std::is_const_v<Options>;
-  std::conditional_t<is_const, const FlatWay, FlatWay> way = flat(options.way);
-  each_option(options, way, visit);
-  if constexpr (!is_const) options.way = way_of(way);
+  std::conditional_t<is_const, const FlatOptions, FlatOptions> values = flat(options);
+  each_option(options, values, visit);
+  if constexpr (!is_const) take_flat(values, options);
 }
 
 }  // namespace lockstep

@@ -13,6 +13,7 @@
 #include "data_parallel/replica_check.hpp"
 #include "devices/device_streams.hpp"
 #include "evaluation.hpp"
+#include "flat_options.hpp"
 #include "io/safetensors.hpp"
 #include "measures.hpp"
 #include "nn/module_state.hpp"
@@ -20,7 +21,6 @@
 #include "ranks/rank_place.hpp"
 #include "ranks/rank_wait.hpp"
 #include "train_options.hpp"
-#include "way.hpp"
 
 #include <algorithm>
 #include <limits>
@@ -50,7 +50,7 @@ void check_can_be_kept(const torch::nn::Module& module, const std::filesystem::p
 
 MadeModule make_net(const TrainOptions& options, const Task& task, Rank& rank, const RunState* resumed) {
   MadeModule made = task.module(rank, options.seed);
-  const auto split = flat(options.way).split;
+  const auto split = flat(options).split;
   if (made.module && split && (split->stages() > 1 || split->mesh.tensor > 1)) {
     throw Error(rank.name() + ": a split by layers or channels (" + to_string(*split) +
                     ") needs a torch::nn::Sequential, and \"" + task.name + "\" is none; split it by data alone",
@@ -84,21 +84,20 @@ RankTrainer::RankTrainer(const TrainOptions& options, const TrainCallbacks& call
       rank_(observed(rank, {wait_clock_})),
       stream_(own_stream(rank.device())),
       traffic_(rank, /*counts=*/!graph, wait_clock_),
-      hook_(make_communication_hook(options.way, options.seed)),
+      hook_(make_communication_hook(options)),
       trace_(trace),
       train_(task.train.to(rank.device())),
       test_(task.test.to(rank.device())),
       made_(make_net(options, task, traffic_.rank(), resumed)),
       net_(made_.layers, traffic_.rank(), split_of(options, rank.world_size()),
-           {.average = flat(options.way).local.sync_every == 0,
+           {.average = flat(options).local.sync_every == 0,
             .hook = hook_,
-            .sharded = static_cast<Sharded>(flat(options.way).zero_stage),
+            .sharded = static_cast<Sharded>(flat(options).zero_stage),
             .grain_check = options.check_arithmetic > 0 ? check_arithmetic(options.check_arithmetic) : nullptr},
            made_.takes_batch),
       update_(options, net_, task, made_.module.get()),
       watch_(options, rank_, update_,
-             /*ranks_differ=*/!holds_whole() || flat(options.way).zero_stage > 0 ||
-                 flat(options.way).local.sync_every > 0),
+             /*ranks_differ=*/!holds_whole() || flat(options).zero_stage > 0 || flat(options).local.sync_every > 0),
       replicas_(options, net_, update_, traffic_),
       totals_(rank.device()),
       step_(
@@ -283,7 +282,7 @@ void RankTrainer::report(StepProgress& progress) {
 
 // With local SGD the ranks' parameters differ within a round, so nothing is kept there.
 bool RankTrainer::within_round() const {
-  const int64_t round = flat(options_.way).local.sync_every;
+  const int64_t round = flat(options_).local.sync_every;
   return round > 0 && steps_ % round != 0;
 }
 

@@ -1,7 +1,7 @@
 #include "replica_watch.hpp"
 
 #include "data_parallel/replica_check.hpp"
-#include "way.hpp"
+#include "flat_options.hpp"
 
 #include <utility>
 
@@ -11,7 +11,7 @@ ReplicaWatch::ReplicaWatch(const TrainOptions& options, const SplitModel& net, c
                            StepTraffic& traffic)
     : every_(options.check_replicas),
       has_grains_(options.batch.grain > 0),
-      round_(flat(options.way).local.sync_every),
+      round_(flat(options).local.sync_every),
       net_(net),
       update_(update),
       traffic_(traffic) {}

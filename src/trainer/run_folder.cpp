@@ -78,7 +78,7 @@ RunFolder::~RunFolder() {
 
 void RunFolder::create(const TrainOptions& options, const Judge& judge, Warn warn) {
   if (folder_.empty()) return;
-  synthetic_ = options.data.source == DataSource::synthetic;
+  synthetic_ = std::holds_alternative<SyntheticImages>(options.data);
   keep_last_ = options.keep.last;
   judge_ = judge;
   warn_ = std::move(warn);

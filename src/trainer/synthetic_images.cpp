@@ -112,8 +112,10 @@ ImageData synthetic_images(int64_t train_size, int64_t test_size, uint64_t seed)
           .synthetic = true};
 }
 
-ImageData load_data(const DataOptions& options) {
-  return options.source == DataSource::synthetic ? synthetic_images() : load_fashion_mnist(options.folder);
+ImageData load_data(const DataSource& data) {
+  if (std::holds_alternative<TextFile>(data)) throw Error("load_data: a text has no images; load_text() reads it");
+  if (std::holds_alternative<SyntheticImages>(data)) return synthetic_images();
+  return load_fashion_mnist(std::get<FashionMnist>(data).folder);
 }
 
 }  // namespace lockstep

@@ -7,8 +7,8 @@
 
 #include "base/classic.hpp"
 #include "batch_settings.hpp"
+#include "flat_options.hpp"
 #include "option_pairs.hpp"
-#include "way.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -39,11 +39,12 @@ void check_batch(const BatchSettings& batch) {
   must_be_within<int64_t>("grain", batch.grain, 0, batch.global(), ", the samples of a batch; 0 is none");
 }
 
-void check_way(const Way& way) {
+void check_way(const TrainOptions& options) {
+  const Way& way = options.way;
   if (const auto* const power_sgd = std::get_if<PowerSgd>(&way)) {
     must_be(power_sgd->rank >= 1, "compress_rank", power_sgd->rank, "at least 1");
   }
-  if (std::holds_alternative<Sharded>(way)) must_be_within("zero_stage", flat(way).zero_stage, 0, 3);
+  if (std::holds_alternative<Sharded>(way)) must_be_within("zero_stage", flat(options).zero_stage, 0, 3);
   if (const auto* const local = std::get_if<LocalSgdOptions>(&way)) {
     must_be(local->sync_every >= 1, "sync_every", local->sync_every, "at least 1");
     must_be(local->outer_lr > 0 && !std::isinf(local->outer_lr), "outer_lr", local->outer_lr, "above 0");
@@ -64,7 +65,7 @@ void check_shares_of(const TrainOptions& options) {
 
 // Under a launcher the number of ranks is not known here; Mesh checks it.
 void check_split_of(const TrainOptions& options) {
-  const auto split = flat(options.way).split;
+  const auto split = flat(options).split;
   if (!split) return;
   try {
     if (is_of_lockstep(options)) check_split(*split, static_cast<int64_t>(make_model(options.model)->size()));
@@ -95,10 +96,12 @@ TrainOptions checked_for_fit(TrainOptions options) {
   must_be(options.keep.every >= 0, "checkpoint_every", options.keep.every, "at least 0");
   must_be(options.check_replicas >= -1, "check_replicas", options.check_replicas, "at least -1");
   must_be_within("check_arithmetic", options.check_arithmetic, 0.0, 1.0);
-  check_way(options.way);
+  check_way(options);
+  if (const auto* const text = std::get_if<TextFile>(&options.data))
+    must_be(!text->file.empty(), "text", text->file, "a file");
   fill_defaults(options);
   check_devices(options.devices);
-  check_pairs({.options = options, .way = flat(options.way)});
+  check_pairs({.options = options});
   check_split_of(options);
   check_shares_of(options);
   return options;
@@ -129,7 +132,7 @@ void fill_defaults(TrainOptions& options) {
 }
 
 ModelSplit split_of(const TrainOptions& options, int ranks) {
-  return flat(options.way).split.value_or(ModelSplit{.mesh = {.data = ranks}});
+  return flat(options).split.value_or(ModelSplit{.mesh = {.data = ranks}});
 }
 
 LearningRate learning_rate_of(const TrainOptions& options) {

@@ -73,7 +73,7 @@ std::string to_json(const TrainOptions& options) {
     return config.dump(2) + "\n";
   } catch (const json::exception&) {  // all other values are numbers and names
     throw Error("configuration: a path is not UTF-8, so that it cannot be kept: data_dir is '" +
-                options.data.folder.string() + "', run_dir is '" + options.keep.run_dir.string() + "'");
+                flat(options).data_dir.string() + "', run_dir is '" + options.keep.run_dir.string() + "'");
   }
 }
 

@@ -7,12 +7,12 @@
 
 #include "data_parallel/hidden_gradients.hpp"
 #include "data_parallel/replica_check.hpp"
+#include "flat_options.hpp"
 #include "optim/fused_optimizers.hpp"
 #include "optim/made_optimizer.hpp"
 #include "optim/optimizer_state.hpp"
 #include "ranks/trained_parameters.hpp"
 #include "train_options.hpp"
-#include "way.hpp"
 
 #include <map>
 #include <string>
@@ -38,7 +38,7 @@ Optimizer::Grouping grouping_of(const Task& task, const torch::nn::Module* modul
 Update::Update(const TrainOptions& options, const SplitModel& net, const Task& task, const torch::nn::Module* module)
     : net_(net),
       clip_(options.optimizer.clip),
-      in_place_(std::holds_alternative<Recorded>(options.way) || flat(options.way).local.sync_every > 0 ||
+      in_place_(std::holds_alternative<Recorded>(options.way) || flat(options).local.sync_every > 0 ||
                 net_.mesh().shape().size() != net_.mesh().shape().data),
       is_only_replica_(net_.mesh().data().world_size() == 1),
       rate_(learning_rate_of(options)),

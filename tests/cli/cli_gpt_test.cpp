@@ -138,7 +138,8 @@ TEST_F(CliGpt, RefusesWhatDoesNotGoTogether) {
                "held out and must be longer than the context, 700 bytes");
   expect_error(gpt({"--text", text(), "--context", "0"}), 2, "--context: 0 is too small");
   expect_error(gpt({"--text", text(), "--heads", "3"}), 2, "3 heads do not divide an embedding of 16");
-  expect_error(train({"--text", text()}), 2, "--text and a --model of images do not go together");
+  expect_error({"train", "--text", text()}, 2, "--text and a --model of images do not go together");
+  expect_error(train({"--text", text()}), 2, "--text and --data-dir do not go together");
   expect_error(train({"--layers", "2"}), 2, "lenet has no --layers; it is of gpt");
   EXPECT_THAT(run_bench(with_model({"compare"}), surroundings()).err,
               HasSubstr("gpt learns from a text; give one with --text"));

@@ -153,7 +153,7 @@ class GpuTrainer : public Gpu {
   // Epochs of full batches and a smaller one, at first three ordinary ones.
   lockstep::TrainResult train(const Devices& devices, const std::function<void(TrainOptions&)>& change) const {
     TrainOptions options;
-    options.data.folder = images_.path();
+    options.data = lockstep::FashionMnist{images_.path()};
     options.devices = devices;
     options.batch.size = 32;
     options.epochs = lockstep::simulated::is_there() ? 1 : 3;

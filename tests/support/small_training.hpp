@@ -26,7 +26,7 @@ class SmallTraining : public testing::Test {
   // With 150 samples: four epochs of five steps.
   TrainOptions options(int ranks, const std::string& name) const {
     TrainOptions options;
-    options.data.folder = images_.path();
+    options.data = FashionMnist{images_.path()};
     options.devices = test_devices(ranks);
     options.model.name = "mlp";
     options.model.width = 0.125;

@@ -398,7 +398,7 @@ TEST_F(FitRuns, AreRefusedOtherDataAndAnotherNetworksRun) {
   task.name = "another";
   EXPECT_THAT(error_of([&] { fit(task, options); }), Refused("model"));
   TrainOptions of_lockstep = options;
-  of_lockstep.data.source = DataSource::synthetic;
+  of_lockstep.data = SyntheticImages();
   EXPECT_THAT(error_of([&] { train(of_lockstep); }), Refused("model"));
   EXPECT_EQ(fit(regression(), options).history.size(), 4u);
 }

@@ -99,6 +99,9 @@ TEST_F(Refusals, NameTheOptionWhoseValueIsOutOfItsRange) {
            {{"momentum", "optimizer"}, [](auto& o) { o.optimizer = {OptimizerKind::adam, 0.9}; }},
            {{"weight_decay"}, [=](auto& o) { o.optimizer.weight_decay = nan; }},
            {{"model"}, [](auto& o) { o.model.name = "vgg"; }},
+           {{"model", "text"}, [](auto& o) { o.model = {.name = "gpt"}; }},
+           {{"text", "model"}, [](auto& o) { o.data = TextFile{"/text"}; }},
+           {{"text"}, [](auto& o) { o.data = TextFile(); }},
            {{"model", "heads"}, [](auto& o) { o.model.heads = 2; }},
            {{"split"}, [](auto& o) { o.way = SplitNetwork{{.mesh = {.pipeline = 3}}}; }}}) {
     EXPECT_EQ(refused_run(change), keys);
@@ -109,29 +112,29 @@ TEST_F(Refusals, NameTheOptionWhoseValueIsOutOfItsRange) {
 // Everything that a pair is looked for in.
 struct Setting {
   TrainOptions options;
-  FlatWay way;
+  FlatOptions flat;
   Task task = {.module = [] { return torch::nn::Linear(1, 1); }, .criterion = torch::nn::functional::mse_loss};
   bool has_task = false, is_elastic = false;
 };
 
 // Makes the choices of the table, by their texts.
 const std::map<std::string, std::function<void(Setting&)>> choices = {
-    {"`zero_stage`", [](auto& s) { s.way.zero_stage = 1; }},
-    {"`zero_stage` 2 or 3", [](auto& s) { s.way.zero_stage = 2; }},
-    {"`zero_stage` 3", [](auto& s) { s.way.zero_stage = 3; }},
-    {"`compress`", [](auto& s) { s.way.compress = Compression::bf16; }},
-    {"`compress` powersgd", [](auto& s) { s.way.compress = Compression::powersgd; }},
-    {"`compress` other than powersgd", [](auto& s) { s.way.compress = Compression::none; }},
-    {"`compress_rank`", [](auto& s) { s.way.compress_rank = 2; }},
-    {"`sync_every`", [](auto& s) { s.way.local.sync_every = 2; }},
-    {"no `sync_every`", [](auto& s) { s.way.local.sync_every = 0; }},
-    {"`outer_lr` or `outer_momentum`", [](auto& s) { s.way.local.outer_momentum = 0.9; }},
-    {"`cuda_graph`", [](auto& s) { s.way.cuda_graph = true; }},
-    {"a `split` other than by data", [](auto& s) { s.way.split = ModelSplit{.mesh = {.pipeline = 2}}; }},
-    {"a `split`", [](auto& s) { s.way.split = ModelSplit{.mesh = {.data = 2}}; }},
-    {"a `split` in microbatches", [](auto& s) { s.way.split = ModelSplit{.mesh = {.data = 2}, .microbatches = 2}; }},
-    {"a `split` by layers or in microbatches", [](auto& s) { s.way.split = ModelSplit{.mesh = {.pipeline = 2}}; }},
-    {"a `split` by channels", [](auto& s) { s.way.split = ModelSplit{.mesh = {.tensor = 2}}; }},
+    {"`zero_stage`", [](auto& s) { s.flat.zero_stage = 1; }},
+    {"`zero_stage` 2 or 3", [](auto& s) { s.flat.zero_stage = 2; }},
+    {"`zero_stage` 3", [](auto& s) { s.flat.zero_stage = 3; }},
+    {"`compress`", [](auto& s) { s.flat.compress = Compression::bf16; }},
+    {"`compress` powersgd", [](auto& s) { s.flat.compress = Compression::powersgd; }},
+    {"`compress` other than powersgd", [](auto& s) { s.flat.compress = Compression::none; }},
+    {"`compress_rank`", [](auto& s) { s.flat.compress_rank = 2; }},
+    {"`sync_every`", [](auto& s) { s.flat.local.sync_every = 2; }},
+    {"no `sync_every`", [](auto& s) { s.flat.local.sync_every = 0; }},
+    {"`outer_lr` or `outer_momentum`", [](auto& s) { s.flat.local.outer_momentum = 0.9; }},
+    {"`cuda_graph`", [](auto& s) { s.flat.cuda_graph = true; }},
+    {"a `split` other than by data", [](auto& s) { s.flat.split = ModelSplit{.mesh = {.pipeline = 2}}; }},
+    {"a `split`", [](auto& s) { s.flat.split = ModelSplit{.mesh = {.data = 2}}; }},
+    {"a `split` in microbatches", [](auto& s) { s.flat.split = ModelSplit{.mesh = {.data = 2}, .microbatches = 2}; }},
+    {"a `split` by layers or in microbatches", [](auto& s) { s.flat.split = ModelSplit{.mesh = {.pipeline = 2}}; }},
+    {"a `split` by channels", [](auto& s) { s.flat.split = ModelSplit{.mesh = {.tensor = 2}}; }},
     {"`accumulate`", [](auto& s) { s.options.batch.accumulate = 2; }},
     {"`grain`", [](auto& s) { s.options.batch.grain = 8; }},
     {"no `grain`", [](auto& s) { s.options.batch.grain = 0; }},
@@ -151,13 +154,13 @@ const std::map<std::string, std::function<void(Setting&)>> choices = {
     {"`model` gpt",
      [](auto& s) {
        s.options.model = {.name = "gpt"};
-       s.options.data = {.text = "/text"};
+       s.flat.text = "/text";
      }},
     {"a `model` of images", [](auto& s) { s.options.model = {.name = "lenet"}; }},
-    {"`text`", [](auto& s) { s.options.data.text = "/text"; }},
-    {"no `text`", [](auto& s) { s.options.data.text.clear(); }},
-    {"`data` synthetic", [](auto& s) { s.options.data.source = DataSource::synthetic; }},
-    {"`data_dir`", [](auto& s) { s.options.data.folder = "/data"; }},
+    {"`text`", [](auto& s) { s.flat.text = "/text"; }},
+    {"no `text`", [](auto& s) { s.flat.text.clear(); }},
+    {"`data` synthetic", [](auto& s) { s.flat.data = Images::synthetic; }},
+    {"`data_dir`", [](auto& s) { s.flat.data_dir = "/data"; }},
     {"`memory_format` channels-last", [](auto& s) { s.options.memory_format = MemoryFormat::channels_last; }},
     {"`checkpoint_every`", [](auto& s) { s.options.keep.every = 2; }},
     {"`keep_last` 0", [](auto& s) { s.options.keep.last = 0; }},
@@ -177,8 +180,9 @@ TEST(RefusedPairs, AreEachRefusedByTheirKeys) {
   const auto check = [](const std::vector<const Choice*>& sides) {
     Setting setting;
     for (const Choice* side : sides) choices.at(side->text)(setting);
+    check_flat(setting.flat);
     check_pairs({.options = setting.options,
-                 .way = setting.way,
+                 .flat = setting.flat,
                  .task = setting.has_task ? &setting.task : nullptr,
                  .is_elastic = setting.is_elastic});
   };
@@ -206,10 +210,10 @@ TEST(RefusedPairs, TwoWaysAreRefusedByTheirKeys) {
       choices.at(ways[one])(setting);
       choices.at(ways[other])(setting);
       const bool goes = one == 1 && other == 4;  // a split network rounds gradients
-      EXPECT_EQ(refused([&] { way_of(setting.way); }).size(), goes ? 1u : 2u);
+      EXPECT_EQ(refused([&] { check_flat(setting.flat); }).size(), goes ? 1u : 2u);
       if (!goes) continue;
-      setting.way.compress = Compression::powersgd;
-      EXPECT_THAT(refused([&] { way_of(setting.way); }), ElementsAre("compress", "split"));
+      setting.flat.compress = Compression::powersgd;
+      EXPECT_THAT(refused([&] { check_flat(setting.flat); }), ElementsAre("compress", "split"));
     }
   }
 }

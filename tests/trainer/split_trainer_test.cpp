@@ -35,7 +35,7 @@ class SplitTrainer : public testing::Test {
   TrainOptions options(const ModelOptions& model, const ModelSplit& split, const std::string& name) const {
     TrainOptions options;
     options.model = model;
-    options.data.folder = images_.path();
+    options.data = lockstep::FashionMnist{images_.path()};
     options.devices = lockstep::test_devices(split.mesh.size());
     options.way = lockstep::SplitNetwork{split};
     options.batch.size = 32;

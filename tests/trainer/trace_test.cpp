@@ -30,7 +30,7 @@ class Trace : public testing::Test {
   // Two epochs over 150 samples; warnings are noted.
   void train(int ranks, int64_t batch_size, const std::filesystem::path& trace) {
     lockstep::TrainOptions options;
-    options.data.folder = images_.path();
+    options.data = lockstep::FashionMnist{images_.path()};
     options.devices = lockstep::test_devices(ranks);
     options.batch.size = batch_size;
     options.epochs = 2;

@@ -7,11 +7,12 @@
 
 #include "layout/split_json.hpp"
 #include "support/error_of.hpp"
+#include "trainer/flat_options.hpp"
 #include "trainer/option_table.hpp"
 #include "trainer/option_text.hpp"
 #include "trainer/train_options.hpp"
-#include "trainer/way.hpp"
 
+#include <array>
 #include <chrono>
 #include <filesystem>
 #include <map>
@@ -39,8 +40,7 @@ TEST(TrainOptionsJson, ComesBackAsItWas) {
   options.model.image_size = 96;
   options.model.groups = 2;
   options.model.dropout = 0.25;
-  options.data.source = lockstep::DataSource::synthetic;
-  options.data.folder = "/some where/\"quoted\"";
+  options.data = lockstep::FashionMnist{"/some where/\"quoted\""};
   options.devices = cpus(3);
   options.threads_per_rank = 2;
   options.batch.size = 77;
@@ -71,6 +71,7 @@ TEST(TrainOptionsJson, ComesBackAsItWas) {
   EXPECT_EQ(back.model.image_size, options.model.image_size);
   EXPECT_EQ(back.model.groups, options.model.groups);
   EXPECT_EQ(back.model.dropout, options.model.dropout);
+  EXPECT_EQ(back.data, options.data);
   EXPECT_EQ(back.on_nan, options.on_nan);
   EXPECT_EQ(back.check_replicas, options.check_replicas);
   EXPECT_EQ(back.check_arithmetic, options.check_arithmetic);
@@ -147,6 +148,15 @@ TEST(TrainOptionsJson, Of0_1IsReadAndRefusedWhereItHasTwoWays) {
   EXPECT_THAT(error_of([&] { lockstep::train_options_from_json(both.dump()); }), Refused("zero_stage", "compress"));
 }
 
+TEST(TrainOptionsJson, IsRefusedWhereItHasTwoChoices) {
+  for (const auto& [json, one, other] :
+       std::vector<std::array<std::string, 3>>{{R"({"data": "synthetic", "data_dir": "/d"})", "data_dir", "data"},
+                                               {R"({"data": "synthetic", "text": "/t"})", "text", "data"},
+                                               {R"({"data_dir": "/d", "text": "/t"})", "text", "data_dir"}}) {
+    EXPECT_THAT(error_of([&, &text = json] { lockstep::train_options_from_json(text); }), Refused(one, other)) << json;
+  }
+}
+
 TEST(TrainOptionsDefaults, TakeTheMemoryFormatThatIsFastForTheModelUnlessOneIsGiven) {
   using enum lockstep::MemoryFormat;
   const auto of = [](const std::string& model, lockstep::MemoryFormat format, const lockstep::Devices& devices) {
@@ -221,16 +231,18 @@ TEST(OptionTable, HasEveryOptionOnce) {
   TrainOptions options;
   std::set<const void*> fields;
   std::set<std::string> keys, not_kept;
-  lockstep::FlatWay way;
-  lockstep::each_option(options, way, [&](const lockstep::Option& option, auto& value) {
+  lockstep::FlatOptions flat;
+  lockstep::each_option(options, flat, [&](const lockstep::Option& option, auto& value) {
     EXPECT_TRUE(fields.insert(&value).second) << option.key;
     EXPECT_TRUE(keys.insert(option.key).second) << option.key;
     if (!option.more.kept) not_kept.insert(option.key);
   });
+  // FlatOptions stands for TrainOptions::way and data.
   constexpr int options_there_are =
-      options_in_groups<lockstep::ModelOptions, lockstep::DataOptions, lockstep::BatchSettings,
-                        lockstep::OptimizerOptions, lockstep::RateOptions, lockstep::FlatWay, lockstep::LocalSgdOptions,
-                        lockstep::KeepOptions>();
+      options_in_groups<lockstep::ModelOptions, lockstep::BatchSettings, lockstep::OptimizerOptions,
+                        lockstep::RateOptions, lockstep::LocalSgdOptions, lockstep::KeepOptions,
+                        lockstep::FlatOptions>() -
+      1;
   EXPECT_EQ(static_cast<int>(fields.size()), options_there_are);
   EXPECT_THAT(not_kept, testing::ElementsAre("resume", "silence", "timeout", "trace"));
 }
@@ -252,10 +264,10 @@ TEST(OptionTable, EachOptionComesBackFromJsonAndFromItsTextAndDiffers) {
     SCOPED_TRACE(key);
     TrainOptions changed;
     changed.model.name = "mlp";  // the other options of the network say nothing of one that is not lockstep's
-    lockstep::FlatWay way;
-    if (key == "compress_rank") way.compress = lockstep::Compression::powersgd;
-    if (key.starts_with("outer_")) way.local.sync_every = 2;
-    lockstep::each_option(changed, way, [&](const lockstep::Option& option, auto& value) {
+    lockstep::FlatOptions flat;
+    if (key == "compress_rank") flat.compress = lockstep::Compression::powersgd;
+    if (key.starts_with("outer_")) flat.local.sync_every = 2;
+    lockstep::each_option(changed, flat, [&](const lockstep::Option& option, auto& value) {
       if (option.key != key) return;
       change(value);
       if (key == "split") return;
@@ -264,7 +276,7 @@ TEST(OptionTable, EachOptionComesBackFromJsonAndFromItsTextAndDiffers) {
       EXPECT_EQ(read, value);
     });
     if (key == "model") changed.model.name = "resnet18";
-    changed.way = lockstep::way_of(way);
+    take_flat(flat, changed);
     const auto texts = texts_of(changed);
     EXPECT_NE(texts.at(key), defaults.at(key));
     EXPECT_EQ(texts_of(lockstep::train_options_from_json(to_json(changed))), texts);

@@ -39,7 +39,7 @@ class Trainer : public testing::Test {
 
   TrainOptions options(int ranks) const {
     TrainOptions options;
-    options.data.folder = images_.path();
+    options.data = lockstep::FashionMnist{images_.path()};
     options.devices = lockstep::test_devices(ranks);
     options.batch.size = 32;
     options.epochs = 2;
@@ -101,7 +101,7 @@ TEST_F(Trainer, Learns) {
   const ScratchFolder images;
   write_small_images(images, 2000, 200);
   TrainOptions settings = options(2);
-  settings.data.folder = images.path();
+  settings.data = lockstep::FashionMnist{images.path()};
   settings.batch.size = 16;
   settings.epochs = 8;
   const auto result = lockstep::train(settings);
@@ -113,7 +113,7 @@ TEST_F(Trainer, LearnsInBfloat16NearlyAsInFloat32) {
   const ScratchFolder images;
   write_small_images(images, 400, 200);
   TrainOptions settings = options(2);
-  settings.data.folder = images.path();
+  settings.data = lockstep::FashionMnist{images.path()};
   settings.batch.size = 16;
   settings.epochs = 1;
   const auto exact = lockstep::train(settings);
@@ -315,7 +315,7 @@ TEST_F(Trainer, BadInputIsRefusedWithNothingWritten) {
   EXPECT_THAT(refused([](auto& o) { o.model.name = "vgg"; }), Refused("model"));
   EXPECT_THAT(refused([](auto& o) { o.batch.size = 151; }), Refused("batch_size"));
   EXPECT_THAT(refused([](auto& o) { o.devices = {torch::Device("cuda:77")}; }), Refused("devices"));
-  EXPECT_THAT(refused([&](auto& o) { o.data.folder = runs_.path(); }), Fails(Error::file));
+  EXPECT_THAT(refused([&](auto& o) { o.data = lockstep::FashionMnist{runs_.path()}; }), Fails(Error::file));
   EXPECT_THAT(refused([](auto& o) { o.keep.run_dir = "/proc/self/run"; }), Fails(Error::file));
   images_.write("t10k-labels-idx1-ubyte", lockstep::idx_bytes({40}, std::string(40, '\x0a')));
   EXPECT_THAT(refused([](auto&) {}), Fails(Error::file));

@@ -38,7 +38,7 @@ class Update : public testing::Test {
     TrainOptions options;
     options.model.name = "mlp";
     options.model.width = 0.125;
-    options.data.folder = images_.path();
+    options.data = lockstep::FashionMnist{images_.path()};
     options.devices = lockstep::test_devices(ranks);
     options.batch.size = 32;
     options.rate.lr = 0.05;

@@ -251,7 +251,7 @@ class GptOnText : public testing::Test {
   TrainOptions options(int ranks = 1, const std::string& name = "") const {
     TrainOptions options;
     options.model = {.name = "gpt", .layers = 2, .heads = 2, .embedding = 16, .context = 12};
-    options.data.text = folder_ / "text";
+    options.data = TextFile{folder_ / "text"};
     options.devices = test_devices(ranks);
     options.batch.size = 64;
     options.optimizer.kind = OptimizerKind::adamw;
@@ -331,7 +331,7 @@ TEST_F(GptOnText, GoesOnToTheSameBits) {
   settings.keep.resume = folder_ / "first/checkpoints/epoch-0000-step-000003.safetensors";
   settings.keep.run_dir = folder_ / "second";
   expect_one(train(settings), expected);
-  settings.data.text = folder_ / "other";
+  settings.data = TextFile{folder_ / "other"};
   folder_.write("other", "T" + folder_.read("text").substr(1));
   settings.keep.run_dir = folder_ / "third";
   EXPECT_THAT(error_of([&] { train(settings); }), Fails(Error::file));
@@ -357,8 +357,8 @@ TEST_F(GptOnText, RefusesWhatDoesNotGoTogether) {
     change(settings);
     return error_of([&] { train(settings); });
   };
-  EXPECT_THAT(error([](auto& o) { o.data.text = "/nowhere/text"; }), Fails(Error::file));
-  EXPECT_THAT(error([&](auto& o) { o.data.text = folder_.path(); }), Fails(Error::file));
+  EXPECT_THAT(error([](auto& o) { o.data = TextFile{"/nowhere/text"}; }), Fails(Error::file));
+  EXPECT_THAT(error([&](auto& o) { o.data = TextFile{folder_.path()}; }), Fails(Error::file));
   EXPECT_THAT(error([](auto& o) { o.model.context = 2000; }), Refused());
   EXPECT_THAT(error([](auto& o) { o.model.context = 0; }), Refused());
   EXPECT_THAT(error([](auto& o) { o.model.heads = 3; }), Refused());

@@ -1,8 +1,9 @@
 // TrainOptions: every option of a run, with the defaults of `lockstep train`.
 //
-// It is a plain value of nested groups, and thread-safe. config.json, the program's flags and errors have one list of
-// keys, without groups: `batch_size` is batch.size, `keep_last` keep.last (src/trainer/option_table.hpp). Only the way
-// has a group in config.json: {"way": {"zero_stage": 2}}.
+// It is a plain value of nested groups, and thread-safe. What cannot go together has one field, as a variant.
+// config.json, the program's flags and errors have one list of keys, without groups: `batch_size` is batch.size, `text`
+// the file of a TextFile (src/trainer/option_table.hpp). Only the way has a group in config.json: {"way":
+// {"zero_stage": 2}}.
 #pragma once
 
 #include <lockstep/data/data.hpp>
@@ -22,21 +23,27 @@
 
 namespace lockstep {
 
-enum class DataSource { fashion_mnist, synthetic };
-
-struct DataOptions {
-  DataSource source = DataSource::fashion_mnist;
-  std::filesystem::path folder = {};  // the folder of Fashion-MNIST's IDX files; empty: where packages put them
-  std::filesystem::path text = {};    // the file of a model that learns text (models.hpp), in the place of images
+// A DataSource says what one of lockstep's models learns. These are its three kinds.
+struct FashionMnist {
+  std::filesystem::path folder = {};  // the folder of the IDX files; empty: where packages put them
+  bool operator==(const FashionMnist&) const = default;
 };
+struct SyntheticImages {  // synthetic_images()
+  bool operator==(const SyntheticImages&) const = default;
+};
+struct TextFile {  // for a model that learns text (models.hpp)
+  std::filesystem::path file = {};
+  bool operator==(const TextFile&) const = default;
+};
+using DataSource = std::variant<FashionMnist, SyntheticImages, TextFile>;
 
 // Makes a stand-in of the same shapes and types, which a network can learn. Its images are ten random patterns, moved,
 // faded, and mixed with each other and with noise. `source` says "synthetic". The same seed gives the same bits on
 // every machine. Throws Error for a size below 1.
 ImageData synthetic_images(int64_t train_size = 60000, int64_t test_size = 10000, uint64_t seed = 0);
 
-// Loads the images. Throws Error as load_fashion_mnist does.
-ImageData load_data(const DataOptions& options);
+// Loads the images. Throws Error as load_fashion_mnist does, and for a text.
+ImageData load_data(const DataSource& data);
 
 // A BalanceRule says how the parts of a batch are sized. These are its three kinds.
 struct EqualParts {  // near-equal parts
@@ -133,7 +140,7 @@ struct KeepOptions {
 
 struct TrainOptions {
   ModelOptions model = {};
-  DataOptions data = {};
+  DataSource data = FashionMnist();
   Devices devices = {};               // one rank per entry; empty: default_devices()
   int threads_per_rank = 1;           // intra-op threads of each rank
   Way way = Averaged();               // way in which the ranks share the work

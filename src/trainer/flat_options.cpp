@@ -1,0 +1,75 @@
+#include "flat_options.hpp"
+
+#include <lockstep/lab/half_precision_hook.hpp>
+#include <lockstep/lab/power_sgd.hpp>
+
+#include "option_pairs.hpp"
+
+namespace lockstep {
+namespace {
+
+Way way_of(const FlatOptions& flat) {
+  if (flat.compress == Compression::powersgd)
+    return flat.compress_rank == 0 ? PowerSgd() : PowerSgd{flat.compress_rank};
+  if (flat.zero_stage != 0) return static_cast<Sharded>(flat.zero_stage);
+  if (flat.local.sync_every != 0) return flat.local;
+  if (flat.cuda_graph) return Recorded();
+  const auto rounding = static_cast<Rounding>(flat.compress);
+  if (flat.split) return SplitNetwork{*flat.split, rounding};
+  return Averaged{rounding};
+}
+
+DataSource data_of(const FlatOptions& flat) {
+  if (!flat.text.empty()) return TextFile{flat.text};
+  if (flat.data == Images::synthetic) return SyntheticImages();
+  return FashionMnist{flat.data_dir};
+}
+
+}  // namespace
+
+FlatOptions flat(const TrainOptions& options) {
+  FlatOptions all;
+  const Way& way = options.way;
+  if (const auto* averaged = std::get_if<Averaged>(&way)) all.compress = static_cast<Compression>(averaged->rounding);
+  if (const auto* power_sgd = std::get_if<PowerSgd>(&way)) {
+    all.compress = Compression::powersgd;
+    all.compress_rank = power_sgd->rank;
+  }
+  if (const auto* sharded = std::get_if<Sharded>(&way)) all.zero_stage = static_cast<int>(*sharded);
+  if (const auto* local = std::get_if<LocalSgdOptions>(&way)) all.local = *local;
+  if (const auto* network = std::get_if<SplitNetwork>(&way)) {
+    all.compress = static_cast<Compression>(network->rounding);
+    all.split = network->split;
+  }
+  all.cuda_graph = std::holds_alternative<Recorded>(way);
+  if (std::holds_alternative<SyntheticImages>(options.data)) all.data = Images::synthetic;
+  if (const auto* images = std::get_if<FashionMnist>(&options.data)) all.data_dir = images->folder;
+  if (const auto* text = std::get_if<TextFile>(&options.data)) all.text = text->file;
+  return all;
+}
+
+void take_flat(const FlatOptions& flat, TrainOptions& options) {
+  check_flat(flat);
+  options.way = way_of(flat);
+  options.data = data_of(flat);
+}
+
+bool by_data_alone(const ModelSplit& split) {
+  return split.stages() == 1 && split.mesh.tensor == 1 && split.microbatches == 1;
+}
+
+void set_split(const std::optional<ModelSplit>& split, TrainOptions& options) {
+  FlatOptions all = flat(options);
+  all.split = split;
+  take_flat(all, options);
+}
+
+std::shared_ptr<CommunicationHook> make_communication_hook(const TrainOptions& options) {
+  const FlatOptions all = flat(options);
+  if (all.compress == Compression::none) return nullptr;
+  if (all.compress == Compression::powersgd)
+    return std::make_shared<PowerSgdHook>(PowerSgdOptions{.rank = all.compress_rank, .seed = options.seed});
+  return std::make_shared<HalfPrecisionHook>(all.compress == Compression::bf16 ? at::kBFloat16 : at::kHalf);
+}
+
+}  // namespace lockstep
