@@ -8,7 +8,7 @@
 namespace lockstep {
 
 bool keeps_checkpoints(const TrainOptions& options) {
-  return !options.keep.run_dir.empty() && options.keep.last > 0;
+  return !options.keep.run_dir.empty() && options.keep.checkpoints;
 }
 
 std::string common_settings(const TrainOptions& options, const DataDigests& data, const RunState* resumed) {
@@ -18,7 +18,8 @@ std::string common_settings(const TrainOptions& options, const DataDigests& data
       return;
     text += std::string(", ") + option.key + " " + option_text(value);
   });
-  if (keeps_checkpoints(options)) text += ", checkpoints every " + std::to_string(options.keep.every) + " steps";
+  if (keeps_checkpoints(options))
+    text += ", checkpoints every " + std::to_string(options.keep.checkpoints->every) + " steps";
   if (resumed != nullptr) {
     text += ", resumed " + std::to_string(resumed->steps) + " steps after epoch " + std::to_string(resumed->epochs);
   }

@@ -45,6 +45,8 @@ FlatOptions flat(const TrainOptions& options) {
   if (std::holds_alternative<SyntheticImages>(options.data)) all.data = Images::synthetic;
   if (const auto* images = std::get_if<FashionMnist>(&options.data)) all.data_dir = images->folder;
   if (const auto* text = std::get_if<TextFile>(&options.data)) all.text = text->file;
+  all.keep_last = options.keep.checkpoints ? options.keep.checkpoints->last : 0;
+  if (options.keep.checkpoints) all.checkpoint_every = options.keep.checkpoints->every;
   return all;
 }
 
@@ -52,6 +54,8 @@ void take_flat(const FlatOptions& flat, TrainOptions& options) {
   check_flat(flat);
   options.way = way_of(flat);
   options.data = data_of(flat);
+  options.keep.checkpoints.reset();
+  if (flat.keep_last != 0) options.keep.checkpoints = {.last = flat.keep_last, .every = flat.checkpoint_every};
 }
 
 bool by_data_alone(const ModelSplit& split) {

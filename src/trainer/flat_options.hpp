@@ -45,6 +45,8 @@ struct FlatOptions {
   Images data = Images::fashion_mnist;
   std::filesystem::path data_dir = {};  // empty: where packages put Fashion-MNIST, or other data
   std::filesystem::path text = {};      // empty: images
+  int keep_last = Checkpoints().last;   // 0: no checkpoints
+  int64_t checkpoint_every = 0;
 };
 
 FlatOptions flat(const TrainOptions& options);

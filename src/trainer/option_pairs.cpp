@@ -86,8 +86,8 @@ constexpr Choice synthetic{"data", "`data` synthetic", [](F f) { return f.flat.d
 constexpr Choice data_dir{"data_dir", "`data_dir`", [](F f) { return !f.flat.data_dir.empty(); }};
 constexpr Choice channels_last{"memory_format", "`memory_format` channels-last",
                                [](F f) { return f.options.memory_format == MemoryFormat::channels_last; }};
-constexpr Choice every{"checkpoint_every", "`checkpoint_every`", [](F f) { return f.options.keep.every > 0; }};
-constexpr Choice none_kept{"keep_last", "`keep_last` 0", [](F f) { return f.options.keep.last == 0; }};
+constexpr Choice every{"checkpoint_every", "`checkpoint_every`", [](F f) { return f.flat.checkpoint_every != 0; }};
+constexpr Choice none_kept{"keep_last", "`keep_last` 0", [](F f) { return f.flat.keep_last == 0; }};
 constexpr Choice trace{"trace", "`trace`", [](F f) { return !f.options.keep.trace.empty(); }};
 
 // These are about the job and the task. Some have no option.
@@ -115,6 +115,7 @@ constexpr OptionPair flat_pairs[] = {
     {data_dir, synthetic, "synthetic data need no files"},
     {text, synthetic, "gpt learns a text, and the other networks images"},
     {text, data_dir, "gpt learns a text, and the other networks images"},
+    {every, none_kept, "none of the checkpoints would be kept"},
 };
 
 // Each of these lies between two independent choices, so that no type can hold it.
@@ -154,7 +155,6 @@ constexpr OptionPair pairs[] = {
     {text, of_images, "only gpt learns a text", "leave `text` out"},
     {gpt, no_text, "it learns the next byte of a text", "give one, any file"},
     {gpt, channels_last, "a text has no images", "leave `memory_format` out"},
-    {every, none_kept, "none of the checkpoints would be kept"},
     {graph, no_cuda, "only CUDA has graphs", "leave `cuda_graph` out"},
     {tf32, no_cuda, "only NVIDIA GPUs multiply so", "take float32 or bf16"},
     {elastic, no_grain, "the weights' bits would depend on the number of processes", "give a `grain`, such as 32"},

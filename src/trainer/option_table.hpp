@@ -284,10 +284,10 @@ void each_option(Options& options, Flat& flat, Visit&& visit) {  // NOLINT(reada
   one({"keep_last", nowhere, out, "N",
        "keep this many of the newest checkpoints for `resume`, beside the one with the best test accuracy; 0: write "
        "none"},
-      options.keep.last);
+      flat.keep_last);
   one({"checkpoint_every", nowhere, out, "N",
        "also write a checkpoint every N steps (default: only at the end of each epoch)"},
-      options.keep.every, {.otherwise = "", .least = 1});
+      flat.checkpoint_every, {.otherwise = "", .least = 1});
   one({"tensorboard", nowhere, out, nullptr,
        "write an event file for TensorBoard in the run's folder, with loss, accuracy, learning rate, images per second "
        "and each rank's wait for data, per epoch"},

@@ -290,7 +290,8 @@ bool RankTrainer::within_round() const {
 void RankTrainer::keep_or_stop(const Keep& keep) {
   stops_ = stops_ || stopping_.after_step();
   if (keep && within_round()) return;
-  const bool is_time = options_.keep.every > 0 && steps_ % options_.keep.every == 0;
+  const int64_t every = options_.keep.checkpoints ? options_.keep.checkpoints->every : 0;
+  const bool is_time = every > 0 && steps_ % every == 0;
   if (keep && (is_time || stops_)) {
     watch_.settle();
     if (!not_finite().empty()) return;

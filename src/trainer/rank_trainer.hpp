@@ -42,7 +42,7 @@ class RankTrainer {
               std::unique_ptr<Graph> graph, const RunState* resumed = nullptr, const BalanceOptions& balance = {});
 
   // Throws ReplicasDiffer on all ranks if options.check_replicas finds a difference; whole_steps() then gives the state
-  // before it. Calls `keep`, if any, on all ranks after every options.keep.every steps but the last one. When one rank
+  // before it. Calls `keep`, if any, on all ranks after every Checkpoints::every steps but the last one. When one rank
   // was asked to stop, all agree on a step, call `keep` after it, and throw Stopped. Without `keep` an evaluation is
   // stopped too.
   using Keep = std::function<void()>;

@@ -88,7 +88,7 @@ bool was_killed_early(const TrainOptions& options) {
   if (!fs::exists(options.keep.run_dir / kConfigFile)) return false;
   if (!fs::exists(options.keep.run_dir / kMetricsFile)) return true;
   const TrainOptions killed = read_config(options.keep.run_dir, options.devices);
-  return killed.keep.last > 0 && killed.epochs > 1 && read_metrics(options.keep.run_dir / kMetricsFile).size() == 1;
+  return killed.keep.checkpoints && killed.epochs > 1 && read_metrics(options.keep.run_dir / kMetricsFile).size() == 1;
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <lockstep/nn/weights.hpp>
 
 #include "checkpoint_folder.hpp"
+#include "flat_options.hpp"
 #include "io/atomic_file.hpp"
 #include "io/links.hpp"
 #include "io/run_program.hpp"
@@ -79,7 +80,7 @@ RunFolder::~RunFolder() {
 void RunFolder::create(const TrainOptions& options, const Judge& judge, Warn warn) {
   if (folder_.empty()) return;
   synthetic_ = std::holds_alternative<SyntheticImages>(options.data);
-  keep_last_ = options.keep.last;
+  keep_last_ = flat(options).keep_last;
   judge_ = judge;
   warn_ = std::move(warn);
   config_ = to_json(options);

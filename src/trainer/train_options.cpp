@@ -92,8 +92,10 @@ TrainOptions checked_for_fit(TrainOptions options) {
   must_be_within<int64_t>("timeout", options.timeout.count(), 1, a_million, " seconds");
   must_be_within<int64_t>("silence", options.silence.count(), 0, a_million, " seconds");
   must_be(options.optimizer.clip >= 0, "clip", options.optimizer.clip, "above 0, or 0 for none");
-  must_be(options.keep.last >= 0, "keep_last", options.keep.last, "at least 0");
-  must_be(options.keep.every >= 0, "checkpoint_every", options.keep.every, "at least 0");
+  if (const auto& checkpoints = options.keep.checkpoints) {
+    must_be(checkpoints->last >= 1, "keep_last", checkpoints->last, "at least 1");
+    must_be(checkpoints->every >= 0, "checkpoint_every", checkpoints->every, "at least 0");
+  }
   must_be(options.check_replicas >= -1, "check_replicas", options.check_replicas, "at least -1");
   must_be_within("check_arithmetic", options.check_arithmetic, 0.0, 1.0);
   check_way(options);

@@ -84,8 +84,7 @@ TEST_F(BalancedTrainer, ARunThatGoesOnWithinAnEpochMayHaveOtherParts) {
   const TrainResult expected = train(options(1, "equal"));
   TrainOptions first = options(2, "3,1");
   first.keep.run_dir = runs_ / "first";
-  first.keep.every = 5;
-  first.keep.last = 100;
+  first.keep.checkpoints = {.last = 100, .every = 5};
   train(first);
   const auto checkpoint = runs_ / "first" / "checkpoints" / "epoch-0000-step-000005.safetensors";
   const auto totals = tensors_under("ranks", read_run_state(checkpoint).tensors);
@@ -202,7 +201,7 @@ TEST(RankTrainerBalance, WhatARunThatGoesOnHasToSkipIsNoLap) {
   if (!kCallsCanBeRead) GTEST_SKIP() << "a build without NDEBUG";
   const auto data = synthetic_images(samples, 40);
   TrainOptions options = automatic();
-  options.keep.every = 8;
+  options.keep.checkpoints->every = 8;
   const TrainCallbacks callbacks;
   RunState kept;
   std::vector<std::vector<int64_t>> parts(2);

@@ -236,7 +236,7 @@ TEST(ElasticSteps, AreWholeWhereAReplicasMomentumChanges) {
   TrainOptions options = small_options();
   const ImageData data = synthetic_images(24, 8, /*seed=*/1);
   const Outcome expected = in_peace(options, data, nullptr);
-  options.check_replicas = options.keep.every = 1;
+  options.check_replicas = options.keep.checkpoints->every = 1;
   const TrainCallbacks callbacks;
   States left(3);
   run(Devices(3, torch::kCPU), [&](Rank& rank) {

@@ -227,8 +227,7 @@ TEST_P(FitDataWorlds, FilesGiveWhatLibTorchsLoopGivesAndGoOnFromWithinAnEpoch) {
   TrainOptions options = settings(GetParam());
   options.optimizer.momentum = 0.9;
   options.keep.run_dir = folder / "run";
-  options.keep.every = 3;
-  options.keep.last = 100;
+  options.keep.checkpoints = {.last = 100, .every = 3};
   const auto history = fit(task, options).history;
 
   torch::manual_seed(options.seed);
@@ -332,8 +331,7 @@ TEST_P(FitDataWorlds, AnOptimizerAndAnAverageOfWeightsGiveWhatLibTorchsLoopGives
     const ScratchFolder folder;
     options.way = static_cast<lockstep::Sharded>(stage);
     options.keep.run_dir = folder / "run";
-    options.keep.every = 2;
-    options.keep.last = 100;
+    options.keep.checkpoints = {.last = 100, .every = 2};
     const auto history = fit(task, options).history;
     for (size_t i = 0; i < 3; ++i) EXPECT_NEAR(history[i].test.at("loss"), expected[i], 1e-10) << "stage " << stage;
     if (this_process().count > 1) continue;
@@ -390,8 +388,7 @@ TEST(FitData, AnAverageOfASplitNetworkGoesOn) {
   TrainOptions options = settings(2);
   options.way = lockstep::SplitNetwork{{.mesh = {.pipeline = 2}, .microbatches = 2}};
   options.keep.run_dir = folder / "run";
-  options.keep.every = 2;
-  options.keep.last = 100;
+  options.keep.checkpoints = {.last = 100, .every = 2};
   const auto history = fit(task, options).history;
   for (size_t i = 0; i < 3; ++i) EXPECT_NEAR(history[i].test.at("loss"), expected[i].test.at("loss"), 1e-10);
   options.keep.run_dir = folder / "again";

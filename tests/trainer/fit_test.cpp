@@ -227,8 +227,7 @@ class FitRuns : public testing::Test {
 
 TEST_F(FitRuns, GoOnFromWithinAnEpochWithTheSameBits) {
   TrainOptions options = in("whole");
-  options.keep.every = 3;
-  options.keep.last = 100;
+  options.keep.checkpoints = {.last = 100, .every = 3};
   const TrainResult expected = fit(regression(), options);
   options = in("again");
   options.keep.resume = runs_ / "whole/checkpoints/epoch-0001-step-000003.safetensors";
@@ -265,8 +264,7 @@ TEST_F(FitRuns, GoOnWithTheSameBitsThoughStepsDoNotUseAParameter) {
     const std::string name = "of grain " + std::to_string(grain);
     TrainOptions options = in(name);
     options.batch.grain = grain;
-    options.keep.every = 1;
-    options.keep.last = 100;
+    options.keep.checkpoints = {.last = 100, .every = 1};
     const TrainResult expected = fit(task, options);
     for (const int step : {1, 2, 3, 4, 5, 6}) {
       const std::string from = "epoch-0002-step-00000" + std::to_string(step);
@@ -284,7 +282,7 @@ TEST_F(FitRuns, EndWhenPatienceIsOutAndKeepTheBestEpoch) {
   task.patience = 2;
   TrainOptions options = in("run");
   options.epochs = 9;
-  options.keep.last = 1;
+  options.keep.checkpoints = {.last = 1};
   EXPECT_EQ(fit(task, options).history.size(), 3u);  // the first is the best
   EXPECT_THAT(checkpoints("run"), ElementsAre("epoch-0001", "epoch-0003"));
   options.keep.resume = options.keep.run_dir;
@@ -294,7 +292,7 @@ TEST_F(FitRuns, EndWhenPatienceIsOutAndKeepTheBestEpoch) {
 
   task.best_by = "mae";  // which gets better
   options = in("other");
-  options.keep.last = 1;
+  options.keep.checkpoints = {.last = 1};
   EXPECT_EQ(fit(task, options).history.size(), 3u);
   EXPECT_THAT(checkpoints("other"), ElementsAre("epoch-0003"));
 }
@@ -324,8 +322,7 @@ TEST_F(FitRuns, SayBeforeThatTheLastBatchHasOneSampleAndCanLeaveItOut) {
 
   warnings.clear();
   options.batch.drop_last = true;
-  options.keep.every = 3;
-  options.keep.last = 100;
+  options.keep.checkpoints = {.last = 100, .every = 3};
   const TrainResult whole = fit(task, options, callbacks);
   EXPECT_THAT(warnings, testing::IsEmpty());
   EXPECT_EQ(samples, 32);

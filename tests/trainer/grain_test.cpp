@@ -80,8 +80,7 @@ TEST_F(GrainTraining, AnEpochsLossDoesNotDependOnWhoseGrainsAreWhose) {
     settings.batch.accumulate = parts;
     settings.rate.lr = 1e-30;
     settings.epochs = 2;
-    settings.keep.every = 2;
-    settings.keep.last = 100;
+    settings.keep.checkpoints = {.last = 100, .every = 2};
     return settings;
   };
   const TrainResult expected = train(with(1, 4, "one"));

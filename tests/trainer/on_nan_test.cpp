@@ -191,7 +191,7 @@ TEST(OnNan, ARunGoesOnWithWhatItHasSkipped) {
   const ImageData data = spoilt_images();
   TrainOptions options = options_for(OnNan::skip);
   options.epochs = 1;
-  options.keep.every = 1;
+  options.keep.checkpoints->every = 1;
   const int step = place_of_spoilt(data, options, 2).first;
   ASSERT_LT(step, 5);
   run(test_devices(2), [&](Rank& rank) {
@@ -233,7 +233,7 @@ TEST(OnNan, ARunGoesOnWhoseAverageOfWeightsHasNotBegun) {
   const ImageData data = spoilt_images();
   TrainOptions options = options_for(OnNan::skip);
   while (place_of_spoilt(data, options, 1).first != 1) ++options.seed;
-  options.keep.every = 1;
+  options.keep.checkpoints->every = 1;
   TrainCallbacks callbacks;
   callbacks.on_warning = [](const std::string&) {};
   Task task = task_of(options, data);

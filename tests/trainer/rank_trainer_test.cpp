@@ -198,7 +198,7 @@ using Flip = std::function<void(torch::optim::Optimizer&)>;
 std::vector<lockstep::Caught> errors_after_flip(int ranks, int odd, TrainOptions options, const Flip& flip) {
   const auto data = lockstep::synthetic_images(150, 40);
   options.batch.size = 32;  // 5 steps in an epoch
-  options.keep.every = 1;
+  options.keep.checkpoints->every = 1;
   std::vector<lockstep::Caught> errors(static_cast<size_t>(ranks));
   lockstep::run(lockstep::test_devices(ranks), [&](Rank& rank) {
     const lockstep::TrainCallbacks callbacks;
@@ -300,7 +300,7 @@ TEST(RankTrainer, AllRanksStopAfterTheSameStepAndGoOnWithTheSameBits) {
                        .batch = {.size = 1},
                        .optimizer = {.momentum = 0.9},
                        .rate = {.lr = 0.01}};
-  options.keep.every = 10;
+  options.keep.checkpoints->every = 10;
   const auto train = [&](const lockstep::RunState* from, bool stops, std::vector<lockstep::RunState>& kept) {
     std::vector<torch::Tensor> weights;
     EpochMetrics metrics;

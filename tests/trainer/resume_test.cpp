@@ -98,8 +98,7 @@ TEST_F(Resume, AlsoFromWithinAnEpoch) {
     settings.model.name = model;
     settings.model.width = model == "mlp" ? 0.125 : 0.05;
     if (model == "alexnet") settings.model.image_size = 65;
-    settings.keep.every = 2;
-    settings.keep.last = 100;
+    settings.keep.checkpoints = {.last = 100, .every = 2};
     const TrainResult expected = lockstep::train(settings);
     const auto state = read_run_state(checkpoint(whole, "epoch-0001-step-000004"));
     EXPECT_EQ(state.history.size(), 1u);
@@ -109,7 +108,7 @@ TEST_F(Resume, AlsoFromWithinAnEpoch) {
       if (model != "mlp" && position != "epoch-0001-step-000004") continue;
       SCOPED_TRACE(position);
       settings.keep.run_dir = runs_ / again;
-      settings.keep.every = 0;
+      settings.keep.checkpoints->every = 0;
       const TrainResult result = go_on(settings, checkpoint(whole, position));
       expect_same(result, expected);
       expect_same_bits(again, whole);
@@ -132,8 +131,7 @@ TEST_F(Resume, FromWithinAnEpochWithWhatRanksRemember) {
   for (const std::string how : {"powersgd", "zero1", "zero3"}) {
     SCOPED_TRACE(how);
     TrainOptions settings = with(how, "whole");
-    settings.keep.every = 3;
-    settings.keep.last = 100;
+    settings.keep.checkpoints = {.last = 100, .every = 3};
     const TrainResult expected = lockstep::train(settings);
     for (const std::string position : {"epoch-0000-step-000003", "epoch-0001-step-000003"}) {
       SCOPED_TRACE(position);
@@ -171,8 +169,7 @@ TEST_F(Resume, FromACheckpointOf0_1) {
 
 TEST_F(Resume, OnOtherDevicesAndOtherwiseSplit) {
   TrainOptions settings = options(2, "whole");
-  settings.keep.every = 2;
-  settings.keep.last = 100;
+  settings.keep.checkpoints = {.last = 100, .every = 2};
   const TrainResult expected = lockstep::train(settings);
   const std::vector<std::optional<ModelSplit>> splits = {std::nullopt,
                                                          ModelSplit{.mesh = {.pipeline = 2}, .microbatches = 2},
@@ -366,8 +363,7 @@ TEST_F(Resume, ACheckpointThatMakesNoSenseIsRefusedInOurWords) {
   settings.model.name = "resnet18";  // for its buffers
   settings.model.width = 0.05;
   settings.epochs = 1;
-  settings.keep.every = 3;
-  settings.keep.last = 100;
+  settings.keep.checkpoints = {.last = 100, .every = 3};
   lockstep::train(settings);
   const auto whole = read_run_state(checkpoint("whole", "epoch-0000-step-000003"));
   const auto refused = [&](auto change) {
@@ -415,7 +411,7 @@ TEST_F(Resume, WhatAKilledRunLeftGoesAway) {
 TEST_F(Resume, KeepsNoCheckpointsIfNoneAreWanted) {
   TrainOptions settings = options(1, "run");
   settings.epochs = 1;
-  settings.keep.last = 0;
+  settings.keep.checkpoints.reset();
   lockstep::train(settings);
   EXPECT_FALSE(fs::exists(runs_ / "run/checkpoints"));
 }

@@ -176,8 +176,7 @@ TEST_F(SameBits, AfterARunWasStoppedAndWentOnOnOtherRanks) {
     SCOPED_TRACE(model);
     TrainOptions settings = grained(model);
     const TrainResult expected = train(settings);
-    settings.keep.every = 1;
-    settings.keep.last = 100;
+    settings.keep.checkpoints = {.last = 100, .every = 1};
     const auto in = [&](const std::string& name, const Layout& layout) {
       TrainOptions in = laid_out(settings, layout);
       in.keep.run_dir = runs_ / (model + name);

@@ -60,8 +60,7 @@ TEST(TrainOptionsJson, ComesBackAsItWas) {
                                         .recompute = true,
                                         .cuts = {1, 2, 3, 5, 8},
                                         .tensor_rule = lockstep::TensorRule::alternating}};
-  options.keep.last = 5;
-  options.keep.every = 100;
+  options.keep.checkpoints = {.last = 5, .every = 100};
   options.keep.tensorboard = true;
   options.keep.run_dir = "runs/x";
   const auto back = lockstep::train_options_from_json(to_json(options));
@@ -149,10 +148,11 @@ TEST(TrainOptionsJson, Of0_1IsReadAndRefusedWhereItHasTwoWays) {
 }
 
 TEST(TrainOptionsJson, IsRefusedWhereItHasTwoChoices) {
-  for (const auto& [json, one, other] :
-       std::vector<std::array<std::string, 3>>{{R"({"data": "synthetic", "data_dir": "/d"})", "data_dir", "data"},
-                                               {R"({"data": "synthetic", "text": "/t"})", "text", "data"},
-                                               {R"({"data_dir": "/d", "text": "/t"})", "text", "data_dir"}}) {
+  for (const auto& [json, one, other] : std::vector<std::array<std::string, 3>>{
+           {R"({"data": "synthetic", "data_dir": "/d"})", "data_dir", "data"},
+           {R"({"data": "synthetic", "text": "/t"})", "text", "data"},
+           {R"({"data_dir": "/d", "text": "/t"})", "text", "data_dir"},
+           {R"({"keep_last": 0, "checkpoint_every": 5})", "checkpoint_every", "keep_last"}}) {
     EXPECT_THAT(error_of([&, &text = json] { lockstep::train_options_from_json(text); }), Refused(one, other)) << json;
   }
 }
@@ -237,12 +237,12 @@ TEST(OptionTable, HasEveryOptionOnce) {
     EXPECT_TRUE(keys.insert(option.key).second) << option.key;
     if (!option.more.kept) not_kept.insert(option.key);
   });
-  // FlatOptions stands for TrainOptions::way and data.
+  // FlatOptions stands for TrainOptions::way and data, and for keep.checkpoints.
   constexpr int options_there_are =
       options_in_groups<lockstep::ModelOptions, lockstep::BatchSettings, lockstep::OptimizerOptions,
                         lockstep::RateOptions, lockstep::LocalSgdOptions, lockstep::KeepOptions,
                         lockstep::FlatOptions>() -
-      1;
+      2;
   EXPECT_EQ(static_cast<int>(fields.size()), options_there_are);
   EXPECT_THAT(not_kept, testing::ElementsAre("resume", "silence", "timeout", "trace"));
 }
@@ -322,6 +322,7 @@ TEST(TrainOptionsJson, NamesWhatIsWrong) {
     EXPECT_THAT(text(nlohmann::json{{"balance", balance}}.dump()), Refused("balance"));
   }
   EXPECT_EQ(lockstep::train_options_from_json("{}").batch.size, 256);
+  EXPECT_FALSE(lockstep::train_options_from_json(R"({"keep_last": 0})").keep.checkpoints);
 }
 
 TEST(TrainOptionsJson, RefusesValuesThatWouldBeChanged) {

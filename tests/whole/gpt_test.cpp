@@ -325,8 +325,7 @@ TEST_F(GptOnText, WithAGrainGivesTheSameBitsOnEveryLayout) {
 TEST_F(GptOnText, GoesOnToTheSameBits) {
   const auto expected = train(options(2, "whole"));
   auto settings = options(2, "first");
-  settings.keep.every = 1;
-  settings.keep.last = 100;
+  settings.keep.checkpoints = {.last = 100, .every = 1};
   expect_one(train(settings), expected);
   settings.keep.resume = folder_ / "first/checkpoints/epoch-0000-step-000003.safetensors";
   settings.keep.run_dir = folder_ / "second";

@@ -240,7 +240,7 @@ void SimulatedJob::run_generations(int process, RunOptions options) {
   Progress progress;
   TrainOptions settings{.devices = {c10::Device(c10::kCPU)}};
   if (plan_.checkpoints) settings.keep.run_dir = run_dir_;
-  settings.keep.last = kKept;
+  settings.keep.checkpoints = {.last = kKept};
   if (plan_.resumes) settings.keep.resume = "auto";
   const auto warn = [this](const std::string& text) { scheduler_.note("warns: " + text); };
   settings = with_resume_found(settings, warn);

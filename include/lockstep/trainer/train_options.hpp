@@ -122,12 +122,16 @@ struct RateOptions {
 // Describes the rate: "0.2"; "0.2, linear for 2048 / 256 samples = 1.6, from 0.2 over 5 epochs of warm-up, cosine".
 std::string to_string(const LearningRate& rate);
 
+struct Checkpoints {
+  int last = 2;       // checkpoints to resume from, beside the best epoch's; at least 1
+  int64_t every = 0;  // steps between two checkpoints within an epoch; 0: only at the end of each epoch
+};
+
 // Says which files a run keeps, and which checkpoint it goes on from.
 struct KeepOptions {
   std::filesystem::path run_dir = {};  // the run's folder; give one without another run. Empty: nothing is written
-  int last = 2;                        // checkpoints to resume from in run_dir, beside the best epoch's; 0: none at all
-  int64_t every = 0;         // steps between two checkpoints within an epoch; 0: only at the end of each epoch
-  bool tensorboard = false;  // run_dir also gets an event file for TensorBoard
+  std::optional<Checkpoints> checkpoints = Checkpoints();  // checkpoints in run_dir; none: it gets none
+  bool tensorboard = false;                                // run_dir also gets an event file for TensorBoard
   // File for a trace of some of the first steps, as Chrome's JSON; empty: none. A launcher's process N traces its own
   // ranks alone, and its file has .N before the extension.
   std::filesystem::path trace = {};
