@@ -19,7 +19,7 @@ Error wrong(const std::string& file, const std::string& what) {
 
 // Grains, if there are any, are the pipeline's microbatches.
 void take_split(ModelSplit split, TrainOptions& options) {
-  if (options.batch.grain > 0) split.microbatches = 1;
+  if (options.batch.grain) split.microbatches = 1;
   set_split(split, options);
 }
 
@@ -60,7 +60,7 @@ std::string plan_here(TrainOptions& options) {
       make_plan(measured.profile, measured.cluster,
                 {.batch_size = options.batch.global(),
                  .pipeline = any_axis && options.batch.accumulate == 1,
-                 .tensor = any_axis && !needs_whole_layers(options.optimizer.kind) && options.batch.grain == 0,
+                 .tensor = any_axis && !needs_whole_layers(options.optimizer.kind) && !options.batch.grain,
                  .devices = ""});
   Plan one;
   one.batch_size = options.batch.global();

@@ -9,6 +9,9 @@
 
 namespace lockstep {
 
+// Gives the samples of a grain; 0: there are none.
+int64_t grain_of(const BatchSettings& batch);
+
 // balances() tells whether parts follow the devices' measured speed. shares_of() gives the shares that `balance` names,
 // none for "equal" and "auto".
 bool balances(const BatchSettings& batch);

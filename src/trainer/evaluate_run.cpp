@@ -4,6 +4,7 @@
 #include <lockstep/nn/weights.hpp>
 #include <lockstep/trainer/trainer.hpp>
 
+#include "batch_settings.hpp"
 #include "common_settings.hpp"
 #include "devices/gpu_math.hpp"
 #include "evaluation.hpp"
@@ -37,8 +38,8 @@ EvalResult evaluate_run(const std::filesystem::path& run_dir, const EvalOptions&
   }
   config.devices = trained.devices;
   config.threads_per_rank = options.threads_per_rank;
-  config.batch.size = std::max(options.batch_size, trained.batch.grain);  // the size does not change the result
-  config.batch.grain = trained.batch.grain;
+  config.batch.size = std::max(options.batch_size, grain_of(trained.batch));  // the size does not change the result
+  if (trained.batch.grain) config.batch.grain = trained.batch.grain->samples;
   config.precision = trained.precision;
   config.memory_format = trained.memory_format;
   config = checked(config);
@@ -63,7 +64,7 @@ EvalResult evaluate_run(const std::filesystem::path& run_dir, const EvalOptions&
         evaluation_forward(config, rank.device(), [&](const Batch& batch) { return net->forward(batch.x); });
     EpochMetrics metrics;
     const auto sums = evaluate_sums(forward, data.task.test.to(rank.device()), sums_of(data.task, rank), rank,
-                                    config.batch.size, config.batch.grain);
+                                    config.batch.size, grain_of(config.batch));
     put_measures(sums, data.task, metrics);
     if (rank.index_in_process() != 0) return;
     result.total = data.task.test.size();
@@ -72,7 +73,7 @@ EvalResult evaluate_run(const std::filesystem::path& run_dir, const EvalOptions&
     if (data.task.perplexity) result.perplexity = metrics.test["perplexity"];
     result.weights = weights_hash(*net);
   };
-  const GpuMath math({.tf32 = config.precision == Precision::tf32, .reproducible = config.batch.grain != 0});
+  const GpuMath math({.tf32 = config.precision == Precision::tf32, .reproducible = config.batch.grain.has_value()});
   // One process has nobody to compare its data with.
   const bool compares = this_process().count > 1;
   run(config.devices, body,

@@ -3,6 +3,7 @@
 #include <lockstep/lab/half_precision_hook.hpp>
 #include <lockstep/lab/power_sgd.hpp>
 
+#include "batch_settings.hpp"
 #include "option_pairs.hpp"
 
 namespace lockstep {
@@ -47,6 +48,8 @@ FlatOptions flat(const TrainOptions& options) {
   if (const auto* text = std::get_if<TextFile>(&options.data)) all.text = text->file;
   all.keep_last = options.keep.checkpoints ? options.keep.checkpoints->last : 0;
   if (options.keep.checkpoints) all.checkpoint_every = options.keep.checkpoints->every;
+  all.grain = grain_of(options.batch);
+  if (options.batch.grain) all.check_arithmetic = options.batch.grain->check_arithmetic;
   return all;
 }
 
@@ -56,6 +59,8 @@ void take_flat(const FlatOptions& flat, TrainOptions& options) {
   options.data = data_of(flat);
   options.keep.checkpoints.reset();
   if (flat.keep_last != 0) options.keep.checkpoints = {.last = flat.keep_last, .every = flat.checkpoint_every};
+  options.batch.grain.reset();
+  if (flat.grain != 0) options.batch.grain = Grains(flat.grain, flat.check_arithmetic);
 }
 
 bool by_data_alone(const ModelSplit& split) {

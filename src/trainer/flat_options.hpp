@@ -47,6 +47,8 @@ struct FlatOptions {
   std::filesystem::path text = {};      // empty: images
   int keep_last = Checkpoints().last;   // 0: no checkpoints
   int64_t checkpoint_every = 0;
+  int64_t grain = 0;  // 0: none
+  double check_arithmetic = 0;
 };
 
 FlatOptions flat(const TrainOptions& options);

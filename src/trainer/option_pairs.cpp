@@ -61,12 +61,11 @@ constexpr Choice by_channels{"split", "a `split` by channels",
 
 // These are about how a rank computes its part of a batch.
 constexpr Choice accumulate{"accumulate", "`accumulate`", [](F f) { return f.options.batch.accumulate > 1; }};
-constexpr Choice grain{"grain", "`grain`", [](F f) { return f.options.batch.grain > 0; }};
-constexpr Choice no_grain{"grain", "no `grain`", [](F f) { return f.options.batch.grain == 0; }};
+constexpr Choice grain{"grain", "`grain`", [](F f) { return f.flat.grain != 0; }};
+constexpr Choice no_grain{"grain", "no `grain`", [](F f) { return f.flat.grain == 0; }};
 constexpr Choice balance{"balance", "`balance`", [](F f) { return f.options.batch.balance != BalanceRule(); }};
 constexpr Choice automatic{"balance", "`balance` auto", [](F f) { return balances(f.options.batch); }};
-constexpr Choice arithmetic{"check_arithmetic", "`check_arithmetic`",
-                            [](F f) { return f.options.check_arithmetic > 0; }};
+constexpr Choice arithmetic{"check_arithmetic", "`check_arithmetic`", [](F f) { return f.flat.check_arithmetic != 0; }};
 constexpr Choice sync_batchnorm{"sync_batchnorm", "`sync_batchnorm`", [](F f) { return f.options.sync_batchnorm; }};
 constexpr Choice skip{"on_nan", "`on_nan` skip", [](F f) { return f.options.on_nan == OnNan::skip; }};
 constexpr Choice threads{"threads_per_rank", "`threads_per_rank` above 1",
@@ -116,6 +115,7 @@ constexpr OptionPair flat_pairs[] = {
     {text, synthetic, "gpt learns a text, and the other networks images"},
     {text, data_dir, "gpt learns a text, and the other networks images"},
     {every, none_kept, "none of the checkpoints would be kept"},
+    {arithmetic, no_grain, "it compares grains that two devices compute", "give a `grain`, such as 32"},
 };
 
 // Each of these lies between two independent choices, so that no type can hold it.
@@ -137,7 +137,6 @@ constexpr OptionPair pairs[] = {
     {grain, graph, "a graph records a device's whole part of a batch at once"},
     {grain, by_channels, "products of slices are added up in another order", "take a split by data and layers"},
     {grain, in_microbatches, "grains are a pipeline's microbatches", "leave the microbatches out"},
-    {arithmetic, no_grain, "it compares grains that two devices compute", "give a `grain`, such as 32"},
     {arithmetic, split, "who computes grains of others again needs the whole network"},
     {accumulate, by_layers, "the microbatches are such parts already", "take a split with more of them"},
     {sync_batchnorm, accumulate, "BatchNorm would normalise over a part, and not over the batch"},

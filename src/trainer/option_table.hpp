@@ -174,7 +174,7 @@ void each_option(Options& options, Flat& flat, Visit&& visit) {  // NOLINT(reada
        "the same bits on any number of devices: samples are computed N at a time, by themselves\n"
        "They are consecutive samples of a batch, of which a multiple of N is best. Gradients are added in one order, "
        "BatchNorm normalises over N samples, and a pipeline's microbatches have N\n"},
-      options.batch.grain, {.otherwise = "none", .least = 1});
+      flat.grain, {.otherwise = "none", .least = 1});
   one({"optimizer", throughout, update, "NAME",
        "the optimizer: sgd, adam, adamw; or for large batches lars (You et al. 2017) and lamb (You et al. 2020), which "
        "scale a layer's update by the layer's norm"},
@@ -252,7 +252,7 @@ void each_option(Options& options, Flat& flat, Visit&& visit) {  // NOLINT(reada
   one({"check_arithmetic", in_a_run, how, "F",
        "another rank computes this fraction of the grains again, such as 0.01, and the run ends if the bits differ, "
        "with the rank named that computes wrongly; costs about this fraction of the time; 0: none"},
-      options.check_arithmetic);
+      flat.check_arithmetic);
   one({"precision", throughout, how, "NAME",
        "in which type is computed\n"
        "float32: float32 throughout\n"

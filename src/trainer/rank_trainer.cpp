@@ -93,7 +93,8 @@ RankTrainer::RankTrainer(const TrainOptions& options, const TrainCallbacks& call
            {.average = flat(options).local.sync_every == 0,
             .hook = hook_,
             .sharded = static_cast<Sharded>(flat(options).zero_stage),
-            .grain_check = options.check_arithmetic > 0 ? check_arithmetic(options.check_arithmetic) : nullptr},
+            .grain_check =
+                flat(options).check_arithmetic > 0 ? check_arithmetic(flat(options).check_arithmetic) : nullptr},
            made_.takes_batch),
       update_(options, net_, task, made_.module.get()),
       watch_(options, rank_, update_,
@@ -115,7 +116,7 @@ RankTrainer::RankTrainer(const TrainOptions& options, const TrainCallbacks& call
   warn(remark_on_idle_ranks(options.batch, net_.mesh().data().world_size()));
   if (!running_statistics_of(update_.part()->module()).empty())
     warn(remark_on_last_batch(options.batch, train_.size(), net_.mesh().data().world_size()));
-  if (options.check_arithmetic > 0 && rank.world_size() == 1)
+  if (flat(options).check_arithmetic > 0 && rank.world_size() == 1)
     warn("`check_arithmetic` has grains computed again by another rank, and there is none; nothing is checked");
 }
 
@@ -140,7 +141,7 @@ EpochMetrics RankTrainer::epoch(int number, const Keep& keep) {
   metrics.train_loss = losses / trained;
   metrics.train_accuracy = task_.accuracy ? totals_.correct.item<double>() / trained : kNotCounted;
   // The ranks must evaluate and keep the same network. With a grain they have it already.
-  if (options_.batch.grain == 0) average_running_statistics(net_, totals_.samples);
+  if (!options_.batch.grain) average_running_statistics(net_, totals_.samples);
   show();
   evaluate_now(metrics, /*to_the_end=*/static_cast<bool>(keep));
   whole_steps_ = 0;
@@ -177,7 +178,7 @@ int64_t RankTrainer::samples_of_epoch() const {
 }
 
 double RankTrainer::sum_of_losses() {
-  if (options_.batch.grain > 0) return totals_.grain_losses.sum(rank_);
+  if (options_.batch.grain) return totals_.grain_losses.sum(rank_);
   rank_.allreduce(totals_.loss);
   return totals_.loss.item<double>();
 }
@@ -192,7 +193,7 @@ void RankTrainer::train(EpochMetrics& metrics, const Keep& keep) {
                          .seed = options_.seed,
                          .epoch = metrics.epoch,
                          .shares = shares_,
-                         .grain = options_.batch.grain,
+                         .grain = grain_of(options_.batch),
                          .start = steps_},
                         net_.mesh().data());
   auto batch = all.begin();
@@ -344,7 +345,7 @@ void RankTrainer::evaluate_now(EpochMetrics& metrics, bool to_the_end) {
   };
   constexpr int64_t batch_size = 256;
   const auto sums = evaluate_sums(evaluation_forward(options_, rank_.device(), forward), test_, sums_of(task_, rank_),
-                                  net_.mesh().data(), batch_size, options_.batch.grain);
+                                  net_.mesh().data(), batch_size, grain_of(options_.batch));
   put_measures(sums, task_, metrics);
 }
 

@@ -64,7 +64,7 @@ RunState RankTrainer::state() {
   state.tensors.emplace_back("ranks.rng", generators_of_all_ranks(rank_));
   if (steps_ == 0) return state;
   if (totals_.left_out > 0) state.tensors.emplace_back("trainer.left_out", at::tensor(totals_.left_out, at::kLong));
-  if (options_.batch.grain > 0) {
+  if (options_.batch.grain) {
     state.tensors.emplace_back("trainer.loss", at::tensor(totals_.grain_losses.sum(rank_), at::kDouble));
   }
   std::vector<int64_t> row;
@@ -231,7 +231,7 @@ void RankTrainer::restore(const RunState& state) {
   load_hook(state);
   load_buffers(tensors_under("ranks.buffers", state.tensors));
   totals_.left_out = left_out_of(state, std::min(samples_of_epoch(), steps_ * options_.batch.global()));
-  if (options_.batch.grain > 0 && steps_ > 0) {
+  if (options_.batch.grain && steps_ > 0) {
     totals_.known.loss = grains_loss_of(state);
     totals_.grain_losses.reset(totals_.known.loss);
   }

@@ -10,7 +10,7 @@ namespace lockstep {
 ReplicaWatch::ReplicaWatch(const TrainOptions& options, const SplitModel& net, const Update& update,
                            StepTraffic& traffic)
     : every_(options.check_replicas),
-      has_grains_(options.batch.grain > 0),
+      has_grains_(options.batch.grain),
       round_(flat(options).local.sync_every),
       net_(net),
       update_(update),

@@ -35,7 +35,7 @@ std::optional<Change> change_between(const TrainOptions& old, const TrainOptions
   each_option(options, [&](const Option& option, const auto& value) {
     // With a grain a run keeps its bits, which another memory format would round otherwise.
     const bool counts =
-        option.same == Same::throughout || (options.batch.grain > 0 && std::string_view(option.key) == "memory_format");
+        option.same == Same::throughout || (options.batch.grain && std::string_view(option.key) == "memory_format");
     if (change || !counts || !says_something(option, options) || then[option.key] == option_text(value)) return;
     change = {option.key, then[option.key], option_text(value)};
   });

@@ -104,7 +104,7 @@ class Run {
                      .result = result_};
     // Batches have one shape, but for the last of an epoch. Trials of cuDNN's algorithms may end otherwise each time,
     // so a run with a grain makes none.
-    const bool same_bits = settings_.batch.grain != 0;
+    const bool same_bits = settings_.batch.grain.has_value();
     const GpuMath math({.tf32 = settings_.precision == Precision::tf32,
                         .fixed_shapes = settings_.devices[0].is_cuda() && !same_bits,
                         .reproducible = same_bits});

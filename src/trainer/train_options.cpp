@@ -36,7 +36,9 @@ void check_batch(const BatchSettings& batch) {
   must_be(batch.size >= 1, "batch_size", batch.size, "at least 1");
   must_be_within<int64_t>("scale_batch", batch.scale, 1, std::numeric_limits<int64_t>::max() / batch.size);
   must_be_within<int64_t>("accumulate", batch.accumulate, 1, batch.global(), ", the samples of a batch");
-  must_be_within<int64_t>("grain", batch.grain, 0, batch.global(), ", the samples of a batch; 0 is none");
+  if (!batch.grain) return;
+  must_be_within<int64_t>("grain", batch.grain->samples, 1, batch.global(), ", the samples of a batch");
+  must_be_within("check_arithmetic", batch.grain->check_arithmetic, 0.0, 1.0);
 }
 
 void check_way(const TrainOptions& options) {
@@ -97,7 +99,6 @@ TrainOptions checked_for_fit(TrainOptions options) {
     must_be(checkpoints->every >= 0, "checkpoint_every", checkpoints->every, "at least 0");
   }
   must_be(options.check_replicas >= -1, "check_replicas", options.check_replicas, "at least -1");
-  must_be_within("check_arithmetic", options.check_arithmetic, 0.0, 1.0);
   check_way(options);
   if (const auto* const text = std::get_if<TextFile>(&options.data))
     must_be(!text->file.empty(), "text", text->file, "a file");

@@ -122,7 +122,7 @@ TEST(FitRefuses, SamplesOfAnotherTypeThanTheNetworkAreNamed) {
               .criterion = F::cross_entropy,
               .train = Dataset{x, torch::arange(24).remainder(3)}};
     TrainOptions options = settings(2);
-    options.batch.grain = grain;
+    if (grain > 0) options.batch.grain = grain;
     return error_of([&] { fit(task, options); });
   };
   const Tensor bytes = torch::arange(24 * 16).view({24, 1, 4, 4}).to(torch::kByte);

@@ -115,7 +115,7 @@ TEST_F(GrainTraining, ARunGoesOnWithItsGrain) {
   TrainOptions other = settings;
   other.batch.grain = 8;
   EXPECT_THAT(error_of([&] { go_on(other, settings.keep.run_dir); }), Refused("grain"));
-  other.batch.grain = 0;
+  other.batch.grain.reset();
   EXPECT_THAT(error_of([&] { go_on(other, settings.keep.run_dir); }), Refused("grain"));
   EXPECT_EQ(go_on(settings, settings.keep.run_dir).history.size(), 2u);
 

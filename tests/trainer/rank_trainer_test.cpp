@@ -178,7 +178,8 @@ TEST(RankTrainer, RunningStatisticsThatDifferWithGrainsEndTheRunAndTheRankIsName
   TrainOptions options{.model = {.name = "resnet18", .width = 0.05}, .batch = {.size = 32}};
   for (const auto& [grain, every] : {std::pair(8, -1), std::pair(8, 1), std::pair(0, 1)}) {
     SCOPED_TRACE("grain " + std::to_string(grain) + ", every " + std::to_string(every));
-    options.batch.grain = grain;
+    options.batch.grain.reset();
+    if (grain > 0) options.batch.grain = grain;
     options.check_replicas = every;
     lockstep::run({torch::kCPU, torch::kCPU, torch::kCPU}, [&](Rank& rank) {
       const lockstep::TrainCallbacks callbacks;
@@ -186,8 +187,8 @@ TEST(RankTrainer, RunningStatisticsThatDifferWithGrainsEndTheRunAndTheRankIsName
       trainer.epoch(1);
       if (rank.index() == 2) flip_a_bit(trainer.whole()->buffers()[0]);
       const auto error = lockstep::error_of([&] { trainer.epoch(2); });
-      if (options.batch.grain == 0) EXPECT_EQ(error, "(no error)");
-      if (options.batch.grain != 0) EXPECT_THAT(error, Fails(Error::difference, {2}));
+      if (!options.batch.grain) EXPECT_EQ(error, "(no error)");
+      if (options.batch.grain) EXPECT_THAT(error, Fails(Error::difference, {2}));
     });
   }
 }
@@ -280,7 +281,7 @@ TEST(RankTrainer, ComputingGrainsAgainChangesNeitherWeightsNorMetrics) {
   TrainOptions options{.model = {.name = "resnet18", .width = 0.05}, .batch = {.size = 32, .grain = 8}, .epochs = 1};
   options.memory_format = lockstep::MemoryFormat::channels_last;
   const Outcome expected = train(1, options, false);
-  options.check_arithmetic = 0.5;
+  options.batch.grain->check_arithmetic = 0.5;
   for (const auto on_nan : {lockstep::OnNan::stop, lockstep::OnNan::skip}) {
     options.on_nan = on_nan;
     const Outcome outcome = train(3, options, false);

@@ -49,7 +49,7 @@ TEST(TrainOptionsJson, ComesBackAsItWas) {
   options.seed = 18446744073709551615u;
   options.on_nan = lockstep::OnNan::skip;
   options.check_replicas = 50;
-  options.check_arithmetic = 0.25;
+  options.batch.grain = {7, 0.25};
   options.precision = lockstep::Precision::bf16;
   options.memory_format = lockstep::MemoryFormat::channels_last;
   options.sync_batchnorm = true;
@@ -73,7 +73,7 @@ TEST(TrainOptionsJson, ComesBackAsItWas) {
   EXPECT_EQ(back.data, options.data);
   EXPECT_EQ(back.on_nan, options.on_nan);
   EXPECT_EQ(back.check_replicas, options.check_replicas);
-  EXPECT_EQ(back.check_arithmetic, options.check_arithmetic);
+  EXPECT_EQ(back.batch.grain->check_arithmetic, 0.25);
   EXPECT_EQ(back.seed, options.seed);
   EXPECT_EQ(back.rate.lr, options.rate.lr);
   EXPECT_EQ(back.precision, options.precision);
@@ -152,7 +152,8 @@ TEST(TrainOptionsJson, IsRefusedWhereItHasTwoChoices) {
            {R"({"data": "synthetic", "data_dir": "/d"})", "data_dir", "data"},
            {R"({"data": "synthetic", "text": "/t"})", "text", "data"},
            {R"({"data_dir": "/d", "text": "/t"})", "text", "data_dir"},
-           {R"({"keep_last": 0, "checkpoint_every": 5})", "checkpoint_every", "keep_last"}}) {
+           {R"({"keep_last": 0, "checkpoint_every": 5})", "checkpoint_every", "keep_last"},
+           {R"({"check_arithmetic": 0.5})", "check_arithmetic", "grain"}}) {
     EXPECT_THAT(error_of([&, &text = json] { lockstep::train_options_from_json(text); }), Refused(one, other)) << json;
   }
 }
@@ -237,12 +238,12 @@ TEST(OptionTable, HasEveryOptionOnce) {
     EXPECT_TRUE(keys.insert(option.key).second) << option.key;
     if (!option.more.kept) not_kept.insert(option.key);
   });
-  // FlatOptions stands for TrainOptions::way and data, and for keep.checkpoints.
+  // FlatOptions stands for TrainOptions::way and data, for keep.checkpoints and batch.grain.
   constexpr int options_there_are =
       options_in_groups<lockstep::ModelOptions, lockstep::BatchSettings, lockstep::OptimizerOptions,
                         lockstep::RateOptions, lockstep::LocalSgdOptions, lockstep::KeepOptions,
                         lockstep::FlatOptions>() -
-      2;
+      3;
   EXPECT_EQ(static_cast<int>(fields.size()), options_there_are);
   EXPECT_THAT(not_kept, testing::ElementsAre("resume", "silence", "timeout", "trace"));
 }
@@ -266,6 +267,7 @@ TEST(OptionTable, EachOptionComesBackFromJsonAndFromItsTextAndDiffers) {
     changed.model.name = "mlp";  // the other options of the network say nothing of one that is not lockstep's
     lockstep::FlatOptions flat;
     if (key == "compress_rank") flat.compress = lockstep::Compression::powersgd;
+    if (key == "check_arithmetic") flat.grain = 7;
     if (key.starts_with("outer_")) flat.local.sync_every = 2;
     lockstep::each_option(changed, flat, [&](const lockstep::Option& option, auto& value) {
       if (option.key != key) return;

@@ -324,8 +324,7 @@ TEST_F(Trainer, BadInputIsRefusedWithNothingWritten) {
 TEST_F(Trainer, WarningsGoToStderrIfNobodyWantsToBeTold) {
   TrainOptions settings = options(1);
   settings.epochs = 1;
-  settings.batch.grain = 8;
-  settings.check_arithmetic = 0.5;
+  settings.batch.grain = {8, 0.5};
   testing::internal::CaptureStderr();
   lockstep::train(settings);
   EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("lockstep: `check_arithmetic` has grains"));

@@ -63,6 +63,16 @@ using BalanceRule = std::variant<EqualParts, PartsBySpeed, std::vector<double>>;
 std::string to_string(const BalanceRule& sizes);
 BalanceRule balance_rule_from(const std::string& text);
 
+// Ranks compute whole grains (BatchOptions::grain), and the run gives the same bits however many ranks there are and
+// whatever each of them gets. A number stands for grains of so many samples: `.grain = 32`.
+struct Grains {
+  Grains(int64_t size, double checked = 0) : samples(size), check_arithmetic(checked) {}
+  int64_t samples;  // samples of a grain, from 1 to those of a batch
+  // Fraction of the grains, from 0 to 1, that another device computes again, and compares to the bit
+  // (lockstep/lab/check_arithmetic.hpp). It needs the whole network on each rank. 0: none.
+  double check_arithmetic;
+};
+
 struct BatchSettings {
   int64_t size = 256;  // samples of the global batch, before it is multiplied by `scale`
   int64_t scale = 1;
@@ -71,9 +81,7 @@ struct BatchSettings {
   // activations of one of them at a time. The gradients are the same, but BatchNorm normalises over one of them.
   int accumulate = 1;
   BalanceRule balance = EqualParts();
-  // Samples of a grain; 0: there are none. Ranks compute whole grains (BatchOptions::grain), and the run gives the same
-  // bits however many ranks there are and whatever each of them gets.
-  int64_t grain = 0;
+  std::optional<Grains> grain = {};
 
   int64_t global() const { return size * scale; }  // samples of a step, over all ranks
 };
@@ -162,9 +170,6 @@ struct TrainOptions {
   // SGD's optimizers, all of a single device) must not change between two updates: so 1 covers every step. -1: only the
   // end of each epoch has a check, which compares two copies and nothing else. 0: none.
   int64_t check_replicas = -1;
-  // Fraction of the grains, from 0 to 1, that another device computes again, and compares to the bit
-  // (lockstep/lab/check_arithmetic.hpp). It needs batch.grain and the whole network on each rank. 0: none.
-  double check_arithmetic = 0;
   Precision precision = Precision::float32;
   MemoryFormat memory_format = MemoryFormat::automatic;
   // BatchNorm normalises over the samples of all ranks (sync_batch_norm.hpp). Give a model that has a BatchNorm.
