@@ -66,7 +66,11 @@ TEST_F(CliErrors, WrongSettings) {
   expect_error(train({"--model", "resnet18", "--image-size", "0"}), 2, {"--image-size: 0 is too small"});
   expect_error(train({"--model", "alexnet", "--groups", "3"}), 2, {"groups is 3; it must be 1, or 2"});
   expect_error(train({"--data", "mnist"}), 2, {"mnist", "fashion-mnist", "synthetic"});
-  expect_error(train({"--data", "synthetic"}), 2, {"--data-dir", "synthetic"});
+  expect_error(train({"--data", "synthetic"}), 2, {"--data-dir and --data synthetic do not go together"});
+  expect_error(train({"--keep-last", "0", "--checkpoint-every", "5"}), 2,
+               {"--checkpoint-every and --keep-last 0 do not go together"});
+  expect_error(train({"--check-arithmetic", "0.5"}), 2,
+               {"--check-arithmetic and no --grain do not go together", "give a --grain, such as 32"});
   expect_error(train({"--progress", "dots"}), 2, {"--progress", "dots", "lines"});
   for (const char* name : {"", ".", "..", ".lock", "a/b"}) expect_error(train({"--name", name}), 2, {"--name", name});
   for (const char* name : {"a\nb", "\x1b[31m", "\x7f"}) {
