@@ -1,9 +1,9 @@
 // TrainOptions: every option of a run, with the defaults of `lockstep train`.
 //
-// It is a plain value of nested groups, and thread-safe. What cannot go together has one field, as a variant.
-// config.json, the program's flags and errors have one list of keys, without groups: `batch_size` is batch.size, `text`
-// the file of a TextFile (src/trainer/option_table.hpp). Only the way has a group in config.json: {"way":
-// {"zero_stage": 2}}.
+// It is a plain value of nested groups, and thread-safe. Options that exclude each other are one field, a variant or an
+// optional group, where they answer one question. config.json, the program's flags and errors have one list of keys,
+// without groups: `batch_size` is batch.size, `text` a TextFile's file (src/trainer/option_table.hpp). Only the way has
+// a group in config.json: {"way": {"zero_stage": 2}}.
 #pragma once
 
 #include <lockstep/data/data.hpp>
