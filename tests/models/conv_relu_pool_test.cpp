@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
+#include <lockstep/devices/autocast.hpp>
 #include <lockstep/models/conv_relu_pool.hpp>
 
 #include "models/kernels/kernels.hpp"
@@ -160,6 +161,12 @@ TEST(ConvReluPool, LeavesOtherTypesToLibTorch) {
   expect_agreement(random_inputs({7, 3, 8, 9, 6, 3, 2}, torch::kDouble));
   const Inputs in = random_inputs({7, 3, 8, 9, 6, 3, 2}, torch::kBFloat16);
   EXPECT_TRUE(conv_relu_pool(in.x, in.weight, in.bias).equal(reference(in.x, in.weight, in.bias)));
+}
+
+TEST(ConvReluPool, IsCastByAutocast) {
+  const Autocast bf16(torch::kCPU);
+  const auto images = torch::rand({64, 1, 8, 8}), weight = torch::rand({3, 1, 3, 3});
+  EXPECT_EQ(conv_relu_pool(images, weight, torch::rand(3)).scalar_type(), torch::kBFloat16);
 }
 
 TEST(ConvReluPool, LeavesFewSamplesToLibTorch) {

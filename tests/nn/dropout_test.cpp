@@ -1,17 +1,13 @@
 // Labels: concurrency 2x2 2x4
-// Dropout: the same masks over any number of ranks, in parts and microbatches, however the network is split; and
-// training with it as on one device.
+// Dropout: the same masks over any number of ranks and in parts; and training with it as on one device.
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 #include <lockstep/data_parallel/data_parallel.hpp>
 #include <lockstep/nn/dropout.hpp>
-#include <lockstep/server/parameter_server.hpp>
-#include <lockstep/split/split_model.hpp>
 
 #include "nn/name_dropouts.hpp"
+#include "support/dropout_training.hpp"
 #include "support/group_tests.hpp"
-#include "trainer/rank_trainer.hpp"
-#include "trainer/workload.hpp"
 
 #include <cmath>
 #include <cstdint>
@@ -31,15 +27,11 @@ using torch::Tensor;
 using torch::nn::Sequential;
 namespace F = torch::nn::functional;
 
-constexpr int64_t kSeed = 7;
+constexpr int64_t kSeed = DropoutTraining::kSeed;
 
 using DropoutWorlds = Worlds;
 INSTANTIATE_TEST_SUITE_P(Sizes, DropoutWorlds, testing::Values(1, 2, 3, 4),
                          [](const auto& info) { return std::to_string(info.param) + "Ranks"; });
-
-void on_seeded_ranks(int ranks, const std::function<void(Rank&)>& body) {
-  run(test_devices(ranks), body, {.seed = kSeed});
-}
 
 Dropout named(const DropoutImpl::Options& options, const std::string& name = "drop") {
   Dropout dropout(options);
@@ -154,58 +146,13 @@ TEST(DropoutTest, KeepsAsManyAsAskedAndScalesThemAndTheirGradients) {
 
 // ---- Training.
 
-Sequential net_with_dropout() {
-  Sequential net({{"fc1", torch::nn::Linear(6, 12)},
-                  {"tanh1", torch::nn::Tanh()},
-                  {"drop1", Dropout(0.3)},
-                  {"fc2", torch::nn::Linear(12, 8)},
-                  {"tanh2", torch::nn::Tanh()},
-                  {"drop2", Dropout(0.5)},
-                  {"fc3", torch::nn::Linear(8, 4)}});
-  net->to(torch::kDouble);
-  return net;
-}
-
-const BatchOptions kBatches{.size = 11, .seed = 5};  // of 24 samples: 11, 11 and 2
-
-// As a user's program on one device.
-void train_alone(Sequential& net, const Dataset& data) {
-  name_dropouts(*net);
-  torch::optim::SGD sgd(net->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
-  int64_t step = 0;
-  for (auto& batch : batches(data, kBatches)) {
-    const SampleScope scope({.seed = kSeed, .step = step++, .first = 0, .size = batch.size()});
-    sgd.zero_grad();
-    F::cross_entropy(net->forward(batch.x), batch.y).backward();
-    sgd.step();
-  }
-}
-
-class DropoutTrainingWorlds : public DropoutWorlds {
- protected:
-  DropoutTrainingWorlds()
-      : data_{torch::randn({24, 6}, torch::kDouble), torch::randint(4, {24})}, start_(net_with_dropout()) {
-    Sequential net = copy_of(start_);
-    train_alone(net, data_);
-    expected_ = net->named_parameters();
-  }
-
-  void expect_trained(const torch::OrderedDict<std::string, Tensor>& parameters) const {
-    for (const auto& item : expected_) {
-      expect_near(parameters[item.key()].detach(), item.value().detach(), 1e-10, item.key());
-    }
-  }
-
-  const Dataset data_;
-  const Sequential start_;
-  torch::OrderedDict<std::string, Tensor> expected_;
-};
+using DropoutTrainingWorlds = DropoutTraining;
 INSTANTIATE_TEST_SUITE_P(Sizes, DropoutTrainingWorlds, testing::Values(1, 2, 3, 4),
                          [](const auto& info) { return std::to_string(info.param) + "Ranks"; });
 
 TEST_P(DropoutTrainingWorlds, IsThatOfOneDeviceInPartsToo) {
   for (const int64_t parts : {1, 3, 2}) {
-    BatchOptions sampling = kBatches;
+    BatchOptions sampling = batches_;
     if (parts == 2) sampling.shares.assign(static_cast<size_t>(GetParam()), 1), sampling.shares[0] = 3;
     on_seeded_ranks(GetParam(), [&](Rank& rank) {
       DataParallel net(copy_of(start_), rank);
@@ -229,7 +176,7 @@ TEST_P(DropoutTrainingWorlds, GoesOnAtTheStepThatItIsTold) {
   on_seeded_ranks(GetParam(), [&](Rank& rank) {
     std::optional<DataParallel<torch::nn::SequentialImpl>> net(std::in_place, copy_of(start_), rank);
     auto sgd = std::make_unique<torch::optim::SGD>((*net)->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
-    for (auto& batch : batches(data_, kBatches, rank)) {
+    for (auto& batch : batches(data_, batches_, rank)) {
       if (net->steps_done() == 2) {  // the weights and the optimizer stay, all else is new
         net.emplace(std::static_pointer_cast<torch::nn::SequentialImpl>((**net).shared_from_this()), rank);
         EXPECT_EQ(net->steps_done(), 0);
@@ -249,7 +196,7 @@ TEST_P(DropoutTrainingWorlds, BatchesThatAddUpDropDifferentValuesAsOnOneDevice) 
     Sequential net = copy_of(start_);
     name_dropouts(*net);
     int64_t number = 0;
-    for (auto& batch : batches(data_, kBatches)) {
+    for (auto& batch : batches(data_, batches_)) {
       const SampleScope scope({.seed = kSeed, .batch = number, .first = 0, .size = batch.size()});
       F::cross_entropy(net->forward(batch.x), batch.y).backward();
       if (masks_differ) ++number;
@@ -262,7 +209,7 @@ TEST_P(DropoutTrainingWorlds, BatchesThatAddUpDropDifferentValuesAsOnOneDevice) 
     on_seeded_ranks(GetParam(), [&](Rank& rank) {
       DataParallel net(copy_of(start_), rank);
       std::vector<Batch> parts;
-      for (auto& batch : batches(data_, kBatches, rank)) {
+      for (auto& batch : batches(data_, batches_, rank)) {
         for (const auto& part : batch.in_parts(how == "in parts" ? 3 : 1)) {
           parts.push_back(how == "of one's own" ? Batch{part.x, part.y, part.global_size} : part);
         }
@@ -284,29 +231,6 @@ TEST_P(DropoutTrainingWorlds, BatchesThatAddUpDropDifferentValuesAsOnOneDevice) 
   }
 }
 
-// A server's workers drop what DataParallel's ranks do. The parameter: workers, beside whom there is a server.
-class DropoutTrainingWorkers : public DropoutTrainingWorlds {};
-INSTANTIATE_TEST_SUITE_P(Sizes, DropoutTrainingWorkers, testing::Values(1, 2, 3));
-
-TEST_P(DropoutTrainingWorkers, TrainAsOneDevice) {
-  on_seeded_ranks(GetParam() + 1, [&](Rank& rank) {
-    Sequential net = copy_of(start_);
-    ParameterServer server(net, rank, [](const auto& pieces) {
-      return std::make_unique<torch::optim::SGD>(pieces, torch::optim::SGDOptions(0.1).momentum(0.9));
-    });
-    server.train([&](Worker& worker) {
-      for (auto& batch : batches(data_, kBatches, worker)) {
-        net->zero_grad();
-        const auto scope = worker.samples(batch);
-        const Tensor loss = batch.size() == 0 ? Tensor() : F::cross_entropy(net->forward(batch.x), batch.y);
-        worker.backward(loss, batch);
-        worker.step();
-      }
-    });
-    expect_trained(net->named_parameters());
-  });
-}
-
 // Two runs give the same bits, though their ranks draw at the same time.
 TEST_P(DropoutTrainingWorlds, OfTwoRunsGivesTheSameBits) {
   std::vector<std::vector<Tensor>> trained(2);
@@ -314,7 +238,7 @@ TEST_P(DropoutTrainingWorlds, OfTwoRunsGivesTheSameBits) {
     on_seeded_ranks(GetParam(), [&](Rank& rank) {
       DataParallel net(copy_of(start_), rank);
       torch::optim::SGD sgd(net->parameters(), 0.1);
-      for (auto& batch : batches(data_, kBatches, rank)) {
+      for (auto& batch : batches(data_, batches_, rank)) {
         sgd.zero_grad();
         {
           const SampleScope scope = net.samples(batch);
@@ -329,57 +253,6 @@ TEST_P(DropoutTrainingWorlds, OfTwoRunsGivesTheSameBits) {
     });
   }
   for (size_t i = 0; i < trained[0].size(); ++i) EXPECT_TRUE(trained[0][i].equal(trained[1][i])) << i;
-}
-
-// By layers, by channels, and by data beside them; with forwards that are computed twice.
-TEST_P(DropoutTrainingWorlds, IsThatOfOneDeviceHoweverTheNetworkIsSplit) {
-  const int ranks = GetParam();
-  std::vector<ModelSplit> splits = {{.mesh = {.pipeline = ranks}, .microbatches = 3},
-                                    {.mesh = {.pipeline = ranks}, .microbatches = 2, .recompute = true},
-                                    {.mesh = {.tensor = ranks}}};
-  if (ranks == 4) splits.push_back({.mesh = {.data = 2, .pipeline = 2}, .microbatches = 2});
-  if (ranks == 4) splits.push_back({.mesh = {.data = 2, .tensor = 2}});
-  for (const auto& split : splits) {
-    SCOPED_TRACE(to_string(split));
-    on_seeded_ranks(ranks, [&](Rank& rank) {
-      SplitModel net(copy_of(start_), rank, split);
-      Optimizer sgd(net, torch::optim::SGDOptions(0.1).momentum(0.9));
-      for (auto& batch : batches(data_, kBatches, net.mesh().data())) {
-        sgd.zero_grad();
-        net.loss(batch, [](const Tensor& y_hat, const Tensor& y) { return F::cross_entropy(y_hat, y); }).backward();
-        sgd.step();
-      }
-      Sequential whole = rank.in_turn(net_with_dropout);
-      net.gather(whole);
-      expect_trained(whole->named_parameters());
-    });
-  }
-}
-
-TEST(DropoutTest, TheProgramsAlexNetTrainsTheSameOnAnyNumberOfRanks) {
-  const ImageData data = synthetic_images(40, 10);
-  TrainOptions options;
-  options.model.name = "alexnet";
-  options.model.width = 0.05;
-  options.model.image_size = 65;
-  options.batch.size = 16;
-  options.rate.lr = 0.05;
-  std::vector<Tensor> expected;
-  for (const int ranks : {1, 2, 3}) {
-    run(test_devices(ranks),
-        [&](Rank& rank) {
-          const TrainCallbacks callbacks;
-          RankTrainer trainer(options, callbacks, task_of(options, data), rank, nullptr, nullptr);
-          trainer.epoch(1);
-          if (rank.index() != 0) return;
-          const auto weights = trainer.whole()->parameters();
-          if (ranks == 1) expected = weights;
-          for (size_t i = 0; i < weights.size(); ++i) {
-            EXPECT_TRUE(torch::allclose(weights[i], expected[i], 1e-4, 1e-6)) << ranks << " ranks, weight " << i;
-          }
-        },
-        {.seed = options.seed});
-  }
 }
 
 // ---- A block that backward computes again.
@@ -435,7 +308,7 @@ TEST_P(DropoutTrainingWorlds, DropsTheSameWhereBackwardComputesABlockAgain) {
       });
       DataParallel net(module, rank, {.overlap = false});
       torch::optim::SGD sgd(net->parameters(), 0.1);
-      for (auto& batch : batches(data_, kBatches, rank)) {
+      for (auto& batch : batches(data_, batches_, rank)) {
         sgd.zero_grad();
         net.loss(batch, F::cross_entropy).backward();
         sgd.step();
@@ -514,7 +387,7 @@ TEST(BatchInParts, KeepsPlacesAndSizes) {
 TEST_P(DropoutWorlds, ARanksGeneratorIsItsOwnAndTheSameInEveryRun) {
   std::vector<Tensor> drawn(static_cast<size_t>(GetParam()));
   for (int round = 0; round < 2; ++round) {
-    on_seeded_ranks(GetParam(), [&](Rank& rank) {
+    const auto draw = [&](Rank& rank) {
       EXPECT_EQ(rank.seed(), static_cast<uint64_t>(kSeed));
       Rank group = rank.group(0);
       const Tensor numbers = torch::cat({torch::rand({4}, rank.generator()), torch::rand({4}, group.generator())});
@@ -525,7 +398,8 @@ TEST_P(DropoutWorlds, ARanksGeneratorIsItsOwnAndTheSameInEveryRun) {
       const Tensor first = numbers.clone();
       rank.broadcast(first);
       if (rank.index() > 0) EXPECT_FALSE(numbers.equal(first));
-    });
+    };
+    run(test_devices(GetParam()), draw, {.seed = kSeed});
   }
 }
 

@@ -1,10 +1,8 @@
 // The learning rate over a run, against the published formulas written out.
 #include <gmock/gmock.h>
 #include <lockstep/optim/learning_rate.hpp>
-#include <lockstep/trainer/train_options.hpp>
 
 #include "support/error_of.hpp"
-#include "trainer/option_names.hpp"
 
 #include <cmath>
 #include <string>
@@ -87,7 +85,6 @@ TEST(LearningRate, WarmsUpFromNearZeroWhereTheBatchIsTheReference) {
     EXPECT_DOUBLE_EQ(learning_rate_at(rate, 1), 0.2002);
     EXPECT_EQ(learning_rate_at(rate, 2), 0.4);
   }
-  EXPECT_EQ(to_string(rate), "0.4, from 4e-04 over 2 epochs of warm-up");
 }
 
 // eta_t = eta_min + (eta_max - eta_min) (1 + cos(pi T_cur / T_i)) / 2 with eta_min = 0, of one period.
@@ -102,32 +99,6 @@ TEST(LearningRate, FallsAsACosine) {
     EXPECT_NEAR(learning_rate_at(rate, done), 0.2 * 0.5 * (1 + std::cos(pi * (done - 10) / 30)), 1e-15) << done;
   }
   EXPECT_DOUBLE_EQ(learning_rate_at(rate, 5), 0.15);
-}
-
-TEST(LearningRate, SaysWhatItIs) {
-  LearningRate rate{.lr = 0.2};
-  EXPECT_EQ(to_string(rate), "0.2");
-  rate.schedule = LearningRate::Schedule::step;
-  rate.step_epochs = {4, 8};
-  EXPECT_EQ(to_string(rate), "0.2, times 0.1 after epochs 4, 8");
-  rate = {.lr = 0.2,
-          .batch = 2048,
-          .scaling = LearningRate::Scaling::linear,
-          .warmup_epochs = 1.5,
-          .schedule = LearningRate::Schedule::cosine};
-  EXPECT_EQ(to_string(rate), "0.2, linear for 2048 / 256 samples = 1.6, from 0.2 over 1.5 epochs of warm-up, cosine");
-}
-
-TEST(LearningRate, NamesComeBack) {
-  for (const auto scaling : {LearningRate::Scaling::none, LearningRate::Scaling::sqrt, LearningRate::Scaling::linear}) {
-    EXPECT_EQ(lockstep::value_from<LearningRate::Scaling>(to_string(scaling)), scaling);
-  }
-  for (const auto schedule :
-       {LearningRate::Schedule::constant, LearningRate::Schedule::step, LearningRate::Schedule::cosine}) {
-    EXPECT_EQ(lockstep::value_from<LearningRate::Schedule>(to_string(schedule)), schedule);
-  }
-  EXPECT_THAT(error_of([] { lockstep::value_from<LearningRate::Scaling>("square"); }), Refused());
-  EXPECT_THAT(error_of([] { lockstep::value_from<LearningRate::Schedule>("linear"); }), Refused());
 }
 
 TEST(LearningRate, RefusesWhatMakesNoSense) {

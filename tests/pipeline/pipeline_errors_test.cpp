@@ -1,11 +1,12 @@
 // Labels: concurrency
-// Pipeline and split_into_stages: what is refused, and what the text says.
+// Pipeline and split_into_stages: what is refused and warned of, and what the text says.
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 #include <lockstep/split/split_model.hpp>
 
 #include "support/error_of.hpp"
 #include "support/lone_pipeline.hpp"
+#include "support/seed_warnings.hpp"
 #include "support/small_nets.hpp"
 #include "support/test_devices.hpp"
 
@@ -185,6 +186,24 @@ TEST(PipelineErrorsTest, ATensorThatIsTrainedAndNoParameterIsRefused) {
     pipeline.forward_backward({torch::randn({8, 4}), torch::randint(4, {8}), 8}, F::cross_entropy);
   });
   EXPECT_THAT(error, Refused());
+}
+
+TEST(PipelineErrorsTest, ASeedInTheLoopIsWarnedOf) {
+  const Batch batch{torch::ones({4, 3}), torch::zeros({4}, torch::kLong), 4};
+  lockstep::expect_warned_of_a_seed_in_the_loop([&](Rank& rank, const Sequential& net, const auto& before_step) {
+    LonePipeline pipeline(net, rank);
+    before_step();
+    pipeline.forward_backward(batch, F::cross_entropy);
+  });
+}
+
+TEST(PipelineErrorsTest, LayersThatDrawFromTheSharedGeneratorAreWarnedOf) {
+  const auto warnings = lockstep::warnings_in(2, [](Rank& rank) {
+    LonePipeline(Sequential({{"linear", nn::AnyModule(nn::Linear(2, 2))}, {"drop", nn::AnyModule(nn::Dropout(0.5))}}),
+                 rank);
+  });
+  EXPECT_THAT(warnings, testing::AllOf(testing::HasSubstr("rank 1 (cpu): Pipeline: drop draws"),
+                                       testing::HasSubstr("lockstep::Dropout")));
 }
 
 TEST(PipelineErrorsTest, AStageThatFailsEndsAllRanks) {

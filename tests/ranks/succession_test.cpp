@@ -2,7 +2,6 @@
 #include <gmock/gmock.h>
 #include <lockstep/base/error.hpp>
 #include <lockstep/ranks/rank.hpp>
-#include <lockstep/survive/elastic.hpp>
 
 #include "comm/failure.hpp"
 #include "ranks/succession.hpp"
@@ -80,17 +79,6 @@ TEST(Succession, ARunWithinABodyHasNone) {
         kOneDevice, [](Rank&) {}, noted_in(calls));
   });
   EXPECT_TRUE(calls.empty());
-}
-
-TEST(Succession, WithoutAnElasticJobThereIsNone) {
-  int bodies = 0;
-  run(kOneDevice,
-      [&](Rank& rank) {
-        ++bodies;
-        EXPECT_FALSE(regroups(rank));
-      },
-      {.succession = elastic});
-  EXPECT_EQ(bodies, 1);
 }
 
 }  // namespace succession_test

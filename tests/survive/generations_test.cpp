@@ -1,5 +1,7 @@
-// The generations of an elastic job: who is in them, whoever changes them at the same time.
+// The generations of an elastic job: who is in them, whoever changes them at the same time. A run
+// outside of a job has none.
 #include <gmock/gmock.h>
+#include <lockstep/survive/elastic.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "survive/generations.hpp"
@@ -76,6 +78,17 @@ TEST_F(GenerationsOfAJob, AllChangesCountThatComeAtTheSameTime) {
   threads.clear();
   EXPECT_THAT(generations_.newest().members, ElementsAre(36, 37, 38, 39));
   EXPECT_EQ(generations_.newest().number, 36);
+}
+
+TEST(Generations, WithoutAnElasticJobThereIsNone) {
+  int bodies = 0;
+  run({c10::kCPU},
+      [&](Rank& rank) {
+        ++bodies;
+        EXPECT_FALSE(regroups(rank));
+      },
+      {.succession = elastic});
+  EXPECT_EQ(bodies, 1);
 }
 
 }  // namespace generations_test
