@@ -259,6 +259,8 @@ TEST(CheckArithmetic, RefusesWhatItCannotCheck) {
     const auto check = check_arithmetic(0.5);
     DataParallel net(Net(), rank, {.grain_check = check});
     EXPECT_THAT(error_of([&] { DataParallel(Net(), rank, {.grain_check = check}); }), Refused());
+    const DataParallelOptions divided{.sharded = Sharded::parameters, .grain_check = check_arithmetic(0.5)};
+    EXPECT_THAT(error_of([&] { DataParallel(Net(), rank, divided); }), Refused());
     for (const auto& batch : batches(data.to(rank.device()), {.size = 8}, rank)) {
       EXPECT_THAT(error_of([&] { net.loss(batch, F::cross_entropy).backward(); }), Refused());
     }

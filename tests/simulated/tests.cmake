@@ -38,6 +38,7 @@ set(simulated_tests
   "gpt_test|Sizes/*.EveryMesh*/2Ranks:Sizes/*.EveryStage*/3Ranks:GptOnText.Learns*:GptOnText.GoesOn*|shared"
   "grain_test|*|shared"
   "grains_test|Seeds/*/0|own"
+  "half_precision_hook_test|Sizes/*"
   "local_sgd_test|Sizes/*"
   "mesh_test|*-Groups.*"
   "on_nan_test|OnNan*-*StopsAllRanksInTheSameStep*"
@@ -165,6 +166,7 @@ set(list ${CMAKE_CURRENT_BINARY_DIR}/simulated/xpu.txt)
 file(CONFIGURE OUTPUT ${list} CONTENT "data_parallel_test.cpp|Sizes/*.*/2RanksMany
 communication_hook_test.cpp|Sizes/*/2Ranks
 dropout_test.cpp|Sizes/*/2Ranks-*DropoutTraining*:*ARanksGenerator*
+half_precision_hook_test.cpp|Sizes/*/2Ranks
 pipeline_test.cpp|Sizes/*.RandomNets*/2Ranks1F1B
 sharded_optimizer_test.cpp|Sizes/*.Updates*/2Ranks
 sync_batch_norm_test.cpp|Sizes/*.Layer*/2Ranks

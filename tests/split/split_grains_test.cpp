@@ -8,8 +8,8 @@
 #include <lockstep/split/split_model.hpp>
 
 #include "support/error_of.hpp"
-#include "support/random_training.hpp"
 #include "support/small_nets.hpp"
+#include "support/split_training.hpp"
 #include "support/tensor_bits.hpp"
 #include "support/test_devices.hpp"
 
