@@ -13,10 +13,12 @@
 
 #include "support/group_tests.hpp"
 #include "support/tensor_bits.hpp"
+#include "support/unit_gradient.hpp"
 
 #include <atomic>
 #include <functional>
 #include <limits>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -246,6 +248,19 @@ TEST(CheckArithmetic, ComputesAgainAsItWasComputedFirst) {
                   }),
                   "(no error)");
       }
+    });
+  }
+}
+
+// A loss of 16 bits cannot hold the weight of a grain.
+TEST(CheckArithmetic, LeavesTheGradientsOfALowPrecisionLoss) {
+  for (const auto type : {torch::kDouble, torch::kBFloat16, torch::kHalf}) {
+    run(test_devices(2), [&](Rank& rank) {
+      DataParallel net(std::make_shared<UnitGradient>(), rank, {.grain_check = check_arithmetic(1)});
+      for (auto& batch : batches(ones_of(600), {.size = 600, .grain = 257}, rank)) {
+        net.loss(batch, mean_in(type)).backward();
+      }
+      EXPECT_NEAR(net->w.grad().item<double>(), 1, 1e-14) << type;
     });
   }
 }
