@@ -19,7 +19,6 @@ namespace communication_hook_test {
 
 using testing::ElementsAre;
 using torch::Tensor;
-namespace nn = torch::nn;
 
 using CommunicationHookWorlds = Worlds;
 INSTANTIATE_TEST_SUITE_P(Sizes, CommunicationHookWorlds, testing::Values(1, 2, 3, 4),

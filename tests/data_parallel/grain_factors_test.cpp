@@ -7,9 +7,9 @@
 #include "nn/factors_scope.hpp"
 #include "support/factor_training.hpp"
 #include "support/idle_check.hpp"
+#include "support/intra_op_threads.hpp"
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <memory>
 #include <utility>
@@ -19,7 +19,6 @@ namespace grain_factors_test {
 
 using namespace lockstep;
 using torch::Tensor;
-namespace F = torch::nn::functional;
 namespace nn = torch::nn;
 
 // ---- A layer of the tests' own.
@@ -144,6 +143,7 @@ class FactorsScopeTest : public testing::Test {
     return take_gradient();
   }
 
+  const IntraOpThreads one_{1};
   HandingLinear layer{24, 40};
   const Tensor x = torch::randn({32, 24});
   Tensor gradient;
@@ -200,7 +200,7 @@ TEST(GrainFactorsTest, ChangeNoBitOnAnyLayout) {
   EXPECT_EQ(train({.ranks = 1, .overlap = false}), gradients);
   EXPECT_EQ(train({.ranks = 2, .overlap = false}), gradients);
   EXPECT_EQ(train({.ranks = 3, .bucket_bytes = 1}), gradients);
-  EXPECT_EQ(train({.ranks = 2, .check = std::make_shared<IdleCheck>}), gradients);
+  EXPECT_EQ(train({.ranks = 2, .check = [] { return std::make_shared<IdleCheck>(); }}), gradients);
   EXPECT_EQ(train({.ranks = 3, .sharded = Sharded::state}), gradients);
   EXPECT_EQ(train({.ranks = 3, .sharded = Sharded::gradients}), gradients);
 }

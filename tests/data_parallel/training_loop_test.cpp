@@ -28,7 +28,6 @@ using testing::Each;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
-using testing::Not;
 using torch::Tensor;
 namespace F = torch::nn::functional;
 
