@@ -8,10 +8,6 @@
 #include <lockstep/data_parallel/data_parallel.hpp>
 #include <lockstep/data_parallel/optimizer.hpp>
 #include <lockstep/data_parallel/sync_batch_norm.hpp>
-#include <lockstep/devices/memory_format.hpp>
-#include <lockstep/models/conv_relu_pool.hpp>
-#include <lockstep/models/linear.hpp>
-#include <lockstep/models/residual_block.hpp>
 #include <lockstep/nn/tensor_files.hpp>
 #include <lockstep/nn/weights.hpp>
 #include <lockstep/ranks/evaluate.hpp>
@@ -193,60 +189,6 @@ TEST_P(FullShardingWorlds, AddsUpOverBackwardsReducedAndNot) {
         optimizer.step();
         expect_trained_alike(*module, *whole, rank, std::to_string(unreduced) + " unreduced, ");
       });
-    }
-  }
-}
-
-nn::Sequential lenet_like() {
-  return nn::Sequential(ConvReluPool(1, 6, 5), ConvReluPool(6, 16, 5), nn::Flatten(), nn::Linear(16 * 4 * 4, 33),
-                        nn::Tanh(), nn::Linear(33, 10));
-}
-
-nn::Sequential resnet_like() {
-  nn::Sequential layers(nn::Conv2d(nn::Conv2dOptions(1, 32, 5).stride(4)), ResidualBlock(32, 32),
-                        nn::AdaptiveAvgPool2d(1), nn::Flatten(), nn::Linear(32, 10));
-  set_memory_format(*layers, at::MemoryFormat::ChannelsLast);
-  return layers;
-}
-
-nn::Sequential mlp_like() {
-  return nn::Sequential(nn::Flatten(), FastLinear(784, 32), nn::ReLU(), FastLinear(32, 10));
-}
-
-// Tests on one process: the order of Gloo's additions is its own.
-std::string hash_after_training(int ranks, Sharded sharded, const Optimizer::Make& make,
-                                nn::Sequential (*make_layers)()) {
-  std::string hash;
-  run(test_devices(ranks), [&](Rank& rank) {
-    nn::Sequential layers = rank.in_turn([&] {
-      torch::manual_seed(1);
-      return make_layers();
-    });
-    DataParallel net(layers, rank,
-                     {.bucket_bytes = sharded == Sharded::nothing ? 4 << 20 : 8 << 10, .sharded = sharded});
-    Optimizer optimizer(net, make);
-    at::Generator generator = at::detail::createCPUGenerator(2);
-    for (const int64_t size : {37, make_layers == lenet_like ? 3 : 9, 64}) {
-      const Batch whole{torch::rand({size, 1, 28, 28}, generator), torch::randint(10, {size}, generator), size};
-      optimizer.zero_grad();
-      net.loss(part_for(whole, rank), F::cross_entropy).backward();
-      optimizer.step();
-    }
-    const auto whole = net.whole();
-    if (rank.index() == 0) hash = weights_hash(*net);
-  });
-  return hash;
-}
-
-// lockstep's own kernels read parameters by their addresses.
-TEST(FullSharding, TheBitsAreThoseOfDataParallelOnTheSameRanks) {
-  for (const auto make_layers : {lenet_like, resnet_like, mlp_like}) {
-    for (const int ranks : {1, 2, 3, 4}) {
-      for (const auto& make : {make_sgd, make_adam_w}) {
-        EXPECT_EQ(hash_after_training(ranks, Sharded::parameters, make, make_layers),
-                  hash_after_training(ranks, Sharded::nothing, make, make_layers))
-            << ranks;
-      }
     }
   }
 }

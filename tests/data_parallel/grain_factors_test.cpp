@@ -2,76 +2,73 @@
 // By grains, linear layers hand over the factors of their weights' gradients. The sums have the bits of the gradients.
 #include <gmock/gmock.h>
 #include <torch/torch.h>
-#include <lockstep/data_parallel/data_parallel.hpp>
-#include <lockstep/data_parallel/optimizer.hpp>
-#include <lockstep/lab/check_arithmetic.hpp>
-#include <lockstep/models/linear.hpp>
 
 #include "data_parallel/grain_sums.hpp"
-#include "data_parallel/loss_part.hpp"
-#include "models/linear_products.hpp"
 #include "nn/factors_scope.hpp"
+#include "support/factor_training.hpp"
+#include "support/idle_check.hpp"
 #include "support/intra_op_threads.hpp"
-#include "support/tensor_bits.hpp"
-#include "support/test_devices.hpp"
 
 #include <algorithm>
-#include <array>
-#include <cmath>
 #include <cstdint>
-#include <string>
+#include <memory>
+#include <utility>
 #include <vector>
 
 namespace grain_factors_test {
 
 using namespace lockstep;
 using torch::Tensor;
-namespace F = torch::nn::functional;
 namespace nn = torch::nn;
 
-bool has_products() {
-  const IntraOpThreads one(1);  // products need it
-  return has_small_products();
+// ---- A layer of the tests' own.
+
+Tensor product_of(const GradientFactors& factors) {
+  return (factors.grad.unsqueeze(2) * factors.x.unsqueeze(0)).sum(1);
 }
+
+void sum_in_tree(const std::vector<GradientFactors>& factors, const Tensor& sum) {
+  std::vector<Tensor> tree;
+  for (const auto& one : factors) tree.push_back(product_of(one));
+  for (; tree.size() > 1; tree.resize(tree.size() / 2)) {
+    for (size_t i = 0; i < tree.size() / 2; ++i) tree[i] = tree[2 * i] + tree[2 * i + 1];
+  }
+  sum.copy_(tree[0]);
+}
+
+GradientFactors factors_of(const Tensor& grad, const Tensor& x) {
+  return {.grad = grad.t().contiguous(), .x = x, .sum_products = sum_in_tree};
+}
+
+// x * weight^T.
+struct Product : torch::autograd::Function<Product> {
+  static Tensor forward(torch::autograd::AutogradContext* context, const Tensor& x, const Tensor& weight) {
+    context->save_for_backward({x, weight});
+    return x.mm(weight.t());
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& gradients) {
+    const auto saved = context->get_saved_variables();
+    const GradientFactors factors = factors_of(gradients[0], saved[0]);
+    const bool is_taken = FactorsScope::take(saved[1], factors);
+    return {gradients[0].mm(saved[1]), is_taken ? Tensor() : product_of(factors)};
+  }
+};
+
+struct HandingLinearImpl : nn::LinearImpl {
+  using nn::LinearImpl::LinearImpl;
+  Tensor forward(const Tensor& x) { return Product::apply(x, weight) + bias; }
+};
+TORCH_MODULE(HandingLinear);
 
 // ---- The sums.
 
 GradientFactors random_factors(int64_t rows, int64_t out, int64_t in) {
-  return gradient_factors(torch::randn({rows, out}), torch::randn({rows, in}));
-}
-
-Tensor product_of(const GradientFactors& factors) {
-  Tensor product = torch::empty({factors.grad.size(0), factors.x.size(1)});
-  sum_products({factors}, product);
-  return product;
-}
-
-TEST(SumOfProductsTest, HasTheBitsOfTheProductsAddedInATree) {
-  if (!has_products()) GTEST_SKIP() << "LibTorch has no micro-kernel for this CPU";
-  torch::manual_seed(1);
-  for (const auto& [rows, out, in] : {std::array<int64_t, 3>{32, 64, 128}, {5, 70, 300}, {1, 3, 2}, {33, 129, 127}}) {
-    for (const size_t count : {1, 2, 4, 8, 16}) {
-      std::vector<GradientFactors> factors;
-      std::vector<Tensor> tree;
-      for (size_t i = 0; i < count; ++i) {
-        factors.push_back(random_factors(rows, out, in));
-        tree.push_back(product_of(factors.back()));
-        const Tensor plain = torch::mm(factors.back().grad, factors.back().x);
-        EXPECT_LE((tree.back() - plain).abs().max().item<double>(), 1e-4);
-      }
-      for (; tree.size() > 1; tree.resize(tree.size() / 2)) {
-        for (size_t i = 0; i < tree.size() / 2; ++i) tree[i] = tree[2 * i] + tree[2 * i + 1];
-      }
-      const Tensor sum = torch::full({out, in}, NAN);
-      sum_products(factors, sum);
-      EXPECT_TRUE(sum.equal(tree[0])) << count << " of " << rows << ", " << out << ", " << in;
-    }
-  }
+  return factors_of(torch::randn({rows, out}), torch::randn({rows, in}));
 }
 
 // A layer of 48 units: factors of two grains of 10 samples, of four of 5, and of eight of 2 take less memory than it.
 TEST(GrainSumsTest, HaveTheSameBitsWithFactorsAndWithGradients) {
-  if (!has_products()) GTEST_SKIP() << "LibTorch has no micro-kernel for this CPU";
   torch::manual_seed(2);
   constexpr int64_t kUnits = 48;
   const auto view = [](size_t, const Tensor& row) { return row.view({kUnits, kUnits}); };
@@ -113,7 +110,6 @@ TEST(GrainSumsTest, TakeFactorsOfTwoGrainsThatAreSmallerThanAGradient) {
 }
 
 TEST(GrainSumsTest, KeepNoMoreFactorsThanTheMemoryOfAGradientHolds) {
-  if (!has_products()) GTEST_SKIP() << "LibTorch has no micro-kernel for this CPU";
   const auto kept_of_four_grains = [](int64_t samples) {
     GrainSums sums(1, 48 * 48, torch::kFloat, [](size_t, const Tensor& row) { return row.view({48, 48}); });
     sums.begin({0, 8});
@@ -130,25 +126,9 @@ TEST(GrainSumsTest, KeepNoMoreFactorsThanTheMemoryOfAGradientHolds) {
 
 // ---- Who hands them over.
 
-struct Handed {
-  const Tensor weight;
-  const bool takes = true;
-  std::vector<GradientFactors> factors = {};
-
-  FactorsScope scope(const Tensor& root) {
-    return FactorsScope(root, [this](const Tensor& parameter, const GradientFactors& here) {
-      if (takes && parameter.is_same(weight)) factors.push_back(here);
-      return takes && parameter.is_same(weight);
-    });
-  }
-};
-
 class FactorsScopeTest : public testing::Test {
  protected:
   void SetUp() override {
-    if (layer(x).grad_fn()->name().find("OneDnnLinear") == std::string::npos) {
-      GTEST_SKIP() << "linear layers compute by LibTorch on this CPU";
-    }
     loss().backward();
     gradient = take_gradient();
   }
@@ -157,20 +137,20 @@ class FactorsScopeTest : public testing::Test {
 
   Tensor take_gradient() { return std::exchange(layer->weight.mutable_grad(), Tensor()); }
 
-  Tensor gradient_beside(Handed& handed, const Tensor& root) {
+  Tensor gradient_beside(HandedFactors& handed, const Tensor& root) {
     const FactorsScope scope = handed.scope(root);
     root.backward();
     return take_gradient();
   }
 
   const IntraOpThreads one_{1};
-  FastLinear layer{24, 40};
+  HandingLinear layer{24, 40};
   const Tensor x = torch::randn({32, 24});
   Tensor gradient;
 };
 
 TEST_F(FactorsScopeTest, GetsTheFactorsOfWhatBackwardThenDoesNotCompute) {
-  Handed handed{layer->weight}, refuses{layer->weight, /*takes=*/false};
+  HandedFactors handed{layer->weight}, refuses{layer->weight, /*takes=*/false};
   layer->bias.mutable_grad().reset();
   EXPECT_FALSE(gradient_beside(handed, loss()).defined());
   EXPECT_TRUE(layer->bias.grad().defined());
@@ -189,7 +169,7 @@ TEST_F(FactorsScopeTest, GetsTheFactorsOfWhatBackwardThenDoesNotCompute) {
 }
 
 TEST_F(FactorsScopeTest, LeavesAloneWhatSomebodyElseWantsToSee) {
-  Handed handed{layer->weight};
+  HandedFactors handed{layer->weight};
   {
     const Tensor root = loss();
     const FactorsScope scope = handed.scope(root);
@@ -204,7 +184,7 @@ TEST_F(FactorsScopeTest, LeavesAloneWhatSomebodyElseWantsToSee) {
 
 // Their gradients are summed up, in an order that is autograd's.
 TEST_F(FactorsScopeTest, LeavesAloneWhatSeveralOperatorsRead) {
-  Handed handed{layer->weight};
+  HandedFactors handed{layer->weight};
   EXPECT_TRUE(gradient_beside(handed, loss() + loss()).equal(2 * gradient));
   EXPECT_TRUE(gradient_beside(handed, loss() + layer->weight.sum()).defined());
   EXPECT_TRUE(handed.factors.empty());
@@ -212,88 +192,15 @@ TEST_F(FactorsScopeTest, LeavesAloneWhatSeveralOperatorsRead) {
 
 // ---- Training.
 
-// Writes each result to the same memory, which is right as long as a forward follows the backward before.
-struct SameMemoryImpl : nn::Module {
-  Tensor forward(const Tensor& x) {
-    if (!memory.defined() || memory.sizes() != x.sizes()) memory = torch::empty_like(x);
-    memory = memory.detach();
-    return memory.copy_(x);
-  }
-  Tensor memory;
-};
-TORCH_MODULE(SameMemory);
-
-struct NetImpl : nn::Module {
-  NetImpl() {
-    in = register_module("in", FastLinear(40, 72));
-    shared = register_module("shared", FastLinear(72, 72));
-    rare = register_module("rare", FastLinear(72, 72));
-    single = register_module("single", FastLinear(72, 72));
-    out = register_module("out", FastLinear(72, 3));
-    same_memory = register_module("same_memory", SameMemory());
-  }
-  Tensor forward(const Tensor& x) {
-    Tensor h = torch::relu(in(x));
-    for (int i = 0; i < 3; ++i) h = torch::tanh(shared(h));
-    if (x[0][0].item<float>() > 0) h = h + rare(h);
-    return out(torch::tanh(single(same_memory(h))));
-  }
-  FastLinear in{nullptr}, shared{nullptr}, rare{nullptr}, single{nullptr}, out{nullptr};
-  SameMemory same_memory{nullptr};
-};
-TORCH_MODULE(Net);
-
-struct Layout {
-  int ranks = 1;
-  Sharded sharded = Sharded::nothing;
-  bool overlap = true;
-  int64_t bucket_bytes = 4 << 20;
-  double check_arithmetic = 0;
-  bool has_hooks = false;  // which see the gradients, so that there must be some
-};
-
-// The weights after two epochs of batches of 43 samples in grains of 5, the last of 3.
-TensorBits train(const Layout& layout) {
-  torch::manual_seed(4);
-  const Dataset data{torch::randn({100, 40}), torch::randint(3, {100}, torch::kLong)};
-  TensorBits bits;
-  run(test_devices(layout.ranks), [&](Rank& rank) {
-    Net module = rank.in_turn([] { return torch::manual_seed(5), Net(); });
-    module->to(rank.device());
-    if (layout.has_hooks) {
-      for (const auto& parameter : module->parameters()) parameter.register_hook([](const Tensor&) {});
-    }
-    DataParallel net(
-        module, rank,
-        {.bucket_bytes = layout.bucket_bytes,
-         .first_bucket_bytes = layout.bucket_bytes,
-         .overlap = layout.overlap,
-         .sharded = layout.sharded,
-         .grain_check = layout.check_arithmetic > 0 ? check_arithmetic(layout.check_arithmetic) : nullptr});
-    Optimizer sgd(net, torch::optim::SGDOptions(0.1));
-    for (int epoch = 0; epoch < 2; ++epoch) {
-      const BatchOptions options{.size = 43, .seed = 6, .epoch = epoch, .grain = 5};
-      for (const auto& batch : batches(data.to(rank.device()), options, rank)) {
-        sgd.zero_grad();
-        late_loss_of(net.replica(), batch, [&](const Batch& grain) {
-          return F::cross_entropy(net(grain.x), grain.y);
-        }).backward();
-        sgd.step();
-      }
-    }
-    if (rank.index() == 0) bits = tensor_bits(*module);
-  });
-  return bits;
-}
-
 TEST(GrainFactorsTest, ChangeNoBitOnAnyLayout) {
+  const auto train = train_by_factors<HandingLinear>;
   const TensorBits gradients = train({.has_hooks = true});
   for (const int ranks : {1, 2, 3, 5}) EXPECT_EQ(train({.ranks = ranks}), gradients) << ranks;
   EXPECT_EQ(train({.ranks = 3, .has_hooks = true}), gradients);
   EXPECT_EQ(train({.ranks = 1, .overlap = false}), gradients);
   EXPECT_EQ(train({.ranks = 2, .overlap = false}), gradients);
   EXPECT_EQ(train({.ranks = 3, .bucket_bytes = 1}), gradients);
-  EXPECT_EQ(train({.ranks = 2, .check_arithmetic = 1}), gradients);
+  EXPECT_EQ(train({.ranks = 2, .check = [] { return std::make_shared<IdleCheck>(); }}), gradients);
   EXPECT_EQ(train({.ranks = 3, .sharded = Sharded::state}), gradients);
   EXPECT_EQ(train({.ranks = 3, .sharded = Sharded::gradients}), gradients);
 }

@@ -5,11 +5,11 @@
 #include <lockstep/data_parallel/data_parallel.hpp>
 #include <lockstep/data_parallel/optimizer.hpp>
 #include <lockstep/data_parallel/sync_batch_norm.hpp>
-#include <lockstep/lab/check_arithmetic.hpp>
-#include <lockstep/lab/half_precision_hook.hpp>
 
 #include "support/error_of.hpp"
 #include "support/group_tests.hpp"
+#include "support/hook_tests.hpp"
+#include "support/idle_check.hpp"
 #include "support/random_training.hpp"
 
 #include <cstdint>
@@ -50,12 +50,9 @@ TEST(GrainRefusalsTest, OfWhatDependsOnTheRanks) {
     return [make](Rank& rank) { return torch::nn::Sequential(torch::nn::Linear(4, 3), make(rank)); };
   };
   EXPECT_THAT(error_on_ranks(2, training(plain, {.average = false})), Refused());
-  EXPECT_THAT(error_on_ranks(2,
-                             [&](Rank& rank) {
-                               training(plain,
-                                        {.hook = std::make_shared<lockstep::HalfPrecisionHook>(torch::kHalf)})(rank);
-                             }),
-              Refused());
+  EXPECT_THAT(
+      error_on_ranks(2, [&](Rank& rank) { training(plain, {.hook = std::make_shared<lockstep::PlainHook>()})(rank); }),
+      Refused());
   EXPECT_THAT(error_on_ranks(2, training(sequential([](Rank&) { return torch::nn::Dropout(0.5); }), {})), Refused());
   EXPECT_THAT(error_on_ranks(2, training(sequential([](Rank& rank) { return lockstep::SyncBatchNorm(3, rank); }), {})),
               Refused());
@@ -224,9 +221,9 @@ TEST(GrainRefusalsTest, OfLossesWithoutAGraph) {
 TEST(GrainRefusalsTest, OfComputingAgainWhereParametersAreDivided) {
   EXPECT_THAT(error_on_ranks(2,
                              [](Rank& rank) {
-                               DataParallel net(
-                                   torch::nn::Linear(4, 3), rank,
-                                   {.sharded = Sharded::parameters, .grain_check = lockstep::check_arithmetic(0.5)});
+                               DataParallel net(torch::nn::Linear(4, 3), rank,
+                                                {.sharded = Sharded::parameters,
+                                                 .grain_check = std::make_shared<lockstep::IdleCheck>()});
                              }),
               Refused());
 }

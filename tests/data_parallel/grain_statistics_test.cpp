@@ -5,7 +5,6 @@
 #include <lockstep/base/error.hpp>
 
 #include "data_parallel/grain_statistics.hpp"
-#include "pipeline/pipeline_stage.hpp"
 #include "support/group_tests.hpp"
 
 #include <memory>
@@ -262,34 +261,6 @@ TEST(GrainStatistics, LeaveGradientsAsTheyAre) {
       expect_near(net.parameters()[i].grad(), plain.parameters()[i].grad(), 0, std::to_string(i));
     }
     expect_near(net.usual->running_var, plain.usual->running_var, 1e-12, "usual");
-  });
-}
-
-// A pipeline's stage that keeps no graphs forwards once without gradients, and again in its backward.
-TEST(GrainStatistics, StayWhileAStageComputesAForwardAgain) {
-  torch::manual_seed(3);
-  nn::Sequential layers(nn::Linear(4, 6), nn::BatchNorm1d(6), nn::Tanh()), plain = copy_of(layers);
-  const Tensor x = torch::randn({kGrains, 5, 4});
-  for (int64_t grain = 0; grain < kGrains; ++grain) plain->forward(x[grain]).sum().backward();
-  run(test_devices(1), [&](Rank& rank) {
-    GrainStatistics statistics(*layers, rank);
-    PipelineStage stage(0, layers);
-    const PipelineStage::Head sum = [](const Tensor& y) { return y.sum(); };
-    const auto before = buffers_of(*layers);
-    for (int grain = 0; grain < kGrains; ++grain) {
-      statistics.forward(grain, [&] { stage.forward(grain, x[grain], sum, /*keep_graph=*/false); });
-    }
-    for (int grain = 0; grain < kGrains; ++grain) {
-      stage.backward(grain, {}, 1);
-    }
-    expect_equal(buffers_of(*layers), before, "before finish()");
-    statistics.finish({0, kGrains});
-    for (const auto& buffer : layers->named_buffers()) {
-      expect_near(buffer.value(), plain->named_buffers()[buffer.key()], 1e-6, buffer.key());
-    }
-    for (const auto& parameter : layers->named_parameters()) {
-      expect_near(parameter.value().grad(), plain->named_parameters()[parameter.key()].grad(), 1e-5, parameter.key());
-    }
   });
 }
 

@@ -4,7 +4,6 @@
 #include <torch/torch.h>
 #include <lockstep/data_parallel/data_parallel.hpp>
 #include <lockstep/data_parallel/optimizer.hpp>
-#include <lockstep/split/split_model.hpp>
 
 #include "data/parts.hpp"
 #include "support/error_of.hpp"
@@ -171,23 +170,6 @@ TEST_F(LeftOut, AMeanOverTheOthersIsRefusedUnlessOneRankHasTheWholeBatch) {
   for (const int ranks : {1, 2, 3}) {
     EXPECT_THAT(outcome(ranks, 2, by_name), Refused());
     EXPECT_THAT(outcome(ranks, 2, by_function), Refused());
-  }
-}
-
-// The text counts on the graph of the criterion's loss, which a stage's result no longer has.
-TEST_F(LeftOut, AMeanOverTheOthersIsRefusedInAPipeline) {
-  for (const bool recompute : {false, true}) {
-    const auto said = error_of([&] {
-      lockstep::run(lockstep::test_devices(2), [&](Rank& rank) {
-        torch::nn::Sequential layers(
-            rank.in_turn([] { return torch::nn::Sequential(torch::nn::Linear(4, 4), torch::nn::Linear(4, 3)); }));
-        layers->to(torch::kDouble);
-        lockstep::SplitModel split(layers, rank, {.mesh = {.pipeline = 2}, .microbatches = 2, .recompute = recompute});
-        lockstep::Optimizer sgd(split, torch::optim::SGDOptions(0.1));
-        split.loss({x, y, 10}, F::cross_entropy).backward();
-      });
-    });
-    EXPECT_THAT(said, Refused());
   }
 }
 

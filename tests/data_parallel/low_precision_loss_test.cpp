@@ -4,11 +4,9 @@
 #include <torch/torch.h>
 #include <lockstep/data_parallel/data_parallel.hpp>
 #include <lockstep/data_parallel/optimizer.hpp>
-#include <lockstep/lab/check_arithmetic.hpp>
-#include <lockstep/server/parameter_server.hpp>
 
-#include "support/lone_pipeline.hpp"
 #include "support/test_devices.hpp"
+#include "support/unit_gradient.hpp"
 
 #include <memory>
 #include <optional>
@@ -19,23 +17,11 @@ namespace low_precision_loss_test {
 
 using lockstep::Batch;
 using lockstep::DataParallel;
+using lockstep::mean_in;
 using lockstep::Rank;
+using lockstep::UnitGradient;
 using testing::Each;
 using torch::Tensor;
-
-// The gradient of the mean over samples of ones is 1.
-struct Scale : torch::nn::Module {
-  Tensor w = register_parameter("w", torch::zeros({1}, torch::kDouble));
-  Tensor forward(const Tensor& x) { return x * w; }
-};
-
-lockstep::Criterion mean_in(torch::ScalarType type) {
-  return {[type](const Tensor& y_hat, const Tensor&) { return y_hat.mean().to(type); }};
-}
-
-lockstep::Dataset ones(int64_t samples) {
-  return {torch::ones({samples, 1}, torch::kDouble), torch::zeros({samples}, torch::kLong)};
-}
 
 struct Case {
   std::string name;
@@ -43,7 +29,6 @@ struct Case {
   int ranks = 2;
   int parts = 1;
   int64_t grain = 0;
-  double check_arithmetic = 0;
 };
 
 class LowPrecisionLoss : public testing::TestWithParam<Case> {};
@@ -53,11 +38,9 @@ TEST_P(LowPrecisionLoss, HasTheGradientsOfAnyOther) {
   for (const auto type : {torch::kDouble, torch::kBFloat16, torch::kHalf}) {
     std::vector<double> gradients(static_cast<size_t>(of.ranks));
     lockstep::run(lockstep::test_devices(of.ranks), [&](Rank& rank) {
-      DataParallel net(
-          std::make_shared<Scale>(), rank,
-          {.grain_check = of.check_arithmetic > 0 ? lockstep::check_arithmetic(of.check_arithmetic) : nullptr});
+      DataParallel net(std::make_shared<UnitGradient>(), rank);
       const lockstep::BatchOptions options{.size = of.samples, .grain = of.grain};
-      for (auto& batch : lockstep::batches(ones(of.samples), options, rank)) {
+      for (auto& batch : lockstep::batches(lockstep::ones_of(of.samples), options, rank)) {
         const auto parts = batch.in_parts(of.parts);
         for (size_t i = 0; i < parts.size(); ++i) {
           std::optional<lockstep::NoSync> not_yet;
@@ -75,7 +58,7 @@ INSTANTIATE_TEST_SUITE_P(Batches, LowPrecisionLoss,
                          testing::Values(Case{"UnevenParts"}, Case{"TwoPartsOfOneRank", 3, 1, 2},
                                          Case{"OddlyMany", 257}, Case{"OneLargeGrain", 257, 1, 1, 257},
                                          Case{"AGrainAboveFloat16", 70000, 1, 1, 70000},
-                                         Case{"CheckedGrains", 600, 2, 1, 257, 1}),
+                                         Case{"UnevenGrains", 600, 2, 1, 257}),
                          [](const auto& info) { return info.param.name; });
 
 // Adds what it computes again to the gradients: within backward(), or as what torch::autograd::grad() gives.
@@ -101,8 +84,8 @@ struct AgainInBackward : torch::autograd::Function<AgainInBackward> {
 TEST(LowPrecisionLoss, IsRightWhereBackwardComputesAgain) {
   for (const bool by_grad : {false, true}) {
     lockstep::run(lockstep::test_devices(2), [&](Rank& rank) {
-      DataParallel net(std::make_shared<Scale>(), rank, {.overlap = false});
-      for (auto& batch : lockstep::batches(ones(3), {.size = 3}, rank)) {
+      DataParallel net(std::make_shared<UnitGradient>(), rank, {.overlap = false});
+      for (auto& batch : lockstep::batches(lockstep::ones_of(3), {.size = 3}, rank)) {
         net.loss(batch,
                  [&](const Batch& part) {
                    return AgainInBackward::apply(part.x, net->w, by_grad).mean().to(torch::kBFloat16);
@@ -117,10 +100,10 @@ TEST(LowPrecisionLoss, IsRightWhereBackwardComputesAgain) {
 // What is no parameter is weighed too: this rank's share of the batch's gradient, times the number of ranks.
 TEST(LowPrecisionLoss, WeighsAnInputsGradient) {
   lockstep::run(lockstep::test_devices(2), [](Rank& rank) {
-    const auto module = std::make_shared<Scale>();
+    const auto module = std::make_shared<UnitGradient>();
     module->w.mutable_data_ptr<double>()[0] = 1;
     DataParallel net(module, rank);
-    for (auto& batch : lockstep::batches(ones(3), {.size = 3}, rank)) {
+    for (auto& batch : lockstep::batches(lockstep::ones_of(3), {.size = 3}, rank)) {
       const Tensor x = batch.x.detach().requires_grad_();
       net.mean(net(x).mean().to(torch::kBFloat16), batch.size(), batch.global_size).backward();
       EXPECT_NEAR(x.grad()[0].item<double>(), 2. / 3, 1e-14);
@@ -131,9 +114,9 @@ TEST(LowPrecisionLoss, WeighsAnInputsGradient) {
 TEST(LowPrecisionLoss, IsRightWithDividedParameters) {
   for (const int stage : {1, 2, 3}) {
     lockstep::run(lockstep::test_devices(2), [&](Rank& rank) {
-      DataParallel net(std::make_shared<Scale>(), rank, {.sharded = static_cast<lockstep::Sharded>(stage)});
+      DataParallel net(std::make_shared<UnitGradient>(), rank, {.sharded = static_cast<lockstep::Sharded>(stage)});
       lockstep::Optimizer sgd(net, torch::optim::SGDOptions(1));
-      for (auto& batch : lockstep::batches(ones(3), {.size = 3}, rank)) {
+      for (auto& batch : lockstep::batches(lockstep::ones_of(3), {.size = 3}, rank)) {
         net.loss(batch, mean_in(torch::kBFloat16)).backward();
         sgd.step();
       }
@@ -143,36 +126,6 @@ TEST(LowPrecisionLoss, IsRightWithDividedParameters) {
           << stage;
     });
   }
-}
-
-TEST(LowPrecisionLoss, IsRightForWorkersOfAParameterServer) {
-  lockstep::run(lockstep::test_devices(3), [](Rank& rank) {
-    const auto net = std::make_shared<Scale>();
-    lockstep::ParameterServer server(
-        net, rank, [](const auto& parameters) { return std::make_unique<torch::optim::SGD>(parameters, 1.0); });
-    server.train([&](lockstep::Worker& worker) {
-      for (auto& batch : lockstep::batches(ones(3), {.size = 3}, worker)) {
-        worker.backward(net->forward(batch.x).mean().to(torch::kBFloat16), batch);
-        worker.step();
-      }
-    });
-    EXPECT_NEAR(net->w.item<double>(), -1, 1e-14);
-  });
-}
-
-TEST(LowPrecisionLoss, IsRightInAllStagesOfAPipeline) {
-  struct LayerImpl : torch::nn::Module {
-    Tensor w = register_parameter("w", torch::ones({1}, torch::kDouble));
-    Tensor forward(const Tensor& x) { return x * w; }
-  };
-  lockstep::run(lockstep::test_devices(2), [](Rank& rank) {
-    lockstep::LonePipeline pipeline(torch::nn::Sequential(LayerImpl{}, LayerImpl{}), rank, {.microbatches = 3});
-    const auto all = ones(3);
-    pipeline.forward_backward({all.x.to(rank.device()), all.y.to(rank.device()), 3}, mean_in(torch::kBFloat16));
-    for (const auto& parameter : pipeline.module()->parameters()) {
-      EXPECT_NEAR(parameter.grad().item<double>(), 1, 1e-14);
-    }
-  });
 }
 
 }  // namespace low_precision_loss_test

@@ -4,7 +4,6 @@
 #include <torch/torch.h>
 #include <lockstep/data_parallel/data_parallel.hpp>
 #include <lockstep/data_parallel/optimizer.hpp>
-#include <lockstep/lab/optimizers.hpp>
 #include <lockstep/optim/decay_groups.hpp>
 
 #include "io/checked_tensors.hpp"

@@ -5,15 +5,13 @@
 #include <lockstep/data_parallel/convert_sync_batchnorm.hpp>
 #include <lockstep/data_parallel/data_parallel.hpp>
 #include <lockstep/data_parallel/optimizer.hpp>
-#include <lockstep/lab/balance.hpp>
-#include <lockstep/lab/half_precision_hook.hpp>
-#include <lockstep/lab/optimizers.hpp>
 #include <lockstep/optim/decay_groups.hpp>
 
 #include "data_parallel/net_optimizer.hpp"
 #include "data_parallel/replica.hpp"
 #include "support/error_of.hpp"
 #include "support/group_tests.hpp"
+#include "support/hook_tests.hpp"
 #include "support/test_devices.hpp"
 
 #include <functional>
@@ -24,7 +22,6 @@
 
 namespace sharded_misuse_test {
 
-using lockstep::Balance;
 using lockstep::Batch;
 using lockstep::convert_sync_batchnorm;
 using lockstep::DataParallel;
@@ -158,7 +155,7 @@ TEST(ShardedMisuse, OptionsThatDifferBetweenRanksAreRefused) {
 }
 
 TEST(ShardedMisuse, OptionsThatDoNotGoTogetherAreRefused) {
-  const auto hook = [] { return std::make_shared<lockstep::HalfPrecisionHook>(torch::kHalf); };
+  const auto hook = [] { return std::make_shared<lockstep::PlainHook>(); };
   for (const Sharded sharded : kStages) {
     EXPECT_THAT(errors_of({.average = false, .sharded = sharded}, [](Net&) {}), Each(Refused()));
     const auto hooked = outcome_of([&](Rank& rank) { Net(two_layers(), rank, {.hook = hook(), .sharded = sharded}); });
@@ -293,12 +290,6 @@ TEST(ShardedMisuse, WhatAnOptimizerCannotDo) {
   };
   EXPECT_THAT(error_of_sync_batchnorm_in(Sharded::gradients), Refused());
   EXPECT_EQ(error_of_sync_batchnorm_in(Sharded::state), "(no error)");
-  EXPECT_THAT(error_on_ranks(1,
-                             [&](Rank& rank) {
-                               DataParallel net(torch::nn::Linear(2, 2), rank, {.sharded = Sharded::gradients});
-                               Balance balance(net, rank);
-                             }),
-              Refused());
   EXPECT_EQ(error_with([&](auto& net, auto& optimizer) {
               net.loss(batch, F::cross_entropy).backward();
               optimizer.step({});

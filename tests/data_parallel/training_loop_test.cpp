@@ -6,7 +6,6 @@
 #include <lockstep/data_parallel/data_parallel.hpp>
 #include <lockstep/data_parallel/optimizer.hpp>
 #include <lockstep/nn/dropout.hpp>
-#include <lockstep/split/split_model.hpp>
 
 #include "support/error_of.hpp"
 #include "support/test_devices.hpp"
@@ -29,7 +28,6 @@ using testing::Each;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
-using testing::Not;
 using torch::Tensor;
 namespace F = torch::nn::functional;
 
@@ -234,19 +232,6 @@ TEST(TrainingLoop, AGrainThatDrawsFromTheSharedGeneratorIsAWarning) {
   EXPECT_THAT(warnings([](const Tensor& x) { return torch::dropout(x, 0.5, true); }),
               ElementsAre(AllOf(HasSubstr("drew from LibTorch's default generator"), HasSubstr("lockstep::Dropout"))));
   EXPECT_THAT(warnings([](const Tensor& x) { return torch::relu(x); }), IsEmpty());
-}
-
-// Of a pipeline too, whose grains a stage computes.
-TEST(TrainingLoop, AGrainOfAPipelineThatDrawsFromTheSharedGeneratorIsAWarning) {
-  const auto warnings = warnings_of(2, [](Rank& rank) {
-    torch::nn::Sequential layers(torch::nn::Linear(6, 3), torch::nn::Linear(3, 3),
-                                 torch::nn::Functional([](const Tensor& x) { return torch::dropout(x, 0.5, true); }));
-    lockstep::SplitModel net(layers, rank, {.mesh = {.pipeline = 2}});
-    lockstep::Optimizer sgd(net, torch::optim::SGDOptions(0.1));
-    for (auto& batch : lockstep::batches(data, {.size = 4, .grain = 2}, net.mesh().data()))
-      net.loss(batch, F::cross_entropy).backward();
-  });
-  EXPECT_THAT(warnings, Contains(HasSubstr("drew from LibTorch's default generator")));
 }
 
 // Adds to one buffer in each forward, and fills another one in the first.

@@ -13,10 +13,12 @@
 
 #include "support/group_tests.hpp"
 #include "support/tensor_bits.hpp"
+#include "support/unit_gradient.hpp"
 
 #include <atomic>
 #include <functional>
 #include <limits>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -250,6 +252,19 @@ TEST(CheckArithmetic, ComputesAgainAsItWasComputedFirst) {
   }
 }
 
+// A loss of 16 bits cannot hold the weight of a grain.
+TEST(CheckArithmetic, LeavesTheGradientsOfALowPrecisionLoss) {
+  for (const auto type : {torch::kDouble, torch::kBFloat16, torch::kHalf}) {
+    run(test_devices(2), [&](Rank& rank) {
+      DataParallel net(std::make_shared<UnitGradient>(), rank, {.grain_check = check_arithmetic(1)});
+      for (auto& batch : batches(ones_of(600), {.size = 600, .grain = 257}, rank)) {
+        net.loss(batch, mean_in(type)).backward();
+      }
+      EXPECT_NEAR(net->w.grad().item<double>(), 1, 1e-14) << type;
+    });
+  }
+}
+
 TEST(CheckArithmetic, RefusesWhatItCannotCheck) {
   const Dataset data{torch::rand({8, 4}), torch::arange(8) % 3};
   for (const double fraction : {-0.1, 0.0, 1.5, std::numeric_limits<double>::quiet_NaN()}) {
@@ -259,6 +274,8 @@ TEST(CheckArithmetic, RefusesWhatItCannotCheck) {
     const auto check = check_arithmetic(0.5);
     DataParallel net(Net(), rank, {.grain_check = check});
     EXPECT_THAT(error_of([&] { DataParallel(Net(), rank, {.grain_check = check}); }), Refused());
+    const DataParallelOptions divided{.sharded = Sharded::parameters, .grain_check = check_arithmetic(0.5)};
+    EXPECT_THAT(error_of([&] { DataParallel(Net(), rank, divided); }), Refused());
     for (const auto& batch : batches(data.to(rank.device()), {.size = 8}, rank)) {
       EXPECT_THAT(error_of([&] { net.loss(batch, F::cross_entropy).backward(); }), Refused());
     }

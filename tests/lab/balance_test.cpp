@@ -3,15 +3,23 @@
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 #include <lockstep/base/error.hpp>
+#include <lockstep/data_parallel/data_parallel.hpp>
+#include <lockstep/data_parallel/optimizer.hpp>
 #include <lockstep/lab/balance.hpp>
 
 #include "support/group_tests.hpp"
+#include "support/random_training.hpp"
+#include "support/tensor_bits.hpp"
 
 #include <algorithm>
 #include <chrono>
+#include <cstdint>
 #include <functional>
+#include <memory>
 #include <numeric>
+#include <string>
 #include <thread>
+#include <vector>
 
 namespace lockstep {
 namespace balance_test {
@@ -157,6 +165,39 @@ TEST(Balance, WithoutSamplesOnSomeRankPartsStay) {
   });
 }
 
+// A random net after two epochs, with parts by the times that the ranks take.
+TensorBits balanced_bits(const RandomTask& task, int ranks) {
+  const Dataset data = random_samples(task.seed, task.count);
+  TensorBits bits;
+  run(test_devices(ranks),
+      [&](Rank& rank) {
+        const auto module = rank.in_turn([&] { return random_net(task.seed); });
+        DataParallel net(module, rank);
+        Optimizer optimizer(net, maker_of(task));
+        Balance balance(net, rank, {.every = 1});
+        for (int epoch = 0; epoch < 2; ++epoch) {
+          const BatchOptions options{.size = task.batch, .seed = task.seed, .epoch = epoch, .grain = task.grain};
+          Batches all = batches(data.to(rank.device()), options, rank);
+          for (auto& batch : all) {
+            optimizer.zero_grad();
+            net.loss(batch, F::cross_entropy).backward();
+            optimizer.step();
+            balance.step(batch, all);
+          }
+        }
+        if (rank.index() == ranks - 1) bits = tensor_bits(*module);
+      },
+      {.seed = task.seed});
+  return bits;
+}
+
+TEST(Balance, WithAGrainChangesNoBit) {
+  for (uint64_t seed = 1; seed <= 12; ++seed) {
+    const RandomTask task = random_task(seed);
+    EXPECT_EQ(balanced_bits(task, 2), balanced_bits(task, 1)) << to_string(task);
+  }
+}
+
 TEST(Balance, SaysWhatItCannotMeasure) {
   run(test_devices(2), [&](Rank& rank) {
     DataParallel net(new_net(rank), rank);
@@ -168,6 +209,8 @@ TEST(Balance, SaysWhatItCannotMeasure) {
     const Balance another(net, rank);
     DataParallel unaveraged(new_net(rank), rank, {.average = false});
     EXPECT_THAT(error_of([&] { Balance(unaveraged, rank); }), Refused());
+    DataParallel sharded(new_net(rank), rank, {.sharded = Sharded::gradients});
+    EXPECT_THAT(error_of([&] { Balance(sharded, rank); }), Refused());
   });
 }
 

@@ -3,9 +3,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
+#include <lockstep/data_parallel/convert_sync_batchnorm.hpp>
+#include <lockstep/data_parallel/data_parallel.hpp>
 #include <lockstep/models/residual_block.hpp>
 
 #include "support/error_of.hpp"
+#include "support/group_tests.hpp"
+
+#include <memory>
+#include <string>
 
 namespace lockstep {
 namespace residual_block_test {
@@ -77,6 +83,42 @@ TEST(ResidualBlock, CloneComputesTheSameWithTensorsOfItsOwn) {
   const torch::NoGradGuard no_grad;
   clone->shortcut->parameters()[0].zero_();
   EXPECT_GT(block->shortcut->parameters()[0].abs().max().item<double>(), 0);
+}
+
+torch::nn::Sequential classifier_of(const ResidualBlock& block) {
+  torch::manual_seed(3);
+  torch::nn::Sequential net(std::dynamic_pointer_cast<ResidualBlockImpl>(block->clone()),
+                            torch::nn::AdaptiveAvgPool2d(1), torch::nn::Flatten(), torch::nn::Linear(6, 3));
+  net->to(torch::kDouble);
+  return net;
+}
+
+// Of two samples the third rank has none.
+TEST(ResidualBlock, WithSyncBatchNormsItIsThatOfTheWholeBatch) {
+  namespace F = torch::nn::functional;
+  torch::manual_seed(3);
+  for (const ResidualBlock& block : {random_block(6, 6, 1), random_block(4, 6, 2)}) {
+    for (const int64_t samples : {7, 2}) {
+      const auto x = torch::randn({samples, block->conv1->weight.size(1), 6, 5}, torch::kDouble);
+      const auto y = torch::randint(3, {samples});
+      auto whole = classifier_of(block);
+      F::cross_entropy(whole->forward(x), y).backward();
+      run(test_devices(3), [&](Rank& rank) {
+        auto layers = rank.in_turn([&] { return classifier_of(block); });
+        EXPECT_EQ(convert_sync_batchnorm(*layers, rank), block->shortcut->is_empty() ? 2 : 3);
+        EXPECT_EQ(convert_sync_batchnorm(*copy_of(layers), rank), 0);  // a clone has the synchronised kind too
+        DataParallel net(layers, rank);
+        net.loss({slice_of(x, 0, rank), slice_of(y, 0, rank), samples}, F::cross_entropy).backward();
+        for (const auto& item : layers->named_parameters()) {
+          expect_near(item.value().grad(), whole->named_parameters()[item.key()].grad(), 1e-10, item.key());
+        }
+        for (const auto& item : layers->named_buffers()) {
+          const auto expected = whole->named_buffers()[item.key()];
+          expect_near(item.value().to(torch::kDouble), expected.to(torch::kDouble), 1e-10, item.key());
+        }
+      });
+    }
+  }
 }
 
 TEST(ResidualBlock, RefusesSizesBelowOne) {

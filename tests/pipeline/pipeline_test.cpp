@@ -10,6 +10,7 @@
 #include "support/lone_pipeline.hpp"
 #include "support/small_nets.hpp"
 #include "support/test_devices.hpp"
+#include "support/unit_gradient.hpp"
 
 #include <atomic>
 #include <chrono>
@@ -254,6 +255,23 @@ TEST(PipelineTest, IndicesGoInAndAnyCriterionMayJudge) {
     pipeline.forward_backward(on(rank, batch),
                               [](const Tensor& y_hat, const Tensor& y) { return (y_hat - y).square().mean(); });
     expect_gradients(pipeline.module(), gradients_of(single));
+  });
+}
+
+// A loss of 16 bits cannot hold the weight of a microbatch.
+TEST(PipelineTest, ALowPrecisionLossHasTheGradientsOfAnyOther) {
+  struct LayerImpl : nn::Module {
+    Tensor w = register_parameter("w", torch::ones({1}, torch::kDouble));
+    Tensor forward(const Tensor& x) { return x * w; }
+  };
+  lockstep::run(lockstep::test_devices(2), [](Rank& rank) {
+    LonePipeline pipeline(Sequential(LayerImpl{}, LayerImpl{}), rank, {.microbatches = 3});
+    const auto all = lockstep::ones_of(3);
+    pipeline.forward_backward({all.x.to(rank.device()), all.y.to(rank.device()), 3},
+                              lockstep::mean_in(torch::kBFloat16));
+    for (const auto& parameter : pipeline.module()->parameters()) {
+      EXPECT_NEAR(parameter.grad().item<double>(), 1, 1e-14);
+    }
   });
 }
 

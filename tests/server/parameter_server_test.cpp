@@ -455,46 +455,4 @@ TEST(ParameterServer, BadInputIsRefusedBeforeTheFirstStep) {
   EXPECT_THAT(refusal(2, equal({}), [&](Rank&) { return shared; }), Fails(Error::difference));
 }
 
-// DataParallel refuses this too. A sum over a number that the targets do not change is right, as is a whole batch.
-TEST(ParameterServer, AMeanOverSomeOfAPartsTargetsIsRefusedAndTheirSumIsRight) {
-  torch::manual_seed(5);
-  const Tensor x = torch::randn({10, 4}, torch::kDouble);
-  Tensor y = torch::arange(10) % 3;
-  y.index_put_({torch::tensor({0, 2, 3})}, -100);  // unequally many of each worker's
-  Linear start(4, 3);
-  start->to(torch::kDouble);
-  const auto copy = [&] { return std::dynamic_pointer_cast<torch::nn::LinearImpl>(start->clone()); };
-  enum class Way { mean, sum };
-  const auto step_of = [&](torch::nn::LinearImpl& net, const lockstep::Batch& batch, Way way) {
-    const Tensor y_hat = net.forward(batch.x);
-    if (way == Way::mean) return F::cross_entropy(y_hat, batch.y);
-    return F::cross_entropy(y_hat, batch.y, F::CrossEntropyFuncOptions().reduction(torch::kSum)) / batch.size();
-  };
-  const auto outcome = [&](int workers, Way way) {
-    const auto one = copy();
-    torch::optim::SGD sgd(one->parameters(), 0.5);
-    step_of(*one, {x, y, 10}, way).backward();
-    sgd.step();
-    return error_of([&] {
-      lockstep::run(lockstep::test_devices(workers + 1), [&](Rank& rank) {
-        const auto net = copy();
-        ParameterServer server(net, rank, plain_sgd(0.5));
-        server.train([&](Worker& worker) {
-          for (auto& batch : lockstep::batches({x, y}, {.size = 10, .shuffle = false}, worker)) {
-            worker.backward(step_of(*net, batch, way), batch);
-            worker.step();
-          }
-        });
-        EXPECT_TRUE(torch::allclose(on_host(net->weight), one->weight, 1e-12, 1e-14)) << workers << " workers";
-      });
-    });
-  };
-  EXPECT_EQ(outcome(1, Way::mean), "(no error)");
-  EXPECT_EQ(outcome(1, Way::sum), "(no error)");
-  for (const int workers : {2, 3}) {
-    EXPECT_THAT(outcome(workers, Way::mean), Refused());
-    EXPECT_EQ(outcome(workers, Way::sum), "(no error)");
-  }
-}
-
 }  // namespace parameter_server_test

@@ -7,9 +7,10 @@
 #   - texts that name a rank's device ("rank 1 (cpu)") are written for CPUs: Groups, Reducer.ParametersThatNoRank…,
 #     check_replicas_test
 #   - kernels that the simulated device cannot call: ParallelLayersWorlds.Convolutions…
-#   - tests whose bodies make tensors on the CPU, or compare with such: some RankTrainer.*, and sharded_gradients_test,
-#     shard_traffic_test, lifetimes_test, grain_statistics_test, running_statistics_test, pipeline_mail_test,
-#     pipeline_errors_test, data_parallel_misuse_test, rank_test and in_process_meetings_test
+#   - tests whose bodies make tensors on the CPU, or compare with such: some RankTrainer.*, SplitModelTest.AMeanOverSome…
+#     and …SyncBatchNorms…, SplitGrainsTest.…SharedGenerator…, and sharded_gradients_test, shard_traffic_test,
+#     lifetimes_test, grain_statistics_test, running_statistics_test, pipeline_mail_test, pipeline_errors_test,
+#     data_parallel_misuse_test, rank_test and in_process_meetings_test
 #   - sparse tensors: ParameterServerWorlds.Sparse…
 #   - a state of the CPU's generator has another length than a GPU's: DropoutTraining…, ARanksGenerator…
 #   - a GPU's step is taken before it is known not to be finite: OnNan.StopsAllRanksInTheSameStep…
@@ -38,6 +39,7 @@ set(simulated_tests
   "gpt_test|Sizes/*.EveryMesh*/2Ranks:Sizes/*.EveryStage*/3Ranks:GptOnText.Learns*:GptOnText.GoesOn*|shared"
   "grain_test|*|shared"
   "grains_test|Seeds/*/0|own"
+  "half_precision_hook_test|Sizes/*"
   "local_sgd_test|Sizes/*"
   "mesh_test|*-Groups.*"
   "on_nan_test|OnNan*-*StopsAllRanksInTheSameStep*"
@@ -52,8 +54,8 @@ set(simulated_tests
   "resume_test|Resume.WithTheOptimizersState:Resume.WhatDraws*|shared"
   "shard_test|Sizes/*.RandomNets*/2Ranks"
   "sharded_optimizer_test|Sizes/*.Updates*/2Ranks:Sizes/*.Accumulates*/3Ranks"
-  "split_grains_test|*-*NoMeshOfDataAndPipeline*:Seeds/*"
-  "split_model_test|*-*MicrobatchesNeed*"
+  "split_grains_test|*-*NoMeshOfDataAndPipeline*:*SharedGenerator*:Seeds/*"
+  "split_model_test|*-*MicrobatchesNeed*:*AMeanOverSome*:*SyncBatchNorms*"
   "split_optimizer_state_test|*|shared"
   "split_trainer_test|SplitTrainer.TrainsTheSameBits*|own"
   "storeys_test|*|shared"
@@ -165,6 +167,7 @@ set(list ${CMAKE_CURRENT_BINARY_DIR}/simulated/xpu.txt)
 file(CONFIGURE OUTPUT ${list} CONTENT "data_parallel_test.cpp|Sizes/*.*/2RanksMany
 communication_hook_test.cpp|Sizes/*/2Ranks
 dropout_test.cpp|Sizes/*/2Ranks-*DropoutTraining*:*ARanksGenerator*
+half_precision_hook_test.cpp|Sizes/*/2Ranks
 pipeline_test.cpp|Sizes/*.RandomNets*/2Ranks1F1B
 sharded_optimizer_test.cpp|Sizes/*.Updates*/2Ranks
 sync_batch_norm_test.cpp|Sizes/*.Layer*/2Ranks

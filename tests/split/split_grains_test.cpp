@@ -8,8 +8,8 @@
 #include <lockstep/split/split_model.hpp>
 
 #include "support/error_of.hpp"
-#include "support/random_training.hpp"
 #include "support/small_nets.hpp"
+#include "support/split_training.hpp"
 #include "support/tensor_bits.hpp"
 #include "support/test_devices.hpp"
 
@@ -175,6 +175,23 @@ TEST(SplitGrainsTest, AViewBehindACutIsRefused) {
   }
   EXPECT_THAT(outcome(turned, 4), Refused());
   EXPECT_EQ(outcome(slice, 0), "(no error)");
+}
+
+TEST(SplitGrainsTest, AStageThatDrawsFromTheSharedGeneratorIsAWarning) {
+  std::vector<std::string> warnings;
+  lockstep::run(lockstep::test_devices(2),
+                [](Rank& rank) {
+                  Sequential layers(
+                      torch::nn::Linear(4, 3), torch::nn::Linear(3, 3),
+                      torch::nn::Functional([](const Tensor& x) { return torch::dropout(x, 0.5, true); }));
+                  SplitModel net(layers, rank, {.mesh = {.pipeline = 2}});
+                  lockstep::Optimizer sgd(net, torch::optim::SGDOptions(0.1));
+                  for (const auto& batch :
+                       lockstep::batches(lockstep::random_samples(1, 12), {.size = 4, .grain = 2}, net.mesh().data()))
+                    net.loss(batch, F::cross_entropy).backward();
+                },
+                {.on_warning = [&](const std::string& text) { warnings.push_back(text); }});
+  EXPECT_THAT(warnings, testing::Contains(testing::HasSubstr("drew from LibTorch's default generator")));
 }
 
 TEST(SplitGrainsTest, ASplitByChannelsIsRefused) {

@@ -3,14 +3,17 @@
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 #include <lockstep/base/error.hpp>
+#include <lockstep/data_parallel/convert_sync_batchnorm.hpp>
 #include <lockstep/data_parallel/optimizer.hpp>
 #include <lockstep/devices/autocast.hpp>
+#include <lockstep/models/residual_block.hpp>
 #include <lockstep/ranks/evaluate.hpp>
 #include <lockstep/split/split_model.hpp>
 
 #include "data/parts.hpp"
 #include "devices/memory_meter.hpp"
 #include "support/error_of.hpp"
+#include "support/group_tests.hpp"
 #include "support/test_devices.hpp"
 
 #include <functional>
@@ -305,6 +308,40 @@ TEST(SplitModelTest, BatchesSplitOverAllRanksAreRefused) {
        {lockstep::MeshShape{.tensor = 2}, {.pipeline = 2}, {.data = 2, .pipeline = 2}, {.data = 2, .tensor = 2}}) {
     EXPECT_THAT(error_with_batches(mesh, split_over_all), Fails(Error::difference)) << lockstep::to_string(mesh);
   }
+}
+
+// The refusal counts on the graph of the criterion's loss, which a stage's result no longer has.
+TEST(SplitModelTest, AMeanOverSomeTargetsIsRefusedInAPipeline) {
+  torch::manual_seed(5);
+  const Tensor x = torch::randn({10, 4}, torch::kDouble);
+  Tensor y = torch::arange(10) % 3;
+  y.index_put_({torch::tensor({0, 2, 3})}, -100);
+  for (const bool recompute : {false, true}) {
+    const auto said = error_of([&] {
+      lockstep::run(lockstep::test_devices(2), [&](Rank& rank) {
+        Sequential layers(rank.in_turn([] { return Sequential(torch::nn::Linear(4, 4), torch::nn::Linear(4, 3)); }));
+        layers->to(torch::kDouble);
+        SplitModel split(layers, rank, {.mesh = {.pipeline = 2}, .microbatches = 2, .recompute = recompute});
+        lockstep::Optimizer sgd(split, torch::optim::SGDOptions(0.1));
+        split.loss({x, y, 10}, torch::nn::functional::cross_entropy).backward();
+      });
+    });
+    EXPECT_THAT(said, Refused());
+  }
+}
+
+TEST(SplitModelTest, SyncBatchNormsAreRefused) {
+  const auto error = [](int ranks, const auto& layers, const ModelSplit& split) {
+    return lockstep::error_on_ranks(ranks, [&](Rank& rank) {
+      Sequential net = layers();
+      lockstep::convert_sync_batchnorm(*net, rank);
+      SplitModel(net, rank, split);
+    });
+  };
+  const auto linear = [] { return Sequential(torch::nn::Linear(2, 3), torch::nn::BatchNorm1d(3)); };
+  const auto block = [] { return Sequential(lockstep::ResidualBlock(4, 4)); };
+  EXPECT_THAT(error(1, linear, {.mesh = {.data = 1}, .microbatches = 2}), Refused());
+  EXPECT_THAT(error(2, block, {.mesh = {.data = 1, .tensor = 2}}), Refused());
 }
 
 TEST(SplitModelTest, ASplitThatDoesNotFitIsRefusedBeforeTheFirstStep) {

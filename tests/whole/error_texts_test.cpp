@@ -1,10 +1,11 @@
 // Labels: concurrency
 // What errors say, of each kind one or two: which rank, on which device, in which operation, and what to do. Other
-// tests compare causes, ranks and options (support/error_of.hpp), so that better words break no test but these. Four
-// compare words too, since no data holds what they look for: data_parallel/check_replicas_test.cpp (the tensor that
-// differs), trainer/checkpoint_folder_test.cpp (the checkpoint to take instead), trainer/fit_test.cpp (the function
-// that stands still) and trainer/refusals_test.cpp (which of two pairs that have the same keys). Texts of lost
-// processes are in comm/processes/process_failures_test.cpp, since a process must die for them.
+// tests compare causes, ranks and options (support/error_of.hpp), so that better words break no test but these. Five
+// compare words too, since no data holds what they look for: data_parallel/check_replicas_test.cpp and
+// split/split_replicas_test.cpp (the tensor that differs), trainer/checkpoint_folder_test.cpp (the checkpoint to take
+// instead), trainer/fit_test.cpp (the function that stands still) and trainer/refusals_test.cpp (which of two pairs
+// that have the same keys). Texts of lost processes are in comm/processes/process_failures_test.cpp, since a process
+// must die for them.
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 #include <lockstep/data/data.hpp>

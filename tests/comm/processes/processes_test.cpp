@@ -1,7 +1,7 @@
 // Labels: processes long
 // The same program as processes of our own launcher: every collective, training, repeated runs.
 #include "job.hpp"
-#include "support/random_training.hpp"
+#include "support/split_training.hpp"
 
 namespace processes_test {
 

@@ -11,7 +11,7 @@
 #include <lockstep/trainer/fit.hpp>
 
 #include "scenarios.hpp"
-#include "support/random_training.hpp"
+#include "support/split_training.hpp"
 
 #include <chrono>
 #include <cstdlib>

@@ -1,0 +1,96 @@
+// Labels: concurrency
+// By grains, FastLinear hands over the factors of its weight's gradient. Sums of their products have the bits of sums
+// of gradients.
+#include <gmock/gmock.h>
+#include <torch/torch.h>
+#include <lockstep/lab/check_arithmetic.hpp>
+#include <lockstep/models/linear.hpp>
+
+#include "models/linear_products.hpp"
+#include "nn/factors_scope.hpp"
+#include "support/factor_training.hpp"
+#include "support/intra_op_threads.hpp"
+
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace linear_factors_test {
+
+using namespace lockstep;
+using torch::Tensor;
+
+bool has_products() {
+  const IntraOpThreads one(1);  // products need it
+  return has_small_products();
+}
+
+Tensor product_of(const GradientFactors& factors) {
+  Tensor product = torch::empty({factors.grad.size(0), factors.x.size(1)});
+  sum_products({factors}, product);
+  return product;
+}
+
+TEST(SumOfProductsTest, HasTheBitsOfTheProductsAddedInATree) {
+  if (!has_products()) GTEST_SKIP() << "LibTorch has no micro-kernel for this CPU";
+  torch::manual_seed(1);
+  for (const auto& [rows, out, in] :
+       {std::array<int64_t, 3>{32, 64, 128}, {5, 70, 300}, {1, 3, 2}, {33, 129, 127}, {10, 48, 48}}) {
+    for (const size_t count : {1, 2, 4, 8, 16}) {
+      std::vector<GradientFactors> factors;
+      std::vector<Tensor> tree;
+      for (size_t i = 0; i < count; ++i) {
+        factors.push_back(gradient_factors(torch::randn({rows, out}), torch::randn({rows, in})));
+        tree.push_back(product_of(factors.back()));
+        const Tensor plain = torch::mm(factors.back().grad, factors.back().x);
+        EXPECT_LE((tree.back() - plain).abs().max().item<double>(), 1e-4);
+      }
+      for (; tree.size() > 1; tree.resize(tree.size() / 2)) {
+        for (size_t i = 0; i < tree.size() / 2; ++i) tree[i] = tree[2 * i] + tree[2 * i + 1];
+      }
+      const Tensor sum = torch::full({out, in}, NAN);
+      sum_products(factors, sum);
+      EXPECT_TRUE(sum.equal(tree[0])) << count << " of " << rows << ", " << out << ", " << in;
+    }
+  }
+}
+
+TEST(LinearFactors, AreHandedOverInsteadOfTheWeightsGradient) {
+  const IntraOpThreads one(1);
+  FastLinear layer(24, 40);
+  const Tensor x = torch::randn({32, 24});
+  if (layer(x).grad_fn()->name().find("OneDnnLinear") == std::string::npos) {
+    GTEST_SKIP() << "linear layers compute by LibTorch on this CPU";
+  }
+  const auto gradient_beside = [&](HandedFactors& handed) {
+    layer->zero_grad();
+    const Tensor root = layer(x).square().sum();
+    const FactorsScope scope = handed.scope(root);
+    root.backward();
+    EXPECT_TRUE(layer->bias.grad().defined());
+    return layer->weight.grad();
+  };
+  HandedFactors handed{layer->weight}, refuses{layer->weight, /*takes=*/false};
+  const Tensor gradient = gradient_beside(refuses);
+  ASSERT_TRUE(gradient.defined());
+  EXPECT_FALSE(gradient_beside(handed).defined());
+  ASSERT_EQ(handed.factors.size(), 1u);
+  EXPECT_TRUE(product_of(handed.factors[0]).equal(gradient));
+}
+
+TEST(LinearFactors, ChangeNoBitOnAnyLayout) {
+  const auto train = train_by_factors<FastLinear>;
+  const TensorBits gradients = train({.has_hooks = true});
+  for (const int ranks : {1, 2, 3, 5}) EXPECT_EQ(train({.ranks = ranks}), gradients) << ranks;
+  EXPECT_EQ(train({.ranks = 3, .has_hooks = true}), gradients);
+  EXPECT_EQ(train({.ranks = 1, .overlap = false}), gradients);
+  EXPECT_EQ(train({.ranks = 2, .overlap = false}), gradients);
+  EXPECT_EQ(train({.ranks = 3, .bucket_bytes = 1}), gradients);
+  EXPECT_EQ(train({.ranks = 2, .check = [] { return check_arithmetic(1); }}), gradients);
+  EXPECT_EQ(train({.ranks = 3, .sharded = Sharded::state}), gradients);
+  EXPECT_EQ(train({.ranks = 3, .sharded = Sharded::gradients}), gradients);
+}
+
+}  // namespace linear_factors_test
