@@ -94,7 +94,7 @@ TEST_F(CliUpdate, ShowsAndKeepsAGrain) {
 
 TEST_F(CliUpdate, RefusesWhatMakesNoSense) {
   expect_refused({"--grain", "0"}, {"--grain: 0 is too small"});
-  expect_refused({"--grain", "33"}, {"--grain is 33; it must be from 0 to 32"});
+  expect_refused({"--grain", "33"}, {"--grain is 33; it must be from 1 to 32"});
   expect_refused({"--balance", "fast"}, {"\"fast\"", "equal, auto, or a share for each device, as in 2,1"});
   expect_refused({"--balance", "2,1,1"}, {"--balance", "3 shares for 2 parts"});
   expect_refused({"--optimizer", "sgdm"}, {"\"sgdm\"", "sgd, adam, adamw, lars or lamb"});

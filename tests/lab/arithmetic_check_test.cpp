@@ -1,4 +1,4 @@
-// Labels: arithmetic
+// Labels: concurrency arithmetic
 // check_arithmetic: a grain that one rank computes wrongly is found and the rank named, and training's bits stay the
 // same.
 #include "lab/arithmetic_check.hpp"

@@ -57,6 +57,11 @@ endif()
 foreach(wing models book split lab survive fit)
   add_executable(${wing} ${wing}.cpp)
   target_link_libraries(${wing} PRIVATE lockstep::${wing})
+  if(wing STREQUAL "models") # LibTorch's headers once, since they take 10 seconds
+    target_precompile_headers(models PRIVATE <torch/torch.h>)
+  else()
+    target_precompile_headers(${wing} REUSE_FROM models)
+  endif()
 endforeach()
 END
 wing_main() { # WING STATEMENT
