@@ -51,11 +51,11 @@ ParameterServerRank::ParameterServerRank(std::shared_ptr<torch::nn::Module> modu
   make_modules_equal(*module_, rank_, "ParameterServer");
   trained_ = TrainedParameters(*module_);
   for (const auto& [name, parameter] : trained_.all()) parameters_.push_back(parameter);
-  shards_ = server::shard_keys(parameters_, options_.servers, options_.piece_bytes);
+  shards_ = server::shard_keys(parameters_, options_.servers, options_.slice_bytes);
   for (const auto& shard : shards_) {
-    if (!shard.pieces.empty()) continue;
+    if (!shard.slices.empty()) continue;
     throw Error("ParameterServer: " + std::to_string(options_.servers) + " servers, but the module's parameters make " +
-                "fewer pieces than that. Lower servers or piece_bytes");
+                "fewer slices than that. Lower servers or slice_bytes");
   }
   const int number = rank_.index() - workers();
   if (number >= 0) {
@@ -71,21 +71,21 @@ ParameterServerRank::ParameterServerRank(std::shared_ptr<torch::nn::Module> modu
 
 void ParameterServerRank::check_options() {
   const at::Tensor all = of_all_ranks(
-      rank_, {options_.servers, static_cast<int64_t>(options_.consistency), options_.staleness, options_.piece_bytes});
+      rank_, {options_.servers, static_cast<int64_t>(options_.consistency), options_.staleness, options_.slice_bytes});
   for (int other = 0; other < rank_.world_size(); ++other) {
     if (all[other].equal(all[rank_.index()])) continue;
     throw Error("ParameterServer: the options of ranks " + std::to_string(rank_.index()) + " and " +
                     std::to_string(other) +
-                    " differ (servers, consistency, staleness, piece_bytes). Give all ranks the same",
+                    " differ (servers, consistency, staleness, slice_bytes). Give all ranks the same",
                 {Error::difference, {std::min(rank_.index(), other), std::max(rank_.index(), other)}});
   }
   if (options_.servers < 1 || workers() < 1) {
     throw Error("ParameterServer: " + std::to_string(options_.servers) + " servers of " +
                 std::to_string(rank_.world_size()) + " ranks; there must be at least one server and one worker");
   }
-  if (options_.staleness < 0 || options_.piece_bytes < 1) {
-    throw Error("ParameterServer: staleness is " + std::to_string(options_.staleness) + " and piece_bytes is " +
-                std::to_string(options_.piece_bytes) + "; they must be at least 0 and 1");
+  if (options_.staleness < 0 || options_.slice_bytes < 1) {
+    throw Error("ParameterServer: staleness is " + std::to_string(options_.staleness) + " and slice_bytes is " +
+                std::to_string(options_.slice_bytes) + "; they must be at least 0 and 1");
   }
   if (const auto backend = rank_.backend().getBackendName(); backend != "lockstep") {
     throw Error("ParameterServer: servers receive from any rank, which " + backend +
@@ -148,8 +148,8 @@ void ParameterServerRank::share_parameters() {
 
 void ParameterServerRank::take_parameters(int server, const at::Tensor& bytes) {
   const c10::NoGradGuard no_grad;
-  for (const auto& piece : shards_[server].pieces) {
-    server::piece_of_parameter(parameters_[piece.parameter], piece).copy_(server::piece_of_shard(bytes, piece));
+  for (const auto& slice : shards_[server].slices) {
+    server::slice_of_parameter(parameters_[slice.parameter], slice).copy_(server::slice_in_shard(bytes, slice));
   }
 }
 
@@ -215,7 +215,7 @@ void ParameterServerRank::ask(int64_t asks) {
       payload[0] = push.payload;
       bytes_pushed_ += push.payload.numel();
     }
-    std::vector<at::Tensor> message{request.to_tensor(shard.pieces.size()).to(rank_.device())};
+    std::vector<at::Tensor> message{request.to_tensor(shard.slices.size()).to(rank_.device())};
     works.push_back(backend.send(message, rank_of(server), server::kRequestTag));
     if (payload[0].defined() && payload[0].numel() > 0) {
       works.push_back(backend.send(payload, rank_of(server), server::kPayloadTag));

@@ -17,12 +17,12 @@ ShardServer::ShardServer(Rank& rank, int workers, KeyShard shard, const std::vec
                          const ParameterServer::MakeOptimizer& make_optimizer, const ParameterServerOptions& options)
     : rank_(rank), shard_(std::move(shard)), options_(options), workers_(workers) {
   bytes_ = at::zeros({shard_.bytes}, at::TensorOptions(rank_.device()).dtype(at::kByte));
-  for (const auto& piece : shard_.pieces) {
-    at::Tensor values = piece_of_shard(bytes_, piece).detach();
-    values.copy_(piece_of_parameter(parameters[piece.parameter], piece));
-    pieces_.push_back(values.requires_grad_());
+  for (const auto& slice : shard_.slices) {
+    at::Tensor values = slice_in_shard(bytes_, slice).detach();
+    values.copy_(slice_of_parameter(parameters[slice.parameter], slice));
+    slices_.push_back(values.requires_grad_());
   }
-  optimizer_ = make_optimizer(pieces_);
+  optimizer_ = make_optimizer(slices_);
   if (!optimizer_) throw Error(rank_.name() + ": ParameterServer: make_optimizer gave no optimizer");
 }
 
@@ -47,7 +47,7 @@ void ShardServer::serve() {
 }
 
 int ShardServer::receive(Request& request) {
-  std::vector<at::Tensor> message{Request::empty(shard_.pieces.size()).to(rank_.device())};
+  std::vector<at::Tensor> message{Request::empty(shard_.slices.size()).to(rank_.device())};
   const auto work = rank_.backend().recvAnysource(message, kRequestTag);
   work->wait();
   request = Request::from_tensor(message[0].cpu());
@@ -68,15 +68,15 @@ void ShardServer::update_in_rounds() {
   check_equal_pushes();
   while (std::all_of(workers_.begin(), workers_.end(), [](auto& worker) { return !worker.waiting.empty(); })) {
     std::vector<Push> round;
-    std::vector<std::vector<at::Tensor>> by_piece(shard_.pieces.size());
+    std::vector<std::vector<at::Tensor>> by_slice(shard_.slices.size());
     for (auto& worker : workers_) {
       round.push_back(std::move(worker.waiting.front()));
       worker.waiting.pop_front();
       const auto gradients = unpack(shard_, round.back());
-      for (size_t i = 0; i < gradients.size(); ++i) by_piece[i].push_back(gradients[i]);
+      for (size_t i = 0; i < gradients.size(); ++i) by_slice[i].push_back(gradients[i]);
     }
     std::vector<at::Tensor> averages;
-    for (size_t i = 0; i < by_piece.size(); ++i) averages.push_back(average(by_piece[i], shard_.pieces[i]));
+    for (size_t i = 0; i < by_slice.size(); ++i) averages.push_back(average(by_slice[i], shard_.slices[i]));
     update(averages);
     ++rounds_;
   }
@@ -84,7 +84,7 @@ void ShardServer::update_in_rounds() {
 
 // Averages in the order of the workers, not of arrival, adding as an allreduce does. Sparse gradients stay sparse if
 // all are sparse. If no worker has one, the average is undefined, and the optimizer leaves the parameter alone.
-at::Tensor ShardServer::average(const std::vector<at::Tensor>& gradients, const Piece& piece) const {
+at::Tensor ShardServer::average(const std::vector<at::Tensor>& gradients, const Slice& slice) const {
   if (std::none_of(gradients.begin(), gradients.end(), [](auto& g) { return g.defined(); })) return {};
   const auto count = static_cast<int>(gradients.size());
   if (std::all_of(gradients.begin(), gradients.end(), [](auto& g) { return g.defined() && g.is_sparse(); })) {
@@ -95,7 +95,7 @@ at::Tensor ShardServer::average(const std::vector<at::Tensor>& gradients, const 
   std::vector<at::Tensor> dense;
   for (const auto& gradient : gradients) {
     if (!gradient.defined()) {
-      dense.push_back(at::zeros(piece.sizes, bytes_.options().dtype(piece.type)));
+      dense.push_back(at::zeros(slice.sizes, bytes_.options().dtype(slice.type)));
     } else {
       dense.push_back(gradient.is_sparse() ? gradient.to_dense() : gradient);
     }
@@ -108,9 +108,9 @@ at::Tensor ShardServer::average(const std::vector<at::Tensor>& gradients, const 
 }
 
 void ShardServer::update(const std::vector<at::Tensor>& gradients) {
-  for (size_t i = 0; i < gradients.size(); ++i) pieces_[i].mutable_grad() = gradients[i];
+  for (size_t i = 0; i < gradients.size(); ++i) slices_[i].mutable_grad() = gradients[i];
   optimizer_->step();
-  for (auto& piece : pieces_) piece.mutable_grad() = at::Tensor();
+  for (auto& slice : slices_) slice.mutable_grad() = at::Tensor();
 }
 
 void ShardServer::check_equal_pushes() const {

@@ -37,8 +37,8 @@ class ShardServer {
   int receive(Request& request);  // returns the worker
   void take_push(int worker, const std::vector<int64_t>& rows);
   void update_in_rounds();  // synchronous mode: updates as often as all workers have pushed
-  void update(const std::vector<at::Tensor>& gradients);  // makes one step of the optimizer; gradients by piece
-  at::Tensor average(const std::vector<at::Tensor>& gradients, const Piece& piece) const;  // gradients: one per worker
+  void update(const std::vector<at::Tensor>& gradients);  // makes one step of the optimizer; gradients by slice
+  at::Tensor average(const std::vector<at::Tensor>& gradients, const Slice& slice) const;  // gradients: one per worker
   void check_equal_pushes() const;
   void answer();
   bool may_have(const Of& worker) const;  // tells whether this worker may be sent the current parameters
@@ -47,7 +47,7 @@ class ShardServer {
   const KeyShard shard_;
   const ParameterServerOptions options_;
   at::Tensor bytes_;
-  std::vector<at::Tensor> pieces_;  // views of bytes_
+  std::vector<at::Tensor> slices_;  // views of bytes_
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
   std::vector<Of> workers_;
   int64_t rounds_ = 0;  // rounds of this serve(), in synchronous mode

@@ -113,7 +113,7 @@ class ParameterServerWorlds : public testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Sizes, ParameterServerWorlds, testing::Values(2, 3, 4, 5),
                          [](const auto& world) { return std::to_string(world.param) + "Ranks"; });
 
-// Bit for bit, with parameters that are cut into pieces. On GPUs DataParallel and the server add in other operators.
+// Bit for bit, with parameters that are cut into slices. On GPUs DataParallel and the server add in other operators.
 TEST_P(ParameterServerWorlds, SynchronousTrainingIsThatOfAllreduce) {
   const int world = GetParam();
   for (int servers = 1; servers <= std::min(2, world - 1); ++servers) {
@@ -122,7 +122,7 @@ TEST_P(ParameterServerWorlds, SynchronousTrainingIsThatOfAllreduce) {
           with_adam ? ParameterServer::MakeOptimizer(adam()) : ParameterServer::MakeOptimizer(momentum_sgd());
       lockstep::run(lockstep::test_devices(world), [&](Rank& rank) {
         const auto net = make_net(rank);
-        ParameterServer server(net, rank, make_optimizer, {.servers = servers, .piece_bytes = 100});
+        ParameterServer server(net, rank, make_optimizer, {.servers = servers, .slice_bytes = 100});
         ASSERT_EQ(server.is_server(), rank.index() >= world - servers);
         ASSERT_EQ(server.optimizer() != nullptr, server.is_server());
         for (int epoch = 0; epoch < kEpochs; ++epoch) {
@@ -214,7 +214,7 @@ TEST_P(ParameterServerWorlds, WithoutSynchronyEveryPushIsAppliedOnce) {
   for (const auto consistency : {Consistency::asynchronous, Consistency::bounded}) {
     lockstep::run(lockstep::test_devices(world), [&](Rank& rank) {
       const auto net = std::make_shared<Vector>();
-      ParameterServer server(net, rank, plain_sgd(1), {.consistency = consistency, .staleness = 2, .piece_bytes = 16});
+      ParameterServer server(net, rank, plain_sgd(1), {.consistency = consistency, .staleness = 2, .slice_bytes = 16});
       const auto lost = server.train([&](Worker& worker) {
         for (int i = 0; i < 5 + worker.index(); ++i) push_ones(*net, worker, worker.index() + 1);
       });
@@ -284,7 +284,7 @@ TEST_P(ParameterServerWorlds, SparsePushesSendTheUsedRowsAlone) {
   lockstep::run(lockstep::test_devices(world), [&](Rank& rank) {
     auto embedding = make_embedding(rank, true);
     ParameterServer server(embedding, rank, plain_sgd(0.5),
-                           {.piece_bytes = 370 * 64});  // rows 370 and 740 begin a piece
+                           {.slice_bytes = 370 * 64});  // rows 370 and 740 begin a slice
     server.train([&](Worker& worker) {
       for (auto& batch : lockstep::batches(task, {.size = 4, .seed = 1}, worker)) {
         embedding->zero_grad();

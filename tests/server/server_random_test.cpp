@@ -24,8 +24,8 @@ INSTANTIATE_TEST_SUITE_P(Sizes, DropoutTrainingWorkers, testing::Values(1, 2, 3)
 TEST_P(DropoutTrainingWorkers, TrainAsOneDevice) {
   on_seeded_ranks(GetParam() + 1, [&](Rank& rank) {
     Sequential net = copy_of(start_);
-    ParameterServer server(net, rank, [](const auto& pieces) {
-      return std::make_unique<torch::optim::SGD>(pieces, torch::optim::SGDOptions(0.1).momentum(0.9));
+    ParameterServer server(net, rank, [](const auto& slices) {
+      return std::make_unique<torch::optim::SGD>(slices, torch::optim::SGDOptions(0.1).momentum(0.9));
     });
     server.train([&](Worker& worker) {
       for (auto& batch : batches(data_, batches_, worker)) {
@@ -42,7 +42,7 @@ TEST_P(DropoutTrainingWorkers, TrainAsOneDevice) {
 
 TEST(ServerRandom, WarnsOfASeedInTheLoop) {
   expect_warned_of_a_seed_in_the_loop([](Rank& rank, const Sequential& net, const auto& before_step) {
-    const auto make_sgd = [](const auto& pieces) { return std::make_unique<torch::optim::SGD>(pieces, 0.1); };
+    const auto make_sgd = [](const auto& slices) { return std::make_unique<torch::optim::SGD>(slices, 0.1); };
     ParameterServer server(net, rank, make_sgd);
     before_step();
     server.train([](Worker& worker) { worker.step(); });

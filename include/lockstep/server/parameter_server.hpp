@@ -1,10 +1,10 @@
 // ParameterServer: some ranks of a run keep the parameters and update them. The others compute gradients (Li et al.,
 // Scaling Distributed Machine Learning with the Parameter Server, OSDI 2014).
 //
-// The last ranks are the servers. Parameters are cut along their first dimension into pieces, which are spread over the
-// servers by size. Each server has an optimizer of its own for its pieces. A worker pushes gradients and pulls
+// The last ranks are the servers. Parameters are cut along their first dimension into slices, which are spread over the
+// servers by size. Each server has an optimizer of its own for its slices. A worker pushes gradients and pulls
 // parameters: one message each way per server and step. Use it from its rank's thread only. It works for ranks on the
-// CPU, as threads or processes, and for ranks that share GPUs, but not over NCCL. Memory: a server keeps its pieces
+// CPU, as threads or processes, and for ranks that share GPUs, but not over NCCL. Memory: a server keeps its slices
 // beside the module, and in synchronous mode each worker's gradients of them.
 #pragma once
 
@@ -41,7 +41,7 @@ struct ParameterServerOptions {
   int servers = 1;  // the number of servers, which are the last ranks of the run; all others are workers
   Consistency consistency = Consistency::synchronous;
   int64_t staleness = 0;          // Consistency::bounded uses it: 0 or more
-  int64_t piece_bytes = 1 << 20;  // the most bytes of a piece; a larger parameter is cut, between two of its rows
+  int64_t slice_bytes = 1 << 20;  // the most bytes of a slice; a larger parameter is cut, between two of its rows
 };
 
 // Names a worker whose function failed, while the others went on.
@@ -92,7 +92,7 @@ class Worker {
 
 class ParameterServer {
  public:
-  // Makes a server's optimizer. It is called once on each server, with the server's pieces. It may make any optimizer
+  // Makes a server's optimizer. It is called once on each server, with the server's slices. It may make any optimizer
   // of torch::optim that updates each element independently of the others (not LBFGS). Sparse pushes need one that
   // takes sparse gradients, such as SGD without momentum.
   using MakeOptimizer = std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<at::Tensor>)>;
@@ -100,7 +100,7 @@ class ParameterServer {
 
   // Makes the modules equal, as DataParallel does: each moves to its rank's device, and its parameters and buffers
   // become rank 0's. Call it on all ranks. Throws Error on every rank: a null module; no worker or no server; a
-  // negative staleness; options or modules that differ between ranks; no parameter that needs a gradient; fewer pieces
+  // negative staleness; options or modules that differ between ranks; no parameter that needs a gradient; fewer slices
   // than servers.
   ParameterServer(std::shared_ptr<torch::nn::Module> module, Rank& rank, const MakeOptimizer& make_optimizer,
                   const ParameterServerOptions& options = {});
