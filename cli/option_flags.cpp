@@ -50,14 +50,21 @@ std::string wrong_with(const Option& option, const std::string& text) {
   return option.more.least > 0 ? not_empty(text) : "";
 }
 
-// Resets options that only have a meaning with another choice than the new one. `before` has the choices so far.
+// Resets options that only have a meaning with another choice than the new one. `before` has the choices so far. What
+// follows in the table, such as the text after the model, is still to be taken.
 void forget_what_went_with_it(std::string_view key, const TrainOptions& before, TrainOptions& options,
                               FlatOptions& flat) {
   if (key == "optimizer" && options.optimizer.kind != before.optimizer.kind) options.rate.lr.reset();
   if (key == "schedule" && options.rate.schedule != LearningRate::Schedule::step) options.rate.step_epochs.clear();
   if (key == "compress" && flat.compress != Compression::powersgd) flat.compress_rank = 0;
   if (key == "sync_every" && flat.local.sync_every == 0) flat.local = FlatOptions().local;
+  if (key == "model" && learns_text(options.model) != learns_text(before.model)) {
+    flat.text.clear();
+    flat.data_dir.clear();
+    flat.data = Images::fashion_mnist;
+  }
   if (key == "data" && flat.data == Images::synthetic) flat.data_dir.clear();
+  if (key == "keep_last" && flat.keep_last == 0) flat.checkpoint_every = 0;
 }
 
 }  // namespace

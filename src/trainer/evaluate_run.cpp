@@ -8,7 +8,6 @@
 #include "common_settings.hpp"
 #include "devices/gpu_math.hpp"
 #include "evaluation.hpp"
-#include "flat_options.hpp"
 #include "measures.hpp"
 #include "train_options.hpp"
 #include "workload.hpp"
@@ -32,9 +31,12 @@ EvalResult evaluate_run(const std::filesystem::path& run_dir, const EvalOptions&
   config.data = trained.data;
   if (!options.text.empty()) config.data = TextFile{options.text};
   if (!options.data_dir.empty()) {
-    FlatOptions values = flat(config);
-    values.data_dir = options.data_dir;
-    take_flat(values, config);  // refuses it beside other data
+    if (!std::holds_alternative<FashionMnist>(config.data)) {
+      throw Error("`data_dir`: the run in '" + run_dir.string() + "' learned " +
+                      (learns_text(config.model) ? "a text" : "synthetic images") + "; leave it out",
+                  {.options = {"data_dir"}});
+    }
+    config.data = FashionMnist{options.data_dir};
   }
   config.devices = trained.devices;
   config.threads_per_rank = options.threads_per_rank;

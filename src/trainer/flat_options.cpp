@@ -53,14 +53,14 @@ FlatOptions flat(const TrainOptions& options) {
   return all;
 }
 
-void take_flat(const FlatOptions& flat, TrainOptions& options) {
-  check_flat(flat);
-  options.way = way_of(flat);
-  options.data = data_of(flat);
+void take_flat(const FlatOptions& values, TrainOptions& options) {
+  check_flat(values);
+  options.way = way_of(values);
+  options.data = data_of(values);
   options.keep.checkpoints.reset();
-  if (flat.keep_last != 0) options.keep.checkpoints = {.last = flat.keep_last, .every = flat.checkpoint_every};
+  if (values.keep_last != 0) options.keep.checkpoints = {.last = values.keep_last, .every = values.checkpoint_every};
   options.batch.grain.reset();
-  if (flat.grain != 0) options.batch.grain = Grains(flat.grain, flat.check_arithmetic);
+  if (values.grain != 0) options.batch.grain = Grains(values.grain, values.check_arithmetic);
 }
 
 bool by_data_alone(const ModelSplit& split) {

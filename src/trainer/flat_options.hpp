@@ -51,11 +51,10 @@ struct FlatOptions {
   double check_arithmetic = 0;
 };
 
+// flat() gives the options' values by their keys, and take_flat() puts them back. A split by data alone gives way to
+// any other way. Throws Error for two choices that no TrainOptions can have (check_flat in option_pairs.hpp).
 FlatOptions flat(const TrainOptions& options);
-
-// Does the reverse. A split by data alone gives way to any other way. Throws Error for two choices that no TrainOptions
-// can have (check_flat in option_pairs.hpp).
-void take_flat(const FlatOptions& flat, TrainOptions& options);
+void take_flat(const FlatOptions& values, TrainOptions& options);
 
 // Tells whether the network is split over the ranks by data alone, in one batch at a time.
 bool by_data_alone(const ModelSplit& split);

@@ -63,8 +63,8 @@ inline bool says_something(const Option& option, const TrainOptions& options) {
          option.key == std::string_view("model") || is_of_lockstep(options);
 }
 
-// Calls visit(option, value) for each option, in the help's order. `flat` has the values of those that are flat; both
-// may be const.
+// Calls visit(option, value) for each option, in the help's order. `flat` has the values of those whose types hold one
+// choice (FlatOptions); both may be const.
 template <class Options, class Flat, class Visit>
 void each_option(Options& options, Flat& flat, Visit&& visit) {  // NOLINT(readability-function-size): it is a table
   using namespace option_groups;

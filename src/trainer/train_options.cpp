@@ -37,7 +37,8 @@ void check_batch(const BatchSettings& batch) {
   must_be_within<int64_t>("scale_batch", batch.scale, 1, std::numeric_limits<int64_t>::max() / batch.size);
   must_be_within<int64_t>("accumulate", batch.accumulate, 1, batch.global(), ", the samples of a batch");
   if (!batch.grain) return;
-  must_be_within<int64_t>("grain", batch.grain->samples, 1, batch.global(), ", the samples of a batch");
+  must_be_within<int64_t>("grain", batch.grain->samples, 1, batch.global(),
+                          ", the samples of a batch; leave it out for none");
   must_be_within("check_arithmetic", batch.grain->check_arithmetic, 0.0, 1.0);
 }
 
@@ -95,7 +96,7 @@ TrainOptions checked_for_fit(TrainOptions options) {
   must_be_within<int64_t>("silence", options.silence.count(), 0, a_million, " seconds");
   must_be(options.optimizer.clip >= 0, "clip", options.optimizer.clip, "above 0, or 0 for none");
   if (const auto& checkpoints = options.keep.checkpoints) {
-    must_be(checkpoints->last >= 1, "keep_last", checkpoints->last, "at least 1");
+    must_be(checkpoints->last >= 1, "keep_last", checkpoints->last, "at least 1; for none, reset keep.checkpoints");
     must_be(checkpoints->every >= 0, "checkpoint_every", checkpoints->every, "at least 0");
   }
   must_be(options.check_replicas >= -1, "check_replicas", options.check_replicas, "at least -1");

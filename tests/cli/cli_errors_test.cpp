@@ -206,6 +206,16 @@ TEST_F(CliErrors, FoldersThatHoldNoRun) {
   expect_error({"eval", images_.path().string(), "--data-dir", "somewhere"}, 1, {"--data-dir", "synthetic"});
 }
 
+// What is wrong then is another thing.
+TEST_F(CliErrors, AFlagResetsWhatOnlyWentWithTheConfigurationsChoice) {
+  images_.write("c.json", R"({"checkpoint_every": 10, "data_dir": "here"})");
+  const std::string config = (images_ / "c.json").string();
+  expect_error({"train", "--config", config, "--keep-last", "0", "--data-dir", "missing"}, 1, {"missing"});
+  expect_error({"train", "--config", config, "--model", "gpt", "--text", "no-text"}, 1, {"no-text"});
+  images_.write("c.json", R"({"model": "gpt", "text": "here"})");
+  expect_error({"train", "--config", config, "--model", "lenet", "--data-dir", "missing"}, 1, {"missing"});
+}
+
 TEST_F(CliErrors, AConfigurationThatCannotBeReadSaysWhy) {
   fs::create_directory(images_ / "config.json");
   expect_error({"eval", images_.path().string()}, 1, {"config.json", "Is a directory"});

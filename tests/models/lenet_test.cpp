@@ -1,10 +1,18 @@
-// Labels: arithmetic
+// Labels: concurrency arithmetic
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <lockstep/data_parallel/data_parallel.hpp>
 #include <lockstep/models/models.hpp>
+
+#include "data/parts.hpp"
 #include "support/error_of.hpp"
+#include "support/test_devices.hpp"
+
+#include <cstdint>
+#include <utility>
+#include <vector>
 
 namespace lockstep {
 namespace lenet_test {
@@ -119,6 +127,40 @@ TEST(LeNet, TakesAnEmptyBatch) {
   LeNet net;
   EXPECT_EQ(lenet(torch::zeros({0, 1, 28, 28}), lenet_params()).sizes(), at::IntArrayRef({0, 10}));
   EXPECT_EQ(net->forward(torch::zeros({0, 1, 28, 28})).sizes(), at::IntArrayRef({0, 10}));
+}
+
+std::vector<torch::Tensor> trained_weights(int ranks, int64_t samples, torch::Dtype type) {
+  torch::manual_seed(3);
+  const auto x = torch::rand({samples, 1, 28, 28}, type), y = torch::randint(10, {samples}, torch::kLong);
+  std::vector<torch::Tensor> weights;
+  run(test_devices(ranks), [&](Rank& rank) {
+    LeNet module(1);
+    module->to(type);
+    DataParallel net(module, rank);
+    torch::optim::SGD sgd(net->parameters(), 0.1);
+    const auto part = part_of(samples, rank.index(), ranks);
+    const Batch mine{x.slice(0, part.begin, part.end).to(rank.device()),
+                     y.slice(0, part.begin, part.end).to(rank.device()), samples};
+    for (int step = 0; step < 3; ++step) {
+      sgd.zero_grad();
+      net.loss(mine, torch::nn::functional::cross_entropy).backward();
+      sgd.step();
+    }
+    if (rank.index() != 0) return;
+    for (const auto& parameter : net->parameters()) weights.push_back(parameter.detach().cpu().clone());
+  });
+  return weights;
+}
+
+// With one sample two ranks compute an empty part.
+TEST(LeNet, TrainsOnSeveralDevicesAsOnOne) {
+  for (const auto& [type, tolerance] : {std::pair{torch::kDouble, 1e-12}, std::pair{torch::kFloat, 1e-5}}) {
+    for (const int64_t samples : {7, 1}) {
+      const auto alone = trained_weights(1, samples, type), together = trained_weights(3, samples, type);
+      for (size_t i = 0; i < alone.size(); ++i)
+        EXPECT_TRUE(together.at(i).allclose(alone[i], tolerance, tolerance)) << samples << " samples, parameter " << i;
+    }
+  }
 }
 
 TEST(LeNet, RefusesOtherImagesAndWeights) {

@@ -1,4 +1,4 @@
-// Labels: arithmetic
+// Labels: concurrency arithmetic
 // ResidualBlock against the formula of He et al., written with LibTorch's functions.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

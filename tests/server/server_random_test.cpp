@@ -17,7 +17,7 @@ using torch::Tensor;
 using torch::nn::Sequential;
 namespace F = torch::nn::functional;
 
-// The parameter: workers, beside whom there is a server.
+// The parameter counts the workers, beside whom there is a server.
 using DropoutTrainingWorkers = DropoutTraining;
 INSTANTIATE_TEST_SUITE_P(Sizes, DropoutTrainingWorkers, testing::Values(1, 2, 3));
 

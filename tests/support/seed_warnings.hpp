@@ -18,8 +18,8 @@ inline std::string warnings_in(int ranks, const std::function<void(Rank&)>& body
   return texts;
 }
 
-// In the middle of a training. `train` makes something that trains this net, calls the function that it gets, and takes
-// a step.
+// `train` makes something that trains this net, calls the function that it gets, and takes a step. So a rank sets the
+// seed in the middle of a training.
 using OneStep = std::function<void(Rank&, const torch::nn::Sequential& net, const std::function<void()>& before_step)>;
 inline void expect_warned_of_a_seed_in_the_loop(const OneStep& train) {
   const auto warnings = [&](bool seeded) {

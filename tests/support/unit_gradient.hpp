@@ -9,7 +9,7 @@
 
 namespace lockstep {
 
-// On samples of ones.
+// The gradient is 1 on samples of ones.
 struct UnitGradient : torch::nn::Module {
   at::Tensor w = register_parameter("w", torch::zeros({1}, torch::kDouble));
   at::Tensor forward(const at::Tensor& x) { return x * w; }

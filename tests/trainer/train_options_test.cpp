@@ -73,7 +73,10 @@ TEST(TrainOptionsJson, ComesBackAsItWas) {
   EXPECT_EQ(back.data, options.data);
   EXPECT_EQ(back.on_nan, options.on_nan);
   EXPECT_EQ(back.check_replicas, options.check_replicas);
+  ASSERT_TRUE(back.batch.grain && back.keep.checkpoints);
+  EXPECT_EQ(back.batch.grain->samples, options.batch.grain->samples);
   EXPECT_EQ(back.batch.grain->check_arithmetic, 0.25);
+  EXPECT_EQ(back.keep.checkpoints->every, 100);
   EXPECT_EQ(back.seed, options.seed);
   EXPECT_EQ(back.rate.lr, options.rate.lr);
   EXPECT_EQ(back.precision, options.precision);

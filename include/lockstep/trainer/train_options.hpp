@@ -66,7 +66,7 @@ BalanceRule balance_rule_from(const std::string& text);
 // Ranks compute whole grains (BatchOptions::grain), and the run gives the same bits however many ranks there are and
 // whatever each of them gets. A number stands for grains of so many samples: `.grain = 32`.
 struct Grains {
-  Grains(int64_t size, double checked = 0) : samples(size), check_arithmetic(checked) {}
+  Grains(int64_t of_samples, double checked_fraction = 0) : samples(of_samples), check_arithmetic(checked_fraction) {}
   int64_t samples;  // samples of a grain, from 1 to those of a batch
   // Fraction of the grains, from 0 to 1, that another device computes again, and compares to the bit
   // (lockstep/lab/check_arithmetic.hpp). It needs the whole network on each rank. 0: none.
