@@ -16,7 +16,10 @@
 
 namespace lockstep {
 
-EvalResult evaluate_run(const std::filesystem::path& run_dir, const EvalOptions& options) {
+namespace {
+
+// Takes the network's settings, and none of its training. Evaluation may use other devices and other batches.
+TrainOptions evaluation_settings(const std::filesystem::path& run_dir, const EvalOptions& options) {
   const TrainOptions trained = read_config(run_dir, options.devices.empty() ? default_devices() : options.devices);
   if (!is_of_lockstep(trained)) {
     throw Error("'" + run_dir.string() + "' is a run of \"" + trained.model.name +
@@ -24,7 +27,6 @@ EvalResult evaluate_run(const std::filesystem::path& run_dir, const EvalOptions&
                     kWeightsFile + " and evaluate it",
                 {.options = {"model"}});
   }
-  // Takes the network's settings, and none of its training. Evaluation may use other devices and other batches.
   TrainOptions config;
   config.model = trained.model;
   config.seed = trained.seed;
@@ -44,7 +46,13 @@ EvalResult evaluate_run(const std::filesystem::path& run_dir, const EvalOptions&
   if (trained.batch.grain) config.batch.grain = trained.batch.grain->samples;
   config.precision = trained.precision;
   config.memory_format = trained.memory_format;
-  config = checked(config);
+  return checked(config);
+}
+
+}  // namespace
+
+EvalResult evaluate_run(const std::filesystem::path& run_dir, const EvalOptions& options) {
+  const TrainOptions config = evaluation_settings(run_dir, options);
   if (!std::filesystem::exists(run_dir / kWeightsFile)) {
     throw Error(
         "'" + run_dir.string() + "' holds no " + std::string(kWeightsFile) + ": the run ended before an epoch was done",
