@@ -38,8 +38,8 @@ struct EvalFlags {
 int eval_command(const EvalFlags& flags, Output& output) {
   EvalOptions options = flags.options;
   options.devices = devices_from(flags.devices);
-  options.data_dir = flags.data_dir;
-  options.text = flags.text;
+  if (!flags.data_dir.empty()) options.data = FashionMnist{flags.data_dir};
+  if (!flags.text.empty()) options.data = TextFile{flags.text};
   const bool speaks = this_process().index == 0;  // only one process of a launcher prints
   if (const auto crowd = text_of_crowded_cores(options.devices); speaks && !crowd.empty()) print_warning(crowd);
   const EvalResult result = evaluate_run(flags.run_dir, options);
@@ -68,8 +68,12 @@ Command add_eval(CLI::App& program) {
       ->check([](const std::string& text) { return text.empty() ? "it is empty; name the folder of a run" : ""; });
   add_devices_flag(*app, flags->devices);
   const OptionAdder add{*app};
-  add("--data-dir", flags->data_dir, "DIR", "folder of the IDX files (default: as the run had it)")->check(not_empty);
-  add("--text", flags->text, "FILE", "the text of a run of gpt (default: where the run had it)")->check(not_empty);
+  auto* const data_dir =
+      add("--data-dir", flags->data_dir, "DIR", "folder of the IDX files (default: as the run had it)");
+  data_dir->check(not_empty);
+  add("--text", flags->text, "FILE", "the text of a run of gpt (default: where the run had it)")
+      ->check(not_empty)
+      ->excludes(data_dir);
   add("--batch-size", flags->options.batch_size, "N",
       "samples per step, over all devices together; does not change the result",
       std::to_string(flags->options.batch_size))

@@ -13,10 +13,16 @@
 #include "workload.hpp"
 
 #include <algorithm>
+#include <string>
+#include <utility>
 
 namespace lockstep {
 
 namespace {
+
+// The kinds of DataSource, in its order: the option that names such data, and what they are.
+constexpr std::pair<const char*, const char*> kinds[] = {
+    {"data_dir", "Fashion-MNIST"}, {"data", "synthetic images"}, {"text", "a text"}};
 
 // Takes the network's settings, and none of its training. Evaluation may use other devices and other batches.
 TrainOptions evaluation_settings(const std::filesystem::path& run_dir, const EvalOptions& options) {
@@ -31,14 +37,14 @@ TrainOptions evaluation_settings(const std::filesystem::path& run_dir, const Eva
   config.model = trained.model;
   config.seed = trained.seed;
   config.data = trained.data;
-  if (!options.text.empty()) config.data = TextFile{options.text};
-  if (!options.data_dir.empty()) {
-    if (!std::holds_alternative<FashionMnist>(config.data)) {
-      throw Error("`data_dir`: the run in '" + run_dir.string() + "' learned " +
-                      (learns_text(config.model) ? "a text" : "synthetic images") + "; leave it out",
-                  {.options = {"data_dir"}});
+  if (options.data) {
+    if (options.data->index() != trained.data.index()) {
+      const char* const key = kinds[options.data->index()].first;
+      throw Error("`" + std::string(key) + "`: the run in '" + run_dir.string() + "' learned " +
+                      kinds[trained.data.index()].second + "; leave it out",
+                  {.options = {key}});
     }
-    config.data = FashionMnist{options.data_dir};
+    config.data = *options.data;
   }
   config.devices = trained.devices;
   config.threads_per_rank = options.threads_per_rank;

@@ -90,7 +90,15 @@ TrainOptions train_options_from_json(const std::string& text, const Devices& dev
     }
     read(from, option.key, value);
   });
-  fields.has("write_text");  // 0.1 had this key, which has no meaning any more
+  // 0.1 had these keys. The first has no meaning any more.
+  fields.has("write_text");
+  if (fields.has("keep_twice") && fields.required<bool>("keep_twice")) {
+    throw Error(
+        "configuration: `keep_twice` of lockstep 0.1 is gone. Remove the key, and start the job by `lockstep launch` "
+        "with "
+        "`resume` auto: it starts again when a process is lost",
+        {.options = {"keep_twice"}});
+  }
   if (way) way->no_more();
   fields.no_more();
   if (!devices.empty()) options.devices = devices;

@@ -204,6 +204,8 @@ TEST_F(CliErrors, FoldersThatHoldNoRun) {
   expect_error({"eval", images_.path().string(), "--batch-size", "0"}, 2, {"--batch-size"});
   images_.write("config.json", "{\"data\": \"synthetic\"}");
   expect_error({"eval", images_.path().string(), "--data-dir", "somewhere"}, 1, {"--data-dir", "synthetic"});
+  expect_error({"eval", images_.path().string(), "--text", "somewhere"}, 1, {"--text", "synthetic"});
+  expect_error({"eval", "run", "--data-dir", "here", "--text", "there"}, 2, {"--data-dir", "--text"});
 }
 
 // What is wrong then is another thing.

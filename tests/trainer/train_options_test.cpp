@@ -124,7 +124,7 @@ std::string config_of_0_1(const std::string& key, const nlohmann::json& value) {
     "step_epochs": [], "step_factor": 0.1, "compress": "none", "compress_rank": 0, "sync_every": 0, "outer_lr": 1.0,
     "outer_momentum": 0.0, "epochs": 4, "seed": 1, "on_nan": "stop", "check_replicas": -1, "check_arithmetic": 0.0,
     "precision": "float32", "memory_format": "contiguous", "sync_batchnorm": false, "zero_stage": 0,
-    "cuda_graph": false, "write_text": 200, "run_dir": "runs/x", "keep_last": 2, "checkpoint_every": 0,
+    "cuda_graph": false, "write_text": 200, "keep_twice": false, "run_dir": "runs/x", "keep_last": 2, "checkpoint_every": 0,
     "tensorboard": false})");
   config[key] = value;
   return config.dump();
@@ -145,6 +145,8 @@ TEST(TrainOptionsJson, Of0_1IsReadAndRefusedWhereItHasTwoWays) {
   EXPECT_EQ(index("cuda_graph", true), of(lockstep::Recorded()));
   EXPECT_EQ(index("split", nlohmann::json::parse(to_json(lockstep::ModelSplit{.mesh = {.pipeline = 2}}).dump())),
             of(lockstep::SplitNetwork()));
+  EXPECT_THAT(error_of([] { lockstep::train_options_from_json(config_of_0_1("keep_twice", true)); }),
+              Refused("keep_twice"));
   auto both = nlohmann::json::parse(config_of_0_1("zero_stage", 2));
   both["compress"] = "bf16";
   EXPECT_THAT(error_of([&] { lockstep::train_options_from_json(both.dump()); }), Refused("zero_stage", "compress"));

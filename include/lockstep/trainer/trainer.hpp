@@ -86,8 +86,7 @@ struct EvalOptions {
   Devices devices = {};  // empty: default_devices()
   int threads_per_rank = 1;
   int64_t batch_size = 256;             // size of a batch over all devices; it does not change the result
-  std::filesystem::path data_dir = {};  // folder of the IDX files, for a run that had some; empty: as the run had it
-  std::filesystem::path text = {};      // the text of a run of gpt; empty: where the run had it
+  std::optional<DataSource> data = {};  // data of the run's kind, from another place; none: where the run had them
 };
 
 struct EvalResult : Score {
@@ -101,8 +100,8 @@ struct EvalResult : Score {
 // Computes the test accuracy of a kept run, or of gpt the perplexity of the held-out text, on several devices at once,
 // not necessarily those that it was trained on. Every sample counts once, whatever the split (the section's exercise).
 // If the run had a grain, the loss has the same bits on any devices. Throws Error for a folder without a readable
-// config.json or model.safetensors, weights of another model, unreadable data, a data_dir for a run on synthetic data,
-// a text for a run on images, and options that train() would refuse.
+// config.json or model.safetensors, weights of another model, unreadable data, data of another kind than the run's, and
+// options that train() would refuse.
 EvalResult evaluate_run(const std::filesystem::path& run_dir, const EvalOptions& options = {});
 
 }  // namespace lockstep
