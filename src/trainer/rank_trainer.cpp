@@ -48,6 +48,13 @@ void check_can_be_kept(const torch::nn::Module& module, const std::filesystem::p
               {.options = {"module", "run_dir"}});
 }
 
+DataParallelOptions net_options(const FlatOptions& options, const std::shared_ptr<CommunicationHook>& hook) {
+  return {.average = options.local.sync_every == 0,
+          .hook = hook,
+          .sharded = static_cast<Sharded>(options.zero_stage),
+          .grain_check = options.check_arithmetic > 0 ? check_arithmetic(options.check_arithmetic) : nullptr};
+}
+
 MadeModule make_net(const TrainOptions& options, const Task& task, Rank& rank, const RunState* resumed) {
   MadeModule made = task.module(rank, options.seed);
   const auto split = flat(options).split;
@@ -89,12 +96,7 @@ RankTrainer::RankTrainer(const TrainOptions& options, const TrainCallbacks& call
       train_(task.train.to(rank.device())),
       test_(task.test.to(rank.device())),
       made_(make_net(options, task, traffic_.rank(), resumed)),
-      net_(made_.layers, traffic_.rank(), split_of(options, rank.world_size()),
-           {.average = flat(options).local.sync_every == 0,
-            .hook = hook_,
-            .sharded = static_cast<Sharded>(flat(options).zero_stage),
-            .grain_check =
-                flat(options).check_arithmetic > 0 ? check_arithmetic(flat(options).check_arithmetic) : nullptr},
+      net_(made_.layers, traffic_.rank(), split_of(options, rank.world_size()), net_options(flat(options), hook_),
            made_.takes_batch),
       update_(options, net_, task, made_.module.get()),
       watch_(options, rank_, update_,
@@ -283,8 +285,8 @@ void RankTrainer::report(StepProgress& progress) {
 
 // With local SGD the ranks' parameters differ within a round, so nothing is kept there.
 bool RankTrainer::within_round() const {
-  const int64_t round = flat(options_).local.sync_every;
-  return round > 0 && steps_ % round != 0;
+  const auto* const local = std::get_if<LocalSgdOptions>(&options_.way);
+  return local != nullptr && steps_ % local->sync_every != 0;
 }
 
 // Call it between two steps. The epoch's seconds are those of training alone.

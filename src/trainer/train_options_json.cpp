@@ -95,8 +95,7 @@ TrainOptions train_options_from_json(const std::string& text, const Devices& dev
   if (fields.has("keep_twice") && fields.required<bool>("keep_twice")) {
     throw Error(
         "configuration: `keep_twice` of lockstep 0.1 is gone. Remove the key, and start the job by `lockstep launch` "
-        "with "
-        "`resume` auto: it starts again when a process is lost",
+        "with `resume` auto: it starts again when a process is lost",
         {.options = {"keep_twice"}});
   }
   if (way) way->no_more();

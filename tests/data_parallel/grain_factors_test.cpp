@@ -193,16 +193,7 @@ TEST_F(FactorsScopeTest, LeavesAloneWhatSeveralOperatorsRead) {
 // ---- Training.
 
 TEST(GrainFactorsTest, ChangeNoBitOnAnyLayout) {
-  const auto train = train_by_factors<HandingLinear>;
-  const TensorBits gradients = train({.has_hooks = true});
-  for (const int ranks : {1, 2, 3, 5}) EXPECT_EQ(train({.ranks = ranks}), gradients) << ranks;
-  EXPECT_EQ(train({.ranks = 3, .has_hooks = true}), gradients);
-  EXPECT_EQ(train({.ranks = 1, .overlap = false}), gradients);
-  EXPECT_EQ(train({.ranks = 2, .overlap = false}), gradients);
-  EXPECT_EQ(train({.ranks = 3, .bucket_bytes = 1}), gradients);
-  EXPECT_EQ(train({.ranks = 2, .check = [] { return std::make_shared<IdleCheck>(); }}), gradients);
-  EXPECT_EQ(train({.ranks = 3, .sharded = Sharded::state}), gradients);
-  EXPECT_EQ(train({.ranks = 3, .sharded = Sharded::gradients}), gradients);
+  expect_the_same_bits_on_any_layout<HandingLinear>([] { return std::make_shared<IdleCheck>(); });
 }
 
 }  // namespace grain_factors_test

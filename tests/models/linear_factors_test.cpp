@@ -81,16 +81,7 @@ TEST(LinearFactors, AreHandedOverInsteadOfTheWeightsGradient) {
 }
 
 TEST(LinearFactors, ChangeNoBitOnAnyLayout) {
-  const auto train = train_by_factors<FastLinear>;
-  const TensorBits gradients = train({.has_hooks = true});
-  for (const int ranks : {1, 2, 3, 5}) EXPECT_EQ(train({.ranks = ranks}), gradients) << ranks;
-  EXPECT_EQ(train({.ranks = 3, .has_hooks = true}), gradients);
-  EXPECT_EQ(train({.ranks = 1, .overlap = false}), gradients);
-  EXPECT_EQ(train({.ranks = 2, .overlap = false}), gradients);
-  EXPECT_EQ(train({.ranks = 3, .bucket_bytes = 1}), gradients);
-  EXPECT_EQ(train({.ranks = 2, .check = [] { return check_arithmetic(1); }}), gradients);
-  EXPECT_EQ(train({.ranks = 3, .sharded = Sharded::state}), gradients);
-  EXPECT_EQ(train({.ranks = 3, .sharded = Sharded::gradients}), gradients);
+  expect_the_same_bits_on_any_layout<FastLinear>([] { return check_arithmetic(1); });
 }
 
 }  // namespace linear_factors_test

@@ -2,6 +2,7 @@
 // for tests of such layers, which compare the training's bits on many layouts of the ranks.
 #pragma once
 
+#include <gtest/gtest.h>
 #include <torch/torch.h>
 #include <lockstep/data_parallel/data_parallel.hpp>
 #include <lockstep/data_parallel/optimizer.hpp>
@@ -104,6 +105,22 @@ TensorBits train_by_factors(const FactorLayout& layout) {
     if (rank.index() == 0) bits = tensor_bits(*module);
   });
   return bits;
+}
+
+// Expects the bits of a net whose hooks see the gradients, on layouts of all kinds; `check` makes one with checked
+// grains.
+template <class Linear>
+void expect_the_same_bits_on_any_layout(const std::function<std::shared_ptr<GrainCheck>()>& check) {
+  const auto train = train_by_factors<Linear>;
+  const TensorBits gradients = train({.has_hooks = true});
+  for (const int ranks : {1, 2, 3, 5}) EXPECT_EQ(train({.ranks = ranks}), gradients) << ranks;
+  EXPECT_EQ(train({.ranks = 3, .has_hooks = true}), gradients);
+  EXPECT_EQ(train({.ranks = 1, .overlap = false}), gradients);
+  EXPECT_EQ(train({.ranks = 2, .overlap = false}), gradients);
+  EXPECT_EQ(train({.ranks = 3, .bucket_bytes = 1}), gradients);
+  EXPECT_EQ(train({.ranks = 2, .check = check}), gradients);
+  EXPECT_EQ(train({.ranks = 3, .sharded = Sharded::state}), gradients);
+  EXPECT_EQ(train({.ranks = 3, .sharded = Sharded::gradients}), gradients);
 }
 
 }  // namespace lockstep
