@@ -56,6 +56,7 @@ struct Thread {
   bool woken = false;
 };
 
+// More than twelve functions: it is to the threads what a kernel is, with calls for threads, sleep, time and faults.
 class Scheduler {
  public:
   Scheduler(uint64_t seed, bool with_log, Time limit);
