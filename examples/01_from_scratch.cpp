@@ -1,4 +1,4 @@
-// The section "Training on Multiple GPUs" (Dive into Deep Learning) from its first line to its last, with one thread
+// The section "Training on Multiple GPUs" (Dive into Deep Learning) from the first line to the last, with one thread
 // per device instead of Python's asynchronous GPU calls. On a machine with fewer than two GPUs its "GPUs" are CPU
 // ranks.
 //

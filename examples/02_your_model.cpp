@@ -49,7 +49,7 @@ struct Block : torch::nn::Module, lockstep::Shardable {
   Linear up, down;
 };
 
-// What a rank holds of it: some of the hidden units. `down` adds up what the ranks' units contribute.
+// Holds a rank's part of a Block: some of the hidden units. `down` adds up what the ranks' units contribute.
 struct BlockOfRank : torch::nn::Module {
   BlockOfRank(const Block& whole, Rank& rank)
       : up(register_module("up", lockstep::ColumnParallelLinear(whole.up, rank))),

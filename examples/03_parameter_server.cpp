@@ -1,5 +1,5 @@
 // A parameter server: some ranks keep the parameters, the others compute gradients, push them there and pull what has
-// become of the parameters. Without it, all ranks add up their gradients after every step, and wait for the slowest.
+// become of the parameters. Without it, all ranks add up gradients after every step, and wait for the slowest.
 //
 //   synchronous    a step waits for all workers' gradients: the same training as without servers. For comparison, and
 //                  where the sums are better kept away from the ranks that compute.

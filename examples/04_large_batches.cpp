@@ -60,7 +60,7 @@ lockstep::Dataset make_data() {
 }
 
 // The gradients of the whole batch, `parts` times one after the other: only the last part's backward talks to the other
-// ranks. A part counts by its share of the whole batch, so it keeps the whole batch's size.
+// ranks. A part counts by its share of the whole batch, and so keeps the whole batch's size.
 void backward(lockstep::DataParallel<Net>& net, const lockstep::Batch& batch, int64_t parts) {
   const auto all = batch.in_parts(parts);
   {

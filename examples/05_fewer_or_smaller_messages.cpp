@@ -104,7 +104,7 @@ void with_hook(const char* what, double lr, std::shared_ptr<lockstep::Communicat
   train(what, lr, net, counted, *traffic, data);
 }
 
-// Each rank steps by itself, with the gradients of its own part; local.step() averages the parameters now and then.
+// Each rank steps alone, with the gradients of its own part; local.step() averages the parameters now and then.
 void with_local_sgd(const char* what, const lockstep::LocalSgdOptions& options, Rank& rank,
                     const lockstep::Dataset& data) {
   const auto traffic = std::make_shared<lockstep::Traffic>();

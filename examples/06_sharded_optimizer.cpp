@@ -16,8 +16,8 @@
 // Expected output, in double precision, so that the digits are the same on every machine (with CPU ranks, also where
 // there are GPUs). Bytes are those of a rank. Gradients are those that step() uses, and the memory that they lie in.
 // Parameters are counted after the update. Slices begin at whole lines of 64 values. (During backward each needs memory
-// of buckets too: with Sharded::state of all of them, which it keeps; with Sharded::gradients of two, and those that
-// have begun to fill; with Sharded::parameters of one, and of two for parameters.)
+// of buckets too: with Sharded::state of all, which it keeps; with Sharded::gradients of two, and those that have begun
+// to fill; with Sharded::parameters of one, and of two for parameters.)
 //
 //   2 ranks, nothing        loss 0.092514  bytes of state 79936, gradients 39968, parameters 39968
 //   2 ranks, state          loss 0.092514  bytes of state 40000, gradients 20480, parameters 40960

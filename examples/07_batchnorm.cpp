@@ -30,8 +30,8 @@ using torch::nn::Linear;
 using torch::nn::Sequential;
 namespace F = torch::nn::functional;
 
-// The BatchNorm is a layer of a Sequential, where another layer can take its place. As a member of its own, of type
-// BatchNorm1d, it could not be replaced: convert_sync_batchnorm() says so, and SyncBatchNorm can be the member's type.
+// The BatchNorm is a layer of a Sequential, where another layer can take its place. As a member of type BatchNorm1d it
+// could not be replaced: convert_sync_batchnorm() says so, and SyncBatchNorm can be the member's type.
 struct Net : torch::nn::Module {
   Net() { to(torch::kDouble); }
   Tensor forward(const Tensor& x) { return output(hidden->forward(x)); }

@@ -1,6 +1,6 @@
-// Stop and go on: after every epoch the run keeps a checkpoint. Started again, with the same folder, it goes on from
-// the last one, after a Ctrl-C, a crash or its end; with as many ranks (threads, or two processes) with the bits of a
-// run that never stopped.
+// Stop and go on: after every epoch the run keeps a checkpoint. Started again, with the same folder, the run goes on
+// from the last one, after a Ctrl-C, a crash or its end; with as many ranks (threads, or two processes) with the bits
+// of a run that never stopped.
 //
 // What a run goes on from is three things: the parameters and buffers, the optimizer's state, and how many epochs are
 // done. The last decides the order of the samples too, which depends on seed and epoch alone. Rank 0 writes for all,
@@ -65,8 +65,8 @@ fs::path checkpoint(const fs::path& folder, int epochs_done) {
   return folder / ("epoch-" + std::to_string(epochs_done));
 }
 
-// It gets its name when all of it is written, so a run that is killed meanwhile leaves the checkpoint before it. All
-// ranks call it.
+// The folder gets its name when all files are written, so a run that is killed meanwhile leaves the checkpoint before.
+// All ranks call save().
 void save(const fs::path& to, lockstep::DataParallel<Net>& net, lockstep::Optimizer& sgd, const Rank& rank) {
   const fs::path unfinished = to.string() + ".unfinished";
   if (rank.index() == 0) fs::create_directories(unfinished);
@@ -110,7 +110,7 @@ int main(int argc, char** argv) try {
   const int epochs = argc > 2 ? std::atoi(argv[2]) : 6;
   const lockstep::Devices devices = lockstep::parse_devices(argc > 3 ? argv[3] : "2xcpu");
 
-  int epochs_done = epochs;  // of the last checkpoint
+  int epochs_done = epochs;  // the last checkpoint's epochs
   while (epochs_done > 0 && !fs::exists(checkpoint(folder, epochs_done))) --epochs_done;
   if (epochs_done > 0) std::printf("going on after epoch %d\n", epochs_done);
 

@@ -23,7 +23,7 @@
 
 namespace lockstep {
 
-// Names a grain, the rank that computes it for the step, and the rank that computes it again.
+// Names a grain, the rank that computes the grain for the step, and the rank that does so again.
 struct CheckedGrain {
   int64_t number = 0;
   int owner = 0;

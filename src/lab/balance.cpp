@@ -22,7 +22,7 @@ namespace lockstep {
 
 // Measures how long a device computes between two points, without waiting for it. On the CPU it uses the clock on the
 // wall: the device lacks the time in which another program has the core. On GPUs it uses events on the current stream,
-// and reads them in take(). Use it from one thread.
+// which take() reads. Use it from one thread.
 class LapClock {
  public:
   // `clock` gives seconds of a simulated clock, for the CPU. Empty: the clock on the wall.

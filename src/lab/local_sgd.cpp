@@ -54,8 +54,8 @@ bool are_equal(const at::Tensor& rows) {
 // Keeps the parameters' values at the begin of a round, from which an outer optimizer moves them.
 //
 // A round begins with the first gradient that autograd adds up after the round before. If parameters have changed since
-// that round, as when the user loads weights, the values of that moment count. Use it from its rank's thread;
-// autograd's thread uses it while that one waits. Cost: it holds the parameters once more.
+// that round, as when the user loads weights, the values of that moment count. Use it from the rank's thread;
+// autograd's thread uses it while the rank's waits. Cost: it holds the parameters once more.
 class RoundStart {
  public:
   // Give it groups of one type each, of parameters that need gradients.

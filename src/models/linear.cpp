@@ -23,7 +23,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// This is the operator that PyTorch's compiler calls for a linear layer on CPUs. It has no gradient of its own.
+// This is the operator that PyTorch's compiler calls for a linear layer on CPUs. LibTorch gives it no gradient.
 using Pointwise = at::Tensor(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&, std::string_view,
                              c10::List<std::optional<at::Scalar>>, std::optional<std::string_view>);
 
@@ -132,7 +132,7 @@ bool suits_onednn(const at::Tensor& tensor) {
 }
 
 // Tells whether oneDNN can take these tensors. LibTorch takes others, as its errors say more. The operator makes x
-// dense. For a weight that is not dense oneDNN takes a slow loop, and it reads any bias as if it were dense.
+// dense. For a weight that is not dense oneDNN takes a slow loop. oneDNN reads any bias as if it were dense.
 bool fit(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
   return x.dim() >= 2 && weight.dim() == 2 && x.size(-1) == weight.size(1) &&
          (weight.is_contiguous() || weight.t().is_contiguous()) &&

@@ -28,7 +28,7 @@ namespace {
 using torch::nn::Sequential;
 using Kind = PipelineStep::Kind;
 
-// A grain's samples get memory of their own, since their place in memory must not change how they are computed.
+// A grain's samples get memory of their own, since the place in memory must not change the results.
 at::Tensor samples_of(const at::Tensor& batch, const Range& range, bool is_grain) {
   const at::Tensor samples = batch.slice(0, range.begin, range.end);
   return is_grain ? samples.clone() : samples;

@@ -3,7 +3,7 @@
 //
 // Activations and gradients travel over the rank's backend, between threads or processes. pipeline_schedule.hpp has the
 // schedules. The contract: after forward_backward every rank has the gradients that one device's backward of the whole
-// batch's mean loss gives. BatchNorm is the exception, since it normalises over a microbatch. Use it on its rank's
+// batch's mean loss gives. BatchNorm is the exception, since it normalises over a microbatch. Use it on the rank's
 // thread only. A microbatch costs two messages per boundary, one of activations and one of their gradients.
 #pragma once
 
@@ -47,8 +47,8 @@ class Pipeline {
 
   // Runs the schedule over the microbatches of `batch`, and adds the gradient of the global batch's mean loss to the
   // parameters' .grad. Returns the mean loss of this pipeline's part on every rank: a scalar of double on its device,
-  // without a graph. `replica` is module()'s over the data axis: each stage's gradients are averaged during its last
-  // backward and after it. Pass the same batch on every rank: the first stage reads x, the last one y, and all use its
+  // without a graph. `replica` is module()'s over the data axis: each stage's gradients are averaged during and after
+  // its last backward. Pass the same batch on every rank: the first stage reads x, the last one y, and all use its
   // size. For an empty batch it returns 0. Before the first batch of a new shape of samples, two samples of zeros go
   // through all stages, in eval mode and without a trace. From them every rank learns the shapes. A batch with a grain
   // gives the same bits on any number of ranks and stages: its grains are the microbatches. Throws Error before the

@@ -31,8 +31,8 @@ void check_mark(const Rank& rank, int32_t mark, int32_t of_last);
 // Throws Error if a stage's output is not of the shape that zeros had.
 void check_output(int stage, const at::Tensor& y, const SampleShape& expected);
 
-// Throws Error if a stage's output shares memory with a larger tensor. After a cut it would have memory of its own, and
-// some kernels round by where and how their input lies.
+// Throws Error if a stage's output shares memory with a larger tensor. After a cut the output would have memory of its
+// own, and some kernels round by where and how an input lies.
 void check_memory(int stage, const at::Tensor& y, const SampleShape& expected);
 
 }  // namespace lockstep

@@ -33,8 +33,8 @@ class PipelineMail {
   // Gives the tensor that the rank's step `step` needs from another stage; undefined if it needs none. Call it for
   // every step in order.
   at::Tensor take(int step);
-  // Sends the tensor that step `step` has made for another stage. Pass it contiguous in the memory format that the
-  // receiver expects, and do not change it afterwards. A stage of this rank gets a copy.
+  // Sends the tensor that step `step` has made for another stage. Pass the tensor contiguous in the memory format that
+  // the receiver expects, and do not change it afterwards. A stage of this rank gets a copy.
   void give(int step, const at::Tensor& tensor);
   // These do the same for the gradients of ties. Call them after take() or give() of the step. take_ties() gives the
   // gradients in the order of the ties.

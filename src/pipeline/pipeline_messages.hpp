@@ -3,8 +3,8 @@
 // The functions are pure: they know no tensors and no backend. Each output of a stage goes to the rank of the next
 // stage, and each gradient back. If a stage computes with a parameter of an earlier one, that parameter's gradient goes
 // there too. All messages of all ranks have one order: the order in which they arise if every step takes one unit of
-// time. It agrees with every rank's order of steps. So a rank that posts its messages in this order never waits for
-// itself. This holds even if a posted message holds up all that are posted after it, as on a stream of NCCL's.
+// time. It agrees with every rank's order of steps. So a rank that posts messages in this order never waits for itself.
+// This holds even if a posted message holds up all that are posted after it, as on a stream of NCCL's.
 #pragma once
 
 #include <lockstep/layout/pipeline_schedule.hpp>
@@ -13,17 +13,17 @@
 
 namespace lockstep {
 
-// Names two stages that compute with the same parameter: its owner, and a later stage that borrows it.
+// Names two stages that compute with the same parameter: the owner, and a later stage that borrows it.
 struct PipelineTie {
   int owner, borrower;
 };
 
 struct PipelineMessage {
-  bool sent;                // true: this rank sends it; false: it receives it
+  bool sent;                // true: this rank sends the message; false: it receives
   PipelineStep::Kind kind;  // the kind of both steps: forward for an activation, backward for a gradient
-  int peer;                 // the other side; this rank itself if it holds both stages
-  int step;                 // this rank's step that makes it or needs it
-  int their_step;           // the peer's step that needs it or makes it
+  int peer;                 // the other side; this rank if it holds both stages
+  int step;                 // this rank's step that makes or needs the message
+  int their_step;           // the peer's step that needs or makes the message
   int tie = -1;             // the tie whose gradient it is; -1: it is no tie's gradient
 };
 

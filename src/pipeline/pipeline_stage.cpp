@@ -23,7 +23,7 @@ using comm::describe;
 
 namespace {
 
-// Gives a stage's input as its layers see it: the same memory, but not a leaf, so that a layer may work in place.
+// Gives a stage's input as the layers see it: the same memory, but not a leaf, so that a layer may work in place.
 struct Entrance : torch::autograd::Function<Entrance> {
   static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) { return x.variable_data(); }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
@@ -37,7 +37,7 @@ at::Tensor enter(const at::Tensor& x) {
 }
 
 // Restores the values of buffers. Uses variable_data, since autograd has noted a BatchNorm's buffers and must not see
-// these change. It does not read them after the forward of training.
+// these change. Autograd does not read them after the forward of training.
 class BuffersStay {
  public:
   explicit BuffersStay(const torch::nn::Sequential& layers) {
@@ -117,7 +117,7 @@ at::Tensor PipelineStage::backward(int microbatch, const at::Tensor& gradient, d
     if (kept.head) weighed.emplace(kept.output, weight, *layers_);
     torch::autograd::variable_list gradients{weighed ? weighed->seed() : gradient};
     for (const auto& [parameter, of_borrowers] : lent) {
-      // The root is a view of the parameter, so that autograd adds up both gradients before it adds them to .grad.
+      // The root is a view of the parameter, so that autograd adds up both gradients before adding them to .grad.
       roots.push_back(parameter.view_as(parameter));
       gradients.push_back(of_borrowers);
     }

@@ -1,6 +1,6 @@
 // PipelineStage has consecutive layers, and keeps what their backward needs for each microbatch under way.
 //
-// Use it on its rank's thread. A stage knows nothing of the others, except whether it is the first.
+// Use it on the rank's thread. A stage knows nothing of the others, except whether it is the first.
 #pragma once
 
 #include <torch/nn/modules/container/sequential.h>
@@ -27,7 +27,7 @@ class PipelineStage {
   int index() const { return index_; }
   const torch::nn::Sequential& layers() const { return layers_; }
 
-  // Runs the layers one after the other. Throws Error, which names the layer that fails, its input and its error.
+  // Runs the layers one after the other. Throws Error, which has a failing layer's name, input and error.
   at::Tensor through(at::Tensor x);
 
   // Returns head(through(x)), detached. Keeps what backward(microbatch) needs: the graph, or without `keep_graph` the

@@ -1,6 +1,6 @@
 // CostModel: computes the cost of a net split over a mesh from a profile, by the formulas of docs/plan.md.
 //
-// It uses no LibTorch, and has no state beyond its arguments. Keep these alive as long as the CostModel.
+// It uses no LibTorch, and has no state beyond the arguments. Keep these alive as long as the CostModel.
 #pragma once
 
 #include <lockstep/layout/model_split.hpp>
@@ -41,7 +41,7 @@ class CostModel {
     double memory_bytes = 0;  // the bytes of the smallest device; 0: no limit
     int node = 0;             // the node of the first device
   };
-  // Describes stage s: its layers, and their sums.
+  // Describes stage s: the layers, and their sums.
   struct Stage {
     int64_t first, end;
     double parameter_bytes = 0, buffer_bytes = 0;

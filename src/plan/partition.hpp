@@ -14,7 +14,7 @@ struct Partition {
     double seconds = 0;          // seconds of a microbatch's forward and backward, on a device of speed 1
     double cut_seconds = 0;      // seconds that the messages of a cut behind this layer cost the stages on both sides
     double fixed_bytes = 0;      // bytes held whatever is computed: parameters, gradients, optimizer state
-    double live_bytes = 0;       // bytes held for each microbatch between its forward and its backward
+    double live_bytes = 0;       // bytes held for each microbatch between its forward and backward
     double cut_bytes = 0;        // such bytes of the next stage, for its input, if there is a cut behind this layer
     double workspace_bytes = 0;  // bytes held while the layer computes; the largest of a stage counts
   };
@@ -28,8 +28,8 @@ struct Partition {
   std::vector<Device> stages;  // the stages' devices: for each stage the one on which it lives
 };
 
-// A stage's seconds are the sum over its layers on its device and over the cuts on both sides. A stage's bytes are its
-// layers' parameters, the activations and inputs of all microbatches held at once, and the largest workspace.
+// A stage's seconds are the sum over its layers on the stage's device and over the cuts on both sides. A stage's bytes
+// are its layers' parameters, the activations and inputs of all microbatches held at once, and the largest workspace.
 
 // Give both functions a partition with at least one stage, and at least as many layers as stages.
 

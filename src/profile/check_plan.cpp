@@ -32,7 +32,7 @@ std::vector<std::string> model_signature(const torch::nn::Sequential& net) {
       line += separator + parameter.key() + " " + classic_text(parameter.value().sizes());
       separator = ", ";
     }
-    // A resizing layer has no parameters. But all layers behind it depend on its size, in their times and memory.
+    // A resizing layer has no parameters. But the times and memory of all layers behind it depend on the size.
     if (const auto* const resize = layer.value()->as<torch::nn::UpsampleImpl>(); resize && resize->options.size()) {
       line += " to " + classic_text(at::IntArrayRef(*resize->options.size()));
     }

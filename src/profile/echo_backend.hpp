@@ -1,7 +1,7 @@
 // EchoBackend has the collectives of a group in which only this rank exists, to measure one rank's slices of a net.
 //
 // It counts the rank's exchanges, and answers with the rank's own values. A sum is the rank's own input; the others'
-// slices are copies of the rank's. Use it on its rank's thread.
+// slices are copies of the rank's. Use it on the rank's thread.
 #pragma once
 
 #include <lockstep/plan/model_profile.hpp>

@@ -26,7 +26,7 @@ namespace {
 using torch::nn::Sequential;
 
 constexpr double seconds_of_load = 0.1;  // seconds that ranks compute at a time to compare their speeds
-constexpr double longest_step = 0.05;    // the most seconds of the step by which they compare, if it can be so short
+constexpr double longest_step = 0.05;    // the most seconds of the step by which ranks compare, if it can be so short
 constexpr int64_t fewest_steps = 3;
 constexpr double same_speed = 0.1;  // a smaller difference is the machine's noise
 constexpr int rounds_of_load = 10;

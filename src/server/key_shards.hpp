@@ -37,7 +37,7 @@ std::vector<KeyShard> shard_keys(const std::vector<at::Tensor>& parameters, int 
 // Gives the next place among bytes where typed values may begin.
 int64_t aligned(int64_t offset);
 
-// These make views: `sizes` values of `type` from byte `offset` on; a slice in its shard's bytes, or its parameter.
+// These make views: `sizes` values of `type` from byte `offset` on; a slice in its shard's bytes, or in the parameter.
 at::Tensor view_at(const at::Tensor& bytes, int64_t offset, at::ScalarType type, at::IntArrayRef sizes);
 at::Tensor slice_in_shard(const at::Tensor& bytes, const Slice& slice);
 at::Tensor slice_of_parameter(const at::Tensor& parameter, const Slice& slice);

@@ -45,7 +45,7 @@ class ParameterServerRank : public std::enable_shared_from_this<ParameterServerR
   int rank_of(int server) const { return workers() + server; }
 
   const std::shared_ptr<torch::nn::Module> module_;
-  Rank rank_;  // has a group of its own, so that its messages and the user's do not mix
+  Rank rank_;  // has a group of its own, so that messages do not mix with the user's
   const ParameterServerOptions options_;
   SamplePlaces places_;  // the places of this worker's samples
   TrainedParameters trained_;

@@ -13,7 +13,7 @@
 
 namespace lockstep::server {
 
-// A slice in a push is kWhole for all of it, kNothing, or the number of its rows. Then their numbers and values follow.
+// A slice in a push is kWhole for all of it, kNothing, or a count of rows. Then the rows' numbers and values follow.
 constexpr int64_t kWhole = -1;
 constexpr int64_t kNothing = -2;
 

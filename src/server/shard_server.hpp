@@ -1,5 +1,5 @@
 // ShardServer: the server's side of a ParameterServer. It runs on the rank's own thread, and takes one request after
-// the other, in the order in which they come.
+// the other, in the order of arrival.
 #pragma once
 
 #include <lockstep/server/parameter_server.hpp>

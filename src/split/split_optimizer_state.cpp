@@ -102,7 +102,7 @@ io::NamedTensors of_all_stages(const io::NamedTensors& mine, Rank& pipeline) {
   return all;
 }
 
-// Each rank holds some parameters only, so a state that belongs to none of them may still have its place elsewhere.
+// Each rank holds some parameters only, so a state that belongs to none of them may still have a place elsewhere.
 void check_known(const io::NamedTensors& state, const io::NamedTensors& parameters, Rank& pipeline) {
   json mine = json::array();
   for (const auto& [name, parameter] : parameters) mine.push_back(name);

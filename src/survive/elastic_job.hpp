@@ -24,8 +24,8 @@ class ElasticJob {
   static bool is_asked_for();  // the launcher asks for it, in the environment, and this thread is no rank's
 
   // Makes the launcher start successors of killed processes from here on, and kill this process if it stands still for
-  // `silence`, as RunOptions has it. `folder` is the folder of the checkpoints, if there are any. Throws Error if the
-  // store is not there or no longer there, or if this process has had an ElasticJob before.
+  // `silence`, as in RunOptions. `folder` is the folder of the checkpoints, if there are any. Throws Error if the store
+  // is not there or no longer there, or if this process has had an ElasticJob before.
   ElasticJob(std::stop_token stop, std::chrono::milliseconds silence, const std::string& folder = {});
   ~ElasticJob();
   ElasticJob(const ElasticJob&) = delete;

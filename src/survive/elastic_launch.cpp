@@ -41,7 +41,7 @@ bool ElasticLaunch::note_end(int member, const ProcessEnd& end, bool killed) {
 }
 
 // Tells whether a member may be lost after the others of a training have come to their end. The first member may not,
-// since it keeps the run's files and perhaps still writes them.
+// since it keeps the run's files and perhaps still writes.
 bool ElasticLaunch::is_dispensable(int member, const Generation& last) {
   return takes_part() && !has_failed_ && !last.members.empty() && last.members.front() != member;
 }

@@ -1,6 +1,6 @@
 // ElasticLaunch: decides for a launcher on an elastic job (generations.hpp), whose store it keeps. It tells the other
 // processes who is gone. It says when to start successors, and which processes were left behind. It starts and ends no
-// process itself (elastic_launcher.hpp). Use it from one thread. Its calls throw c10::DistError if the store is gone.
+// process (elastic_launcher.hpp does). Use it from one thread. Its calls throw c10::DistError if the store is gone.
 #pragma once
 
 #include "comm/meeting/meeting.hpp"
@@ -36,8 +36,8 @@ class ElasticLaunch {
   // Gives the first processes, which start now.
   std::vector<Start> begin();
 
-  // Tells whether the job goes on without this member, or no longer needs it, since the others have come to their end.
-  // A killed process is a loss. Any other failure ends the job, except that of a successor that has not joined.
+  // Tells whether the job goes on without this member, or no longer needs it, since the others have come to the end. A
+  // killed process is a loss. Any other failure ends the job, except that of a successor that has not joined.
   bool note_end(int member, const ProcessEnd& end, bool killed);
 
   // Gives the processes to start now: none until the others go on or until_start is over, since a starting program

@@ -34,7 +34,7 @@ class ElasticLauncher {
 
   void begin();  // starts the processes
 
-  // Call this some times a second until the processes are to end. It tells whether it started a process.
+  // Call this some times a second until the processes are to end. Tells whether it started a process.
   bool look();
 
   bool note_end(int member, const ProcessEnd& end, bool killed);  // tells whether the job goes on without it

@@ -1,8 +1,8 @@
 // Generations: keeps the sets of processes that an elastic job has, one after the other. In such a job (`lockstep
 // launch --elastic`) the others go on when a process is gone, and a successor joins them.
 //
-//  1. The newest generation is one value in the store. It changes by comparison alone. So all agree on it, whether the
-//     launcher changes it, a member, or a process that joins.
+//  1. The newest generation is one value in the store. It changes by comparison alone. So all agree on it, whoever
+//     changes the value: the launcher, a member, or a process that joins.
 //  2. A member is a process by its number in the job. A successor has a number of its own, so no number comes twice.
 //  3. Members keep their order, and those who join come last. So the first has been a member for longest.
 //  4. A process joins a generation that has begun: all of its members have the job's state. Otherwise two processes
@@ -37,8 +37,8 @@ struct Generation {
 inline const std::string kGenerations = "generations";  // the prefix of the keys
 std::string keys_of_generation(int number);             // the prefix of its run's keys
 
-// Call this on the launcher alone. It ends the run of this generation, or the wait for its members, if they have not
-// ended before.
+// Call this on the launcher alone. It ends the run of this generation, or the wait for members, if neither has ended
+// before.
 void call_off(const StorePtr& store, const std::string& job, int generation, const Failure& failure);
 
 // More than twelve functions: each reads or changes one value in the store.
@@ -59,18 +59,18 @@ class Generations {
   void note_beginning(int generation);  // its members have met, and have the same state
   bool has_begun(int generation);
 
-  // A member that takes part has a heart, from its beginning until the end of its work. The launcher watches hearts, so
-  // that nobody waits for a member that stands still.
+  // A member that takes part has a heart, from the member's beginning until the end of its work. The launcher watches
+  // hearts, so that nobody waits for a member that stands still.
   struct Heart {
     int64_t beats = 0;                    // 0: the member is done
-    std::chrono::milliseconds silence{};  // how long a member may be silent before it counts as dead, by its own gaps
-    std::chrono::milliseconds most{};     // at most this long, by the others' gaps too; see silence_limit.hpp
+    std::chrono::milliseconds silence{};  // the silence after which a member counts as dead, by its own gaps
+    std::chrono::milliseconds most{};     // the longest such silence, by the others' gaps too; see silence_limit.hpp
   };
   void beat(int member, const Heart& heart);
   std::optional<Heart> heart_of(int member);  // nothing: the member has not begun
 
   // Says that the program takes part, so that a successor of a lost process can join. `folder` has its checkpoints, and
-  // is "" if it keeps none.
+  // is "" if there are none.
   void take_part(const std::string& folder = {});
   bool takes_part();
   std::string folder();

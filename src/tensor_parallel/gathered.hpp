@@ -19,7 +19,7 @@ struct Activation {
   at::Tensor gathered(const at::Tensor& x, Rank& rank) const;
 };
 
-// Calls `layer`, and gathers its input, its result, or neither. All ranks compute the same afterwards. Parameters,
+// Calls `layer`, and gathers its input, the result, or neither. All ranks compute the same afterwards. Parameters,
 // buffers and children have the layer's own names, as if Gathered were the layer.
 class GatheredImpl : public torch::nn::Module, public Sliced {
  public:

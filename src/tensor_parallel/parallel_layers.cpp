@@ -188,7 +188,7 @@ torch::nn::BatchNormOptions options_of_slice(torch::nn::BatchNormOptions options
   return options.num_features(part_of(options.num_features(), rank.index(), rank.world_size()).size());
 }
 
-// LibTorch has made the slice's tensors on the CPU in float32. This gives them their values, types and device.
+// LibTorch has made the slice's tensors on the CPU in float32. This sets their values, types and device.
 // take(name, tensor) gives this rank's slice of the whole layer's tensor.
 template <class Take>
 void fill(torch::nn::Module& slice, const torch::nn::Module& whole, const Take& take) {

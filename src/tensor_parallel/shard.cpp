@@ -118,7 +118,7 @@ class Sharder {
   }
 
  private:
-  // Tells whether the layer can use its input as it is: whole, or in slices along `dim`.
+  // Tells whether the layer can use the input as it is: whole, or in slices along `dim`.
   bool at_hand_in(int64_t dim) const { return !held_.in_slices || held_.dim == dim; }
 
   // Computes `layer` whole: it takes whole inputs and gives whole results.

@@ -28,7 +28,7 @@
 namespace lockstep {
 
 // Makes this rank's net of `net`, on rank.device(): a Sequential with the same names of layers and parameters, whose
-// result is whole. Call it on all ranks, with equal nets; the net stays as it is, and nothing is shared with it. It
+// result is whole. Call it on all ranks, with equal nets; the net does not change, and nothing is shared with it. It
 // takes Linear, Conv2d, ConvReluPool, BatchNorm1d and 2d, GroupNorm, LayerNorm, Embedding, MultiheadAttention,
 // lockstep's Dropout, LibTorch's Dropout and Dropout2d, Flatten, poolings, Upsample, activation functions,
 // ResidualBlock, the layers of a Gpt, TiedLinear, and Shardable modules. An Embedding is split by the features of its
@@ -39,8 +39,8 @@ namespace lockstep {
 // cannot be split; the text says what would fit.
 torch::nn::Sequential shard(const torch::nn::Sequential& net, Rank& rank, TensorRule rule = TensorRule::channels);
 
-// Gathers the weights and buffers of all ranks' nets into `net`, on every rank. Call it on all ranks, each with a net
-// of its own whose parameters have the names and shapes of the net given to shard(). Throws Error for another net. It
+// Gathers the weights and buffers of all ranks' nets into `net`, on every rank. Call it on all ranks. Each passes a net
+// of its own, whose parameters have the names and shapes of the net given to shard(). Throws Error for another net. It
 // costs one allgather per split tensor.
 void unshard(const torch::nn::Sequential& sharded, Rank& rank, torch::nn::Sequential& net);
 

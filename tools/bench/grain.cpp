@@ -46,7 +46,7 @@ struct BenchGrainFlags {
   int rounds = 20, steps = 5;
 };
 
-// One rank's network, its optimizer and its criterion.
+// One rank's network, optimizer and criterion.
 struct Training {
   Training(const ModelOptions& model, Rank& rank)
       : net(in_fast_format(model, rank), rank),

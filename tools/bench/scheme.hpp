@@ -1,4 +1,4 @@
-// Scheme: one way to split a network over devices. Training with it measures its cost.
+// Scheme: one way to split a network over devices. Training with it measures the cost.
 #pragma once
 
 #include <lockstep/data/data.hpp>

@@ -235,7 +235,7 @@ int nanosleep(const timespec* time, timespec* rest) {
   return 0;
 }
 
-// The C++ library's headers call it for waits on atomics, as std::stop_callback's destructor has them.
+// The C++ library's headers call it for waits on atomics, as in std::stop_callback's destructor.
 long syscall(long number, ...) noexcept {
   va_list list;
   va_start(list, number);

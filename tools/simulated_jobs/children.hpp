@@ -1,5 +1,5 @@
 // Children: the processes of a simulated elastic job, in the hands of its launcher's thread. It does as ChildProcesses
-// of the program does with real ones: it starts them, sees how they end, and kills those that do not end in time.
+// of the program does with real ones: it starts processes, sees each one's end, and kills those that are late.
 #pragma once
 
 #include "scheduler.hpp"

@@ -1,6 +1,6 @@
-// Disk: the file system of simulated processes. It works on a real folder, takes its time, and may fail: it becomes
-// full, or the machine loses its power in the middle of a call, in which case a write leaves a part. Or it says that it
-// has flushed a file or a folder, and has not.
+// Disk: the file system of simulated processes. It works on a real folder, takes time, and may fail. It becomes full,
+// or the machine loses power in the middle of a call, in which case a write leaves a part. Or the disk says that it has
+// flushed a file or a folder, and has not.
 #pragma once
 
 #include "network.hpp"
@@ -78,7 +78,7 @@ class Disk : public FailingFiles {
     return true;
   }
 
-  // Nothing of the file, its beginning, or all but a hole, as file systems leave it that know the length first.
+  // Gives nothing of the file, its beginning, or all but a hole: some file systems know the length first.
   static std::string torn(std::string bytes) {
     const size_t begin = draw(bytes.size() + 1), length = draw(bytes.size() - begin + 1);
     const uint64_t kind = draw(4);

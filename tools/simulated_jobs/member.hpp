@@ -1,7 +1,7 @@
 // Member: one rank's end of a simulated group: what it has sent and received, and which connections still stand.
 //
-// A collective call is a message from each member to each other one. A member's call is complete when it has all of
-// them. So members complete at different times, and after a death some may have completed what others have not.
+// A collective call is a message from each member to each other one. A member's call is complete when the member has
+// all of them. So members complete at different times, and after a death some may have completed what others have not.
 #pragma once
 
 #include "network.hpp"

@@ -62,7 +62,7 @@ bool Network::is_reset(const Process& from, const Process& to) const {
 }
 
 // The system closes a dead process's connections. What it had sent still comes, and then the end. Or, if it had left
-// something unread, its system resets the connection, and what is on its way is lost.
+// something unread, the system resets the connection, and what is on the way is lost.
 void Network::tell_of_death(const Process& dead) {
   for (const auto& other : scheduler.processes()) {
     if (other.get() == &dead) continue;

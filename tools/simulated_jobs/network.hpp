@@ -25,7 +25,7 @@ struct Network {
     std::vector<std::string> generations = {};  // an elastic job's generations, in the order in which they were stored
   };
 
-  // Whoever has connections. It hears of the end of a process that it is connected with.
+  // Whoever has connections. It hears of the end of a connected process.
   class Endpoint {
    public:
     Endpoint(Network& network, Process& process);

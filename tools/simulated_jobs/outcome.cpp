@@ -108,7 +108,7 @@ void check_elastic(const Course& course, Texts& wrongs) {
     wrongs.push_back("nobody finished the job");
 }
 
-// A generation's keys stay in the store. How many they are depends on its members alone, not on what they do.
+// A generation's keys stay in the store. The number of keys depends on the members alone, not on what they do.
 void check_keys(const Course& course, Texts& wrongs) {
   for (const auto& past : course.generations) {
     const int most = kKeysOfMember * static_cast<int>(past.members.size()) + kKeysOfGeneration;
@@ -127,7 +127,7 @@ bool may_lack_files(const Course& course) {
   return false;
 }
 
-// It has succeeded if the job has, and else says why, where its processes could not.
+// The launcher has succeeded if the job has, and else says why, where its processes could not.
 void check_launcher(const Course& course, Texts& wrongs) {
   if (!course.launcher_code) return;
   const int code = *course.launcher_code;

@@ -37,7 +37,7 @@ class Draws {
     state_ += kGolden;
     return scramble(state_) % count;
   }
-  // A part of a process's way. Half of the faults come at its beginning or at its end, where most is decided.
+  // A part of a process's way. Half of the faults come at its beginning or end, where most is decided.
   double when() {
     const uint64_t kind = below(4);
     if (kind == 0) return static_cast<double>(below(100)) / 1000;

@@ -1,4 +1,4 @@
-// Plan: what a seed makes of a run: what its processes do, how many they are, who keeps the store, and which faults
+// Plan: what a seed makes of a run: how many processes there are, what they do, who keeps the store, and which faults
 // come when.
 #pragma once
 
@@ -28,7 +28,7 @@ enum class Fault {
   unanswered,  // a rank makes one call more than the others, and does not wait for it
   full_disk,   // rank 0 cannot write a checkpoint
   power,       // the machine loses its power while rank 0 writes one
-  lost_fsync,  // the disk says that bytes or names are on it, and they are not; later the power fails
+  lost_fsync,  // the disk says that it has bytes or names, and has not; later the power fails
 };
 
 // A fault, and where and when it comes.

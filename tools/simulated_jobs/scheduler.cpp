@@ -118,7 +118,7 @@ int Scheduler::create(pthread_t* handle, const pthread_attr_t* attributes, std::
   return 0;
 }
 
-// The system gives a handle again once its thread is over, so the last one that had it is meant.
+// The system gives a handle again once its thread is over, so the last thread with the handle is meant.
 void Scheduler::join(pthread_t handle) {
   const auto last = std::find_if(threads_.rbegin(), threads_.rend(),
                                  [&](const auto& thread) { return pthread_equal(thread->handle, handle) != 0; });

@@ -39,7 +39,7 @@ struct Process {
   int64_t points = 0;        // scheduling points that it has passed
   int connections = 0;       // to stores
   int groups = 0;            // groups that it has a part in
-  std::set<int> locks = {};  // descriptors of what it has locked, which the system closes with it
+  std::set<int> locks = {};  // descriptors of what it has locked, which the system closes at the process's end
 
   bool lives() const { return !killed && !over; }
 };
@@ -64,12 +64,12 @@ class Scheduler {
   static Scheduler* of_this_program();  // null: none
   static Thread* this_thread();         // null: not a simulated one
 
-  // Adds a process. start() gives it its first thread. Both work also while run() runs.
+  // Adds a process. start() gives it a first thread. Both work also while run() runs.
   Process& add_process(const std::string& name);
   void start(Process& process, std::function<void()> body);
 
-  // Runs all threads until they are over, or none of them can go on, or the limit of time is over. Gives what is left:
-  // "" if nothing is.
+  // Runs all threads until they are over, or none can go on, or the limit of time is over. Gives what is left: "" if
+  // nothing is.
   std::string run();
 
   // ---- For the running thread.

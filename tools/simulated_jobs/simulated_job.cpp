@@ -160,7 +160,7 @@ void SimulatedJob::plant(size_t i, Process& victim) {
   switch (strike.fault) {
     case Fault::kill:
       return at_point([this, &victim] { scheduler_.kill(victim); });
-    case Fault::kill_host:  // a launcher has few points of its own, so it dies at a process's
+    case Fault::kill_host:  // a launcher has few points, so it dies at a process's
       return at_point([this] { scheduler_.kill(launcher_ != nullptr ? *launcher_ : *processes_[0]); });
     case Fault::stop:
       return at_point([this, &victim, &strike] { scheduler_.stop(victim, strike.length); });
@@ -234,7 +234,7 @@ void SimulatedJob::run_ranks(int process, const RunOptions& options) {
   lockstep::run(devices, body, options);
 }
 
-// Does what train() does, with its folder and its ways to take that over.
+// Does what train() does, with its folder and the ways to take that over.
 void SimulatedJob::run_generations(int process, RunOptions options) {
   ElasticJob job({}, silence(), plan_.checkpoints ? (run_dir_ / kCheckpointFolder).string() : "");
   Progress progress;

@@ -1,5 +1,5 @@
-// SimulatedJob: one job of a Plan, from its first process to its last. Its processes run the library's run() over the
-// simulated network; its launcher is as `lockstep launch` has it (simulated_launcher.cpp).
+// SimulatedJob: one job of a Plan, from the first process to the last. Its processes run the library's run() over the
+// simulated network; the launcher is as `lockstep launch` has it (simulated_launcher.cpp).
 #pragma once
 
 #include <lockstep/ranks/rank.hpp>

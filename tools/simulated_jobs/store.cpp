@@ -26,7 +26,7 @@ Process& this_process() {
   return *Scheduler::this_thread()->process;
 }
 
-// A connection serves one thread at a time, also while it waits, as torchrun's TCPStore has it.
+// A connection serves one thread at a time, also while it waits, as with torchrun's TCPStore.
 class StoreClient : public c10d::Store {
  public:
   explicit StoreClient(std::shared_ptr<Network::Host> host) : host_(std::move(host)), owner_(this_process()) {

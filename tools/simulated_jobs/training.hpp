@@ -1,4 +1,4 @@
-// The work of each rank of a simulated job: it trains a net of some hundred parameters, and says what it has seen.
+// Each rank's work in a simulated job: it trains a net of some hundred parameters, and says what the rank has seen.
 #pragma once
 
 #include <lockstep/data/data.hpp>

@@ -16,7 +16,7 @@ namespace simulated {
 inline constexpr auto kType = c10::DeviceType::SIMULATED_TYPE;  // one whose libraries the program lacks
 inline constexpr size_t kBytes = size_t{1} << 30;               // bytes of a device
 
-// Nobody may touch a device's addresses. What its streams use lies kBytes further, and is the same memory to them.
+// Nobody may touch a device's addresses. Its streams use what lies kBytes further, as the same memory.
 inline char* on_stream(char* address) {
   return address + kBytes;
 }

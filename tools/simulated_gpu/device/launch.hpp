@@ -11,7 +11,7 @@
 
 namespace simulated {
 
-// A tensor without its owner, as a kernel's arguments have it: it keeps no memory alive.
+// A tensor without the owner, as a kernel's arguments have it: it keeps no memory alive.
 class View {
  public:
   explicit View(const at::Tensor& tensor);

@@ -76,7 +76,8 @@ void Allocator::give_back(Block& block) {
   spare_after(block, block.recorded);
 }
 
-// A later part of the recording may have the block, as on any stream. Freed after it, the block is as replays leave it.
+// A later part of the recording may have the block, as on any stream. Freed after the recording, the block is as
+// replays leave it.
 void Allocator::give_back_to_graph(Block& block) {
   if (block.stream->recorder != block.graph || !block.recorded.empty()) return;
   const View all(block.begin, block.size);

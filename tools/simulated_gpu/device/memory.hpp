@@ -1,6 +1,6 @@
-// Allocator: as LibTorch's for CUDA, it gives freed memory back to its stream at once, without a wait, and to nobody
-// else. The memory is filled with 0xFF, which is NaN, in the order of that stream. recordStream delays this. What a
-// recorded stream is given belongs to its graph until that is destroyed.
+// Allocator: as LibTorch's for CUDA, gives freed memory back to its stream at once, without a wait, and to nobody else.
+// The memory is filled with 0xFF, which is NaN, in the order of that stream. recordStream delays this. What a recorded
+// stream is given belongs to its graph until that is destroyed.
 #pragma once
 
 #include <c10/core/CachingDeviceAllocator.h>

@@ -56,7 +56,7 @@ Arguments arguments_of(const c10::FunctionSchema& schema, const Values& given, c
   return arguments;
 }
 
-// The results of one call: those that it makes, with the places that their values go to.
+// The results of one call: those that the call makes, with the places that their values go to.
 struct Results {
   struct Fresh {
     size_t result;               // its number

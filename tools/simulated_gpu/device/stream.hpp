@@ -1,5 +1,5 @@
-// Stream: a thread that does its tasks in the order in which they were queued, later than they were queued. Streams
-// meet at points alone: a wait that is missing shows.
+// Stream: a thread that does queued tasks in order, later than they were queued. Streams meet at points alone: a wait
+// that is missing shows.
 #pragma once
 
 #include <chrono>

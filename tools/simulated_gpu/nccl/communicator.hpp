@@ -1,7 +1,6 @@
 // Communicator: a rank's part of what NCCL's stand-in calls so, where its kernels meet those of other ranks, which are
-// threads or processes. As in NCCL, kernels of one communicator meet in the order in which they were queued, and each
-// waits on its stream for the others. They leave their inputs for each other in the store by which c10d would find
-// them.
+// threads or processes. As in NCCL, kernels of one communicator meet in the order in which they were queued. Each waits
+// on its stream for the others. They leave inputs for each other in the store by which c10d would find the ranks.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Store.hpp>

@@ -1,5 +1,5 @@
-// KernelWork: a call of NCCL's stand-in that is queued, as c10d's WorkNCCL. It is done when its stream has come so far,
-// and keeps its tensors until somebody has waited for it.
+// KernelWork: a call of NCCL's stand-in that is queued, as c10d's WorkNCCL. It is done when the stream has come so far,
+// and keeps the tensors until somebody has waited.
 #pragma once
 
 #include <c10/core/Event.h>

@@ -1,5 +1,5 @@
-// A stand-in for c10d's ProcessGroupNCCL on simulated devices, under its name, so that lockstep's nccl.cpp compiles and
-// runs as it is. The ranks are threads and processes that have a store in common.
+// A stand-in for c10d's ProcessGroupNCCL on simulated devices, under the same name, so that lockstep's nccl.cpp
+// compiles and runs as it is. The ranks are threads and processes that have a store in common.
 //
 // As NCCL has it: a communicator is made at the first call or by eagerConnectSingleDevice(), where the host waits for
 // all members without a limit; a collective is a kernel on the communicator's own stream; messages have no tags;
