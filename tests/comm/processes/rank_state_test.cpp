@@ -133,8 +133,7 @@ TEST(RankStateTest, AnEarlyReturnIsFoundByTheCallsAlone) {
   EXPECT_EQ(found({RankState::Kind::returned, stranger}), "");
   Calls sender = mine;
   ++sender.sent[0];
-  EXPECT_EQ(found({RankState::Kind::returned, sender}),
-            "");  // an unread message is for the end, when all have returned
+  EXPECT_EQ(found({RankState::Kind::returned, sender}), "");  // an unread message waits until all have returned
   EXPECT_THAT(early_return(1, sender, {{RankState::Kind::returned, mine}, RankState(), RankState()}),
               Fails(Error::difference, {0}));
 }
