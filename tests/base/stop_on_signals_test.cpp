@@ -1,4 +1,4 @@
-// Signals ask for a stop, whichever thread they come to, and afterwards do what they did before.
+// Signals ask for a stop, whichever thread they come to, and afterwards act as before.
 #include <gmock/gmock.h>
 #include <pthread.h>
 #include <sys/wait.h>
@@ -93,8 +93,8 @@ TEST(StopOnSignals, OneAtATime) {
   const StopOnSignals next;
 }
 
-// The waiter is busy with the first signal, and gets no more time for the second. In a process of its own, in which no
-// thread could take it.
+// The waiter is busy with the first signal, and gets no more time for the second. The test forks a process, in which no
+// other thread could take the second signal.
 TEST(StopOnSignals, ASignalThatComesAtTheEndDoesNotEndTheProgram) {
   const pid_t child = fork();
   if (child == 0) {

@@ -1,5 +1,5 @@
-// lockstep plan and sweep, and lockstep-bench, once each on little data, so that AddressSanitizer reads them too;
-// what they print and keep has tests of its own.
+// lockstep plan and sweep, and lockstep-bench, once each on little data, so that AddressSanitizer reads them too. Other
+// tests look at what they print and keep.
 #include "cli_fixture.hpp"
 
 #include <string>
@@ -21,7 +21,7 @@ void expect_good_end(const Words& words, const Finished& run) {
 
 TEST_F(CliCommands, EachEndsWell) {
   const std::string images = images_.path().string();
-  // What measures devices and links takes seconds.
+  // To measure devices and links would take seconds.
   work_.write("cluster.json", R"({"devices": [{"count": 2}], "within": {"latency": 1e-6, "bytes_per_second": 1e10}})");
   const std::vector<Words> commands = {
       {"plan", "--model", "mlp", "--width", "0.0625", "--devices", "cpu", "--batch-size", "8", "--seconds", "0.02",

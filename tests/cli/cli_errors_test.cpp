@@ -208,7 +208,7 @@ TEST_F(CliErrors, FoldersThatHoldNoRun) {
   expect_error({"eval", "run", "--data-dir", "here", "--text", "there"}, 2, {"--data-dir", "--text"});
 }
 
-// What is wrong then is another thing.
+// Each command below fails for another reason: the data are missing.
 TEST_F(CliErrors, AFlagResetsWhatOnlyWentWithTheConfigurationsChoice) {
   images_.write("c.json", R"({"checkpoint_every": 10, "data_dir": "here"})");
   const std::string config = (images_ / "c.json").string();

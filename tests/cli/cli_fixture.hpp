@@ -1,4 +1,4 @@
-// What the tests of the program share: small data, a folder to work in, and the flags of a run of a second.
+// The tests of the program share small data, a folder to work in, and the flags of a run of a second.
 #pragma once
 
 #include <gmock/gmock.h>

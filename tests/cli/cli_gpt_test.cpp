@@ -34,7 +34,7 @@ class CliGpt : public Cli {
 
   std::string text() const { return (images_ / "text").string(); }
 
-  // Of a network as small as it can be.
+  // Adds the flags of a network as small as it can be.
   Words with_model(Words words, const Words& more = {}) const {
     for (const char* word :
          {"--model", "gpt", "--layers", "2", "--heads", "2", "--embedding", "16", "--context", "16"}) {

@@ -191,7 +191,7 @@ TEST(Output, DoesNotWaitForATerminalThatNobodyReads) {
   close(reader);
 }
 
-// As of a pipe that holds a page: what is kept goes out in whole lines.
+// Kept text goes out in whole lines, into a pipe that holds a page.
 TEST(Output, SendsKeptTextInWholeLines) {
   int ends[2] = {-1, -1};
   ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);

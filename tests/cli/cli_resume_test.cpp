@@ -64,7 +64,7 @@ TEST_F(CliResume, SaysWhatCannotBeResumed) {
   EXPECT_THAT(run(train({"--resume", "auto"})).err, HasSubstr("--resume auto needs --name"));
 }
 
-// A run that was stopped in its first epoch, or killed before its first checkpoint.
+// A run that was stopped in the first epoch, or killed before the first checkpoint.
 TEST_F(CliResume, AutoGoesOnOrBegins) {
   const auto with = train({"--resume", "auto", "--name", "a", "--epochs", "2"});
   fs::create_directories(work_ / "runs/a");

@@ -100,7 +100,7 @@ TEST_F(CliStop, WorksWhileOtherProcessesAreAwaited) {
     launched.environment.push_back("PMIX_NAMESPACE=stop-" + std::to_string(getpid()));
     Program program(train({"--devices", "cpu", "--name", "awaits"}), launched);
     ASSERT_TRUE(lockstep::wait_until_blocked(program.pid(), SIGTERM));
-    std::this_thread::sleep_for(std::chrono::seconds(1));  // it says nothing while it waits
+    std::this_thread::sleep_for(std::chrono::seconds(1));  // the program says nothing while it waits
     const auto start = std::chrono::steady_clock::now();
     program.send(SIGTERM);
     const Finished run = program.finish();
@@ -174,7 +174,7 @@ TEST_F(CliStop, TheSameSignalTwiceAtOnceIsOneRequest) {
   EXPECT_THAT(run.out, HasSubstr("stopped after"));
 }
 
-// As `less` reads the first page only: the pipe is full before the first line. The lines of sixty epochs would fill it
+// `less` may read the first page only: the pipe is full before the first line. The lines of sixty epochs would fill it
 // anew, and so does what `finish` reads.
 TEST_F(CliStop, AReaderThatDoesNotReadHoldsUpNoTraining) {
   auto narrow = surroundings();

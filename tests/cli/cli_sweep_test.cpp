@@ -157,7 +157,7 @@ TEST_F(CliSweep, ComparesRulesForLargerBatches) {
   EXPECT_THAT(kept(), ElementsAre("cpu_batch240_lr0.01", "cpu_batch240_lr0.01_linear", "cpu_batch240_lr0.01_sqrt",
                                   "cpu_batch60_lr0.01", "plot.svg", "table.txt"));
   EXPECT_EQ(metrics("grid/cpu_batch60_lr0.01")[0].lr, 0.01);
-  EXPECT_EQ(metrics("grid/cpu_batch240_lr0.01_sqrt")[0].lr, 0.02);  // of the second step, when the warm-up is over
+  EXPECT_EQ(metrics("grid/cpu_batch240_lr0.01_sqrt")[0].lr, 0.02);  // the second step's rate, after the warm-up
   EXPECT_EQ(metrics("grid/cpu_batch240_lr0.01_linear")[0].lr, 0.04);
   EXPECT_THAT(work_.read("runs/grid/table.txt"), ContainsRegex("\n  cpu +240 +0.01 +linear +0.04 "));
   EXPECT_THAT(work_.read("runs/grid/plot.svg"), AllOf(HasSubstr("cpu, lr 0.01, sqrt"), HasSubstr(">batch size<")));

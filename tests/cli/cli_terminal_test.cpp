@@ -44,8 +44,8 @@ class Screen {
   using Cells = std::vector<std::string>;  // one character each
   static std::string joined(const Cells& cells) { return std::accumulate(cells.begin(), cells.end(), std::string()); }
 
-  std::vector<std::string> lines;  // what a user sees in the end
-  std::vector<Cells> frames;       // every line as it was when the cursor went back to its beginning
+  std::vector<std::string> lines;  // the lines that a user sees in the end
+  std::vector<Cells> frames;       // every line as it was when the cursor went back
 
  private:
   Cells cells_;

@@ -1,5 +1,5 @@
 // Labels: long
-// lockstep train and eval with a pipe at the other end: what they print, what they keep, what runs again.
+// lockstep train and eval with a pipe at the other end: what they print and keep, and what runs again.
 #include <lockstep/devices/devices.hpp>
 
 #include <fstream>
@@ -89,7 +89,7 @@ TEST_F(CliTrain, ShowsNoEpochsIfAskedNotToAndEachSettingThatIsNotTheDefault) {
   const Finished run = run_program(train({"--progress", "none", "--silence", "9", "--keep-last", "1"}), surroundings());
   ASSERT_EQ(run.code, 0) << run.err;
   EXPECT_THAT(run.out, AllOf(HasSubstr("  batch size  "), HasSubstr("\ntest acc: "), Not(HasSubstr("epoch 1/2"))));
-  // Options without words of their own are shown where they are not the default.
+  // Options without words of their own are shown with values other than the defaults.
   EXPECT_THAT(run.out, AllOf(HasSubstr("\n  silence           9\n"), HasSubstr("\n  keep last         1\n"),
                              Not(HasSubstr("timeout"))));
 }
@@ -212,7 +212,7 @@ TEST_F(CliTrain, RunsAndEvaluatesARunOfAMachineWithOtherDevices) {
   EXPECT_EQ(done.code, 0) << done.err;
 }
 
-// Synthetic data take a moment to make: both runs have chosen their folder before either of them makes it.
+// Synthetic data take a moment to make: both runs have chosen a folder before either makes it.
 TEST_F(CliTrain, TwoRunsAtOnceGetTwoFolders) {
   const std::vector<std::string> words = {"train", "--data", "synthetic", "--keep-last", "0"};  // nothing to keep
   Program one(words, surroundings());
@@ -224,12 +224,12 @@ TEST_F(CliTrain, TwoRunsAtOnceGetTwoFolders) {
     program->send(SIGTERM);
     EXPECT_EQ(program->finish().code, 143);
   }
-  // Both folders are gone, and "runs" too unless the run that made it ended first, when it was not yet empty.
+  // Both folders are gone, and "runs" too unless the run that made it ended first, while the other's folder was there.
   std::error_code gone;
   EXPECT_EQ(fs::directory_iterator(work_ / "runs", gone), fs::directory_iterator());
 }
 
-// As on a network file system without locks: nobody can be kept out of the folder.
+// Some network file systems have no locks: nobody can be kept out of a folder there.
 TEST_F(CliTrain, AFolderThatCannotBeLockedIsAWarning) {
   const char* const library = std::getenv("LOCKSTEP_FAULTY_FILES");
   if (library == nullptr) GTEST_SKIP() << "not with sanitizers";
@@ -244,7 +244,7 @@ TEST_F(CliTrain, AFolderThatCannotBeLockedIsAWarning) {
                         "so a second run in it may not be refused"));
 
   fs::remove_all(work_ / "runs/a/checkpoints");
-  fs::remove(work_ / "runs/a/metrics.jsonl");  // as of a run that was killed early, or that has just begun
+  fs::remove(work_ / "runs/a/metrics.jsonl");  // the folder of a run that was killed early, or that has just begun
   const Finished again = run_program(words, without_locks);
   EXPECT_EQ(again.code, 1);
   EXPECT_THAT(again.err,

@@ -1,7 +1,7 @@
-// Program: the program lockstep as its users start it, with a pipe or a terminal at the other end.
+// Program: the program lockstep as users start it, with a pipe or a terminal at the other end.
 //
 // To start a program costs a third of a second, in which LibTorch loads. A test program that is linked with main()'s
-// work runs it in a copy of itself, which has LibTorch already. What preloads a library is started anew.
+// work does the work in a copy of itself, which has LibTorch already. What preloads a library is started anew.
 #pragma once
 
 #include <ATen/Parallel.h>
@@ -41,7 +41,7 @@ namespace scenarios {
 
 namespace lockstep {
 
-// What the tests themselves have of these, the programs get too: all must compute as on one kind of processor.
+// The programs get the tests' own values of these: all must compute as on one kind of processor.
 inline constexpr const char* kInstructions[] = {"ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS",
                                                 "MKL_CBWR"};
 
@@ -50,10 +50,10 @@ struct Surroundings {
   std::filesystem::path folder = "/";         // the working directory
   std::vector<std::string> environment = {};  // all of it but kInstructions: "NAME=value"
   bool terminal = false;                      // both outputs and the input are one, and err stays empty
-  int columns = 80;                           // of the terminal
+  int columns = 80;                           // columns of the terminal
   std::string out = {};                       // a file for the standard output instead of a pipe
-  bool ignore_interrupt = false;              // as a shell script starts its background jobs
-  int pipe_bytes = 0;                         // what the outputs' pipes hold; 0: as the system has it
+  bool ignore_interrupt = false;              // the program ignores SIGINT, as a shell script's background jobs do
+  int pipe_bytes = 0;                         // bytes that the outputs' pipes hold; 0: as the system has it
   int full_output = 0;                        // 1 or 2: nothing more fits into this one of the outputs
   bool starts_itself = false;                 // so it must not be a copy of the test
 };
@@ -85,7 +85,7 @@ class Program {
       }
     }
     const std::string terminal = surroundings.terminal ? ptsname(ours[0]) : "";
-    std::cout.flush();  // what is in memory, the copy has too
+    std::cout.flush();  // else the copy would have the text in memory too
     std::fflush(nullptr);
     pid_ = fork();
     if (pid_ == 0) {
@@ -124,7 +124,7 @@ class Program {
   void send(int signal) { ::kill(pid_, signal); }
   void type(const std::string& keys) { check(write(out_fd_, keys.data(), keys.size()) > 0, "write"); }
 
-  void resize(int columns) { set_columns(out_fd_, columns); }  // of the terminal
+  void resize(int columns) { set_columns(out_fd_, columns); }  // sets the terminal's columns
 
   // Reads a little, which makes little room.
   void take(size_t bytes) {
@@ -159,7 +159,7 @@ class Program {
     if (!ok) throw std::runtime_error(std::string(what) + ": " + std::strerror(errno));
   }
 
-  // In the new process: its session, descriptors and folder, and signals as a shell in a terminal hands them on,
+  // Sets the new process's session, descriptors and folder, and signals as a shell in a terminal hands them on,
   // whatever started the tests.
   static void set_up(const Surroundings& surroundings, const std::string& terminal, const int (&outputs)[2]) {
     setsid();
@@ -214,7 +214,7 @@ class Program {
   [[noreturn]] static void run(std::vector<std::string>& words, std::vector<std::string> variables,
                                bool starts_itself) {
     const Main main = starts_itself ? nullptr : main_of(words[0], variables);
-    const auto environment = new std::vector(pointers(variables));  // as long as the process
+    const auto environment = new std::vector(pointers(variables));  // lives as long as the process
     if (main == nullptr) {
       execve(words[0].c_str(), pointers(words).data(), environment->data());
       _exit(127);
@@ -273,7 +273,7 @@ class Program {
   std::string out_, err_;
 };
 
-// What the kernel says of a process: 'T' for one that a signal has stopped; 0 if there is none.
+// Gives what the kernel says of a process: 'T' for one that a signal has stopped; 0 if there is none.
 inline char state_of(pid_t pid) {
   const std::string text = io::stat_after_name("/proc/" + std::to_string(pid));
   return text.empty() ? '\0' : text[0];

@@ -1,4 +1,4 @@
-// What the linker's build ID is read from: notes, as ELF lays them out.
+// The linker's build ID is read from notes, as ELF lays them out.
 #include "base/build_id.hpp"
 
 #include <elf.h>

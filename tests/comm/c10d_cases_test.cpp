@@ -55,7 +55,7 @@ c10d::ReduceOptions to_root(int root, ReduceOp op) {
   return options;
 }
 
-// What rank `rank` brings: small enough for every type's sums and products.
+// Gives what rank `rank` brings: values small enough for every type's sums and products.
 Tensor value(int rank, c10::IntArrayRef shape, torch::Dtype type) {
   const Tensor numbers = ((torch::arange(c10::multiply_integers(shape)) + rank) % 3 + 1).view(shape);
   return c10::isComplexType(type) ? torch::complex(numbers.to(torch::kDouble), -numbers.to(torch::kDouble)).to(type)
@@ -193,7 +193,7 @@ void expect_calls_right(Rank& rank, const Shape& shape, torch::Dtype type, const
   Tensors rows;
   for (int who = 0; who < world; ++who) rows.push_back(plain(me + who));
   Tensor whole = blank_whole(), input = of(me);
-  if (is_nccl(rank) && !whole.is_contiguous()) return;  // it takes memory as it lies
+  if (is_nccl(rank) && !whole.is_contiguous()) return;  // NCCL takes memory as it lies
   backend._allgather_base(whole, input)->wait();
   expect_equal(whole, torch::cat(all));
 
@@ -241,7 +241,7 @@ TEST_P(C10dWorlds, EveryCallTakesEveryType) {
 
 // ---- What a caller of c10d relies on.
 
-// As c10d's test_barrier_implies_wait has it.
+// c10d's test_barrier_implies_wait asks for the same.
 TEST_P(C10dWorlds, WhatNobodyWaitsForIsDoneBeforeALaterCallAndAtTheEnd) {
   const int world = GetParam();
   if (world == 1) GTEST_SKIP() << "a rank sends itself nothing";
@@ -415,7 +415,7 @@ TEST_P(C10dWorlds, WhatIsNotOfferedIsRefusedInOurWords) {
       EXPECT_THAT(error_of([&] { backend.broadcast(list, broadcast); }), Refused());
       EXPECT_THAT(error_of([&] { backend.reduce(list, reduce); }), Refused());
     }
-    if (is_nccl(rank)) return;  // what else c10d's NCCL does not take, it refuses in its own words
+    if (is_nccl(rank)) return;  // c10d's NCCL refuses the rest in its own words
 
     Tensors bytes{one.to(torch::kInt8)};
     Tensor whole = torch::ones({2 * world + 1}, rank.device());
@@ -453,7 +453,7 @@ TEST(C10dRefused, ATensorWithANegativeBitByNccl) {
   });
 }
 
-// The rank's body goes on after its Error, and the others wait for it: they are told at once.
+// The rank's body goes on after the Error, and the others wait for it: they are told at once.
 void expect_all_told(int world, const std::function<void(Rank&)>& call,
                      const testing::Matcher<const lockstep::Caught&>& what) {
   const auto begin = Clock::now();

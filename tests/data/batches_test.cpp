@@ -157,7 +157,7 @@ TEST(Batches, GiveAnEmptyPartItsShapeAndType) {
   }
 }
 
-// Which would train all the same, divided by 255.
+// They would train all the same, divided by 255.
 TEST(Batches, RefuseTablesAndTokensOfBytes) {
   for (const auto& shape : std::vector<std::vector<int64_t>>{{6}, {6, 4}}) {
     const Dataset bytes{at::ones(shape, at::kByte), at::zeros({6}, at::kLong)};
@@ -167,7 +167,7 @@ TEST(Batches, RefuseTablesAndTokensOfBytes) {
   EXPECT_EQ(batches(images, {.size = 2}).count(), 3);
 }
 
-// Of three grains, on four partners.
+// There are three grains, and four partners.
 TEST(Batches, GiveAnEmptyPartASampleAsAnExample) {
   Dataset dataset = numbered(6);
   dataset.x = dataset.x.to(at::kByte).unsqueeze(2);
@@ -193,7 +193,7 @@ TEST(Batches, GiveAnEmptyPartASampleAsAnExample) {
   }
 }
 
-// Of 5 grains partners have 2, 2 and 1, the last of 2 samples.
+// Partners have 2, 2 and 1 of 5 grains, the last of 2 samples.
 TEST(Batches, WithAGrainAreCutIntoAsManyPartsOnAllShards) {
   const Dataset dataset = numbered(18);
   const auto parts_of = [&](int index, int64_t count) {
@@ -225,7 +225,7 @@ std::vector<Batch> all_batches(const Source& source, const BatchOptions& options
 
 TEST(Batches, OfAFunctionAreThoseOfTheSameSamplesInMemory) {
   Dataset dataset = numbered(23);
-  dataset.x = dataset.x.to(at::kByte).unsqueeze(2);  // which become floats where they lie in memory
+  dataset.x = dataset.x.to(at::kByte).unsqueeze(2);  // bytes become floats where they lie in memory
   size_t most = 0;
   const Samples read(23, [&](const std::vector<int64_t>& numbers) {
     most = std::max(most, numbers.size());
@@ -245,7 +245,7 @@ TEST(Batches, OfAFunctionAreThoseOfTheSameSamplesInMemory) {
           EXPECT_TRUE(at::equal(found[i].y, expected[i].y));
           EXPECT_EQ(found[i].first, expected[i].first);
           EXPECT_EQ(found[i].global_size, expected[i].global_size);
-          EXPECT_GT(found[i].mark, 0);  // of samples in memory, the mark tells some of them too
+          EXPECT_GT(found[i].mark, 0);  // the mark of samples in memory tells some of them too
           EXPECT_EQ(found[i].runs, expected[i].runs);
         }
       }

@@ -177,7 +177,7 @@ TEST(FashionMnist, IsTheRealThing) {
   EXPECT_EQ(data.test.x.sizes(), (std::vector<int64_t>{10000, 1, 28, 28}));
   EXPECT_TRUE(at::equal(at::bincount(data.train.y), at::full({10}, 6000, at::kLong)));
   EXPECT_TRUE(at::equal(at::bincount(data.test.y), at::full({10}, 1000, at::kLong)));
-  EXPECT_NEAR(data.train.x.to(at::kFloat).mean().item<double>() / 255, 0.2860, 1e-4);  // as everybody reports it
+  EXPECT_NEAR(data.train.x.to(at::kFloat).mean().item<double>() / 255, 0.2860, 1e-4);  // everybody reports this mean
   DataDigests digests = digests_of(data);
   EXPECT_TRUE(is_fashion_mnist(digests));
   digests.test_labels = digests.train_labels;

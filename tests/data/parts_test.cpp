@@ -71,7 +71,7 @@ TEST(Shares, RefusesWhatSharesNothingOut) {
 
 const Dataset numbers = {torch::arange(20), torch::arange(20)};
 
-// What the parts of each batch add up to, and how large they are.
+// Tests what the parts of each batch add up to, and how large they are.
 TEST(BatchesByShares, CutTheSameBatchesInOtherParts) {
   const BatchOptions whole{.size = 8, .seed = 3, .epoch = 2};
   BatchOptions by_shares = whole;

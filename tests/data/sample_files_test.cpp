@@ -24,7 +24,7 @@ using testing::ElementsAre;
 
 namespace fs = std::filesystem;
 
-// Samples `first` to below `first + count`, each of which tells its number in all of its tensors.
+// Samples `first` to below `first + count`, each of which tells its number in all tensors.
 Dataset::Tensors samples_from(int64_t first, int64_t count) {
   const at::Tensor y = at::arange(first, first + count);
   return {{"x", at::stack({y, -y}, 1).to(at::kDouble)}, {"y", y}, {"even", (y % 2 == 0).unsqueeze(1)}};
@@ -124,7 +124,7 @@ TEST_F(SampleFiles, AreToldApartByTheirVersion) {
   const std::string before = version(files_);
   EXPECT_EQ(version(files_), before);
   EXPECT_NE(version({files_.begin(), files_.end() - 1}), before);
-  save_tensors(files_[2], samples_from(8, 10));  // as long as the old one; its header has another SHA-256
+  save_tensors(files_[2], samples_from(8, 10));  // the length is the old one's; the header has another SHA-256
   EXPECT_NE(version(files_), before);
 }
 

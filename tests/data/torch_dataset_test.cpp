@@ -54,7 +54,7 @@ void expect_as_in_memory(const Samples& samples, double scale) {
     for (const Batch& batch : batches(samples, options, {.index = index, .count = 2})) {
       EXPECT_TRUE(torch::equal(batch.x, wanted->x));
       EXPECT_TRUE(torch::equal(batch.y, wanted->y));
-      EXPECT_GT(batch.mark, 0);  // of samples in memory, the mark tells some of them too
+      EXPECT_GT(batch.mark, 0);  // the mark of samples in memory tells some of them too
       ++wanted;
     }
     EXPECT_TRUE(wanted == expected.end());

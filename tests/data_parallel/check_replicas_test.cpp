@@ -41,7 +41,7 @@ TORCH_MODULE(Net);
 
 const Dataset data{torch::rand({24, 6}), torch::arange(24) % 3};
 
-// What check_replicas throws on the ranks of this process, after `change` on each.
+// Gives what check_replicas throws on the ranks of this process, after `change` on each.
 std::vector<lockstep::Caught> errors_after(int world,
                                            const std::function<void(DataParallel<NetImpl>&, Rank&)>& change) {
   std::vector<lockstep::Caught> errors;
@@ -72,7 +72,7 @@ TEST_P(CheckReplicasWorlds, RanksThatTrainAlikeStayEqual) {
 TEST_P(CheckReplicasWorlds, AStepOfOneRankAloneIsNamedOnAll) {
   const int odd = GetParam() - 1;
   const auto errors = errors_after(GetParam(), [&](auto& net, Rank& rank) { step(net, rank, rank.index() == odd); });
-  const auto differ = GetParam() == 2 ? Fails(Error::difference) : Fails(Error::difference, {odd});  // of two, either
+  const auto differ = GetParam() == 2 ? Fails(Error::difference) : Fails(Error::difference, {odd});  // either of two
   EXPECT_THAT(errors, GetParam() == 1 ? testing::Matcher<decltype(errors)>(Each("(no error)")) : Each(differ));
 }
 

@@ -24,7 +24,7 @@ using CommunicationHookWorlds = Worlds;
 INSTANTIATE_TEST_SUITE_P(Sizes, CommunicationHookWorlds, testing::Values(1, 2, 3, 4),
                          [](const auto& info) { return std::to_string(info.param) + "Ranks"; });
 
-// communication_hook.hpp has it as its example.
+// communication_hook.hpp has this hook as its example.
 struct SignHook : CommunicationHook {  // each rank's vote on the direction, a byte per value
   CommunicationHook::Round average(const GradientBucket& bucket, Rank& rank) override {
     const Tensor votes = bucket.flat.sign().to(at::kChar);

@@ -64,7 +64,7 @@ TEST(DataParallelMisuse, BatchesThatWereNotSplitAreRefusedOnAllRanks) {
   }
 }
 
-// A rank of a pipeline, say, whose stage has one replica: its part of all ranks' batch is half of what it should train.
+// A rank of a pipeline, say, whose stage has one replica: its part of all ranks' batch is half of the right one.
 TEST(DataParallelMisuse, PartsForMoreRanksThanAverageAreRefused) {
   const auto errors = errors_on_ranks(2, [](Rank& rank) {
     Rank alone = rank.group(rank.index());
@@ -118,7 +118,7 @@ TEST(DataParallelMisuse, BatchesInAnotherOrderAreRefusedOnAllRanks) {
   }
 }
 
-// Nothing in their arguments says of which batch they are.
+// No argument says of which batch a backward is.
 TEST(DataParallelMisuse, BackwardsThatDoNotGetTheBatchKnowItAllTheSame) {
   using Net = DataParallel<torch::nn::LinearImpl>;
   const auto through = [](Net& net, const Batch& batch) {
@@ -134,7 +134,7 @@ TEST(DataParallelMisuse, BackwardsThatDoNotGetTheBatchKnowItAllTheSame) {
         Net net(torch::nn::Linear(6, 3), rank);
         const uint64_t seed = differ && rank.index() == 1 ? 1 : 0;
         for (auto& batch : lockstep::batches(data, {.size = 4, .seed = seed}, rank)) {
-          // What a rank looks at by itself, and is not cut for all of them, does not count.
+          // A batch that a rank looks at by itself, and that is not cut for all ranks, does not count.
           auto all = lockstep::batches(data, {.size = 4, .seed = 7});
           if (!differ && rank.index() == 1) EXPECT_EQ((*all.begin()).size(), 4);
           backward(net, batch);
@@ -255,7 +255,7 @@ TEST(DataParallelMisuse, StepsWithGradientsThatWereNotAveragedAreRefused) {
   }
 }
 
-// As in a GAN, whose generator's loss flows through the discriminator.
+// A GAN's generator has a loss that flows through the discriminator.
 TEST(DataParallelMisuse, ALossOfAnotherNetMayFlowThroughThisOne) {
   const auto errors = errors_on_ranks(2, [](Rank& rank) {
     DataParallel generator(torch::nn::Linear(6, 6), rank), discriminator(torch::nn::Linear(6, 3), rank);
@@ -281,7 +281,7 @@ TEST(DataParallelMisuse, ALossWithoutAGraphIsRefused) {
       const torch::NoGradGuard no_grad;
       return net.loss(batch, F::cross_entropy);
     };
-    EXPECT_GT(loss().item(), 0);  // which is how a loss is only looked at
+    EXPECT_GT(loss().item(), 0);  // a loss may be looked at so
     loss().backward();
   });
   EXPECT_THAT(errors, Each(Refused()));

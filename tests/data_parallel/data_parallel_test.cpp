@@ -47,7 +47,7 @@ struct UnusedBranch : torch::nn::Module {
   Tensor scale;
 };
 
-// Uses one of its branches, by the sign of its input's sum: on different ranks different ones.
+// Uses one of its branches, by the sign of the input's sum: on different ranks different ones.
 struct Branches : torch::nn::Module {
   Branches() {
     negative = register_module("negative", torch::nn::Linear(6, 3));

@@ -72,7 +72,7 @@ TEST(FullShardingMemory, ARankHasItsSliceOfEverythingAndAFewUnits) {
   }
 }
 
-// Of a grain for each rank, and of four. Then there are also the sums of whole gradients: the first sum of two grains,
+// Each rank has one grain, or four. With four there are also the sums of whole gradients: the first sum of two grains,
 // and the third grain's gradient.
 TEST(FullShardingMemory, WithAGrainARankHasSumsOfWholeGradientsWhereItHasSeveralGrains) {
   for (const int64_t grains_of_each : {1, 4}) {

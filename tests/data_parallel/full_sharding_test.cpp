@@ -48,8 +48,8 @@ std::unique_ptr<optim::Optimizer> make_adam_w(const Optimizer::Groups& groups) {
   return std::make_unique<optim::AdamW>(groups, optim::AdamWOptions(0.01).weight_decay(0.1).amsgrad(true));
 }
 
-// Of modules that know nothing of units: tied weights, which are used at both ends; a parameter that nothing uses, and
-// a frozen one; float32 in between.
+// The modules know nothing of units. There are tied weights, which are used at both ends; a parameter that nothing
+// uses, and a frozen one; float32 in between.
 struct BlockImpl : nn::Module {
   BlockImpl() {
     for (const auto& module : children()) module->to(torch::kDouble);
@@ -93,7 +93,7 @@ Tied make_tied(Rank* rank = nullptr) {
 std::vector<Batch> make_batches() {
   torch::manual_seed(8);
   std::vector<Batch> batches;
-  for (const int64_t size : {7, 2, 5, 3}) {  // of 2 and 3 samples some ranks have none
+  for (const int64_t size : {7, 2, 5, 3}) {  // some ranks have none of 2 and 3 samples
     batches.push_back({torch::randint(13, {size, 4}), torch::randint(13, {size}), size});
   }
   return batches;
@@ -193,7 +193,7 @@ TEST_P(FullShardingWorlds, AddsUpOverBackwardsReducedAndNot) {
   }
 }
 
-// Of every unit, of tied weights and of a parameter that nothing uses.
+// The bits are those of every unit, of tied weights and of a parameter that nothing uses.
 TEST(FullSharding, WithAGrainTheBitsAreThoseOfOneDevice) {
   at::Generator generator = at::detail::createCPUGenerator(3);
   const Dataset data{torch::randint(13, {31, 4}, generator), torch::randint(13, {31}, generator)};
@@ -284,11 +284,11 @@ TEST_P(FullShardingWorlds, ParametersAreWholeWhileAWholeLives) {
     {
       const auto whole = net.whole();
       const Dataset data{torch::ones({3, 4}, torch::kLong), torch::ones({3}, torch::kLong)};
-      // Of 3 samples a fourth rank has none, and does not compute. One rank may look at parameters alone.
+      // A fourth rank has none of 3 samples, and does not compute. One rank may look at parameters alone.
       evaluate([&](const Tensor& x) { return net(x); }, data.to(rank.device()), rank);
       if (rank.index() == 0) EXPECT_TRUE(net->words->weight.sum().isfinite().item<bool>());
       const torch::NoGradGuard no_grad;
-      for (auto& parameter : trained_parameters(*net)) parameter.data().mul_(2);  // which leaves versions alone
+      for (auto& parameter : trained_parameters(*net)) parameter.data().mul_(2);  // data() leaves versions alone
     }
     {
       const auto whole = net.whole();  // also while it trains
@@ -314,7 +314,7 @@ TEST(FullSharding, KeepsWhatIsChangedInPlace) {
   });
 }
 
-// Its address is known to a kernel that has begun, whatever operators it calls.
+// A kernel that has begun knows the tensor's address, whatever operators it calls.
 TEST(FullSharding, WhatAnOperatorWasGivenStaysUntilItsEnd) {
   run(test_devices(2), [](Rank& rank) {
     const nn::Sequential layers(nn::Linear(4, 4), nn::Linear(4, 4));

@@ -102,7 +102,7 @@ TEST(GrainRefusalsTest, OfPartsWithAndWithoutGrains) {
               Refused());
 }
 
-// What was computed without a grain would be added on each rank by itself.
+// Gradients that were computed without a grain would be added on each rank by itself.
 TEST(GrainRefusalsTest, OfGradientsFromOutside) {
   const auto plain_part_first = [](Rank& rank) {
     DataParallel net(torch::nn::Linear(4, 3), rank);

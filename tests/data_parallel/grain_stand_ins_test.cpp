@@ -33,7 +33,7 @@ namespace F = torch::nn::functional;
 
 const torch::optim::SGDOptions kSgd(0.1);
 
-// Of five grains rank 0 has two, and of a single one the others have none.
+// Rank 0 has two of five grains, and the others have none of a single one.
 TEST(GrainStandInsTest, AreComputedWhereOthersHaveMoreGrainsAndLeaveNothingBehind) {
   lockstep::run(lockstep::test_devices(4), [](Rank& rank) {
     torch::nn::BatchNorm1d norm(4);

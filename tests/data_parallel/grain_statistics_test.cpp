@@ -196,7 +196,7 @@ TEST(GrainStatistics, InEvalModeStay) {
   });
 }
 
-// As where a backward computes forwards again, or where the first attempt had failed.
+// A backward may compute forwards again, or the first attempt may have failed.
 TEST(GrainStatistics, OfTheFirstForwardThatSucceedsCount) {
   const auto grains = grains_of(0, torch::kDouble);
   run(test_devices(1), [&](Rank& rank) {

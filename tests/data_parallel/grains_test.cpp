@@ -87,7 +87,7 @@ struct Layout {
   bool overlap = true;
   int64_t bucket_bytes = 4 << 20;
   bool changes_shares = false;          // after each batch
-  std::vector<std::string> units = {};  // of stage 3
+  std::vector<std::string> units = {};  // the units of stage 3
 };
 
 using Bits = lockstep::TensorBits;
@@ -208,7 +208,7 @@ TEST(GrainGradientsTest, AreThoseOfTheMeanLossOfTheBatch) {
   });
 }
 
-// As where two batches are one step.
+// Two batches may be one step.
 TEST(GrainGradientsTest, AddToThoseOfTheBatchBefore) {
   const Dataset data = random_samples(4, 20);
   const auto gradients = [&](int ranks, std::vector<int64_t> firsts, bool keeps_zeros) {

@@ -123,7 +123,7 @@ struct LeftOut : testing::Test {
     F::cross_entropy(net(x), y).backward();
   }
 
-  // What each way to compute the loss says, or "(no error)" where its gradient is that of one device.
+  // Gives what this way to compute the loss says, or "(no error)" where its gradient is that of one device.
   lockstep::Caught outcome(
       int ranks, int64_t grain,
       const std::function<lockstep::Loss(DataParallel<torch::nn::LinearImpl>&, Batch&, Rank&)>& loss) {
@@ -201,7 +201,7 @@ TEST_F(LeftOut, CountedByHandTheyTrainAsOnOneDevice) {
     return net.mean(F::cross_entropy(net(batch.x), batch.y), here, all.item<int64_t>());
   };
   const auto divided = [&](auto& net, auto& batch, Rank&) {
-    const double share = static_cast<double>(counted(y)) / 10;  // of the whole batch's targets
+    const double share = static_cast<double>(counted(y)) / 10;  // share of the whole batch's targets
     return net.loss(batch, [&net, share](const Batch& part) {
       const auto sum = F::CrossEntropyFuncOptions().reduction(torch::kSum);
       return F::cross_entropy(net(part.x), part.y, sum) / (share * static_cast<double>(part.size()));

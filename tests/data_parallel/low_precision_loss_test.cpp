@@ -97,7 +97,7 @@ TEST(LowPrecisionLoss, IsRightWhereBackwardComputesAgain) {
   }
 }
 
-// What is no parameter is weighed too: this rank's share of the batch's gradient, times the number of ranks.
+// An input's gradient is weighed too: it is this rank's share of the batch's gradient, times the number of ranks.
 TEST(LowPrecisionLoss, WeighsAnInputsGradient) {
   lockstep::run(lockstep::test_devices(2), [](Rank& rank) {
     const auto module = std::make_shared<UnitGradient>();

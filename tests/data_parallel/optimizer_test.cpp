@@ -272,7 +272,8 @@ nn::Sequential with_first_weight(bool trains) {
   return net;
 }
 
-// What a net warns of that loads the optimizer of one whose first weight was trained, or was not. Names what it has.
+// Gives the warnings of a net that loads the optimizer of one whose first weight was trained, or was not. `with_state`
+// becomes the number of parameters with a state.
 std::vector<std::string> warnings_of_load(const Layout& layout, bool was_trained, bool trains, int64_t& with_state) {
   const ScratchFolder folder;
   trained(with_first_weight(was_trained), {2, Sharded::state}, 0, kAdam, take_step, 0, 1, {},

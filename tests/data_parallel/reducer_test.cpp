@@ -182,8 +182,8 @@ TEST(Reducer, BucketsFillUpToTheirSizeAndHoldOneType) {
     std::vector<Tensor> weights;
   };
   const auto logs = run_spied(2, [](Rank& rank, Log& log) {
-    // As they get ready: p5 (15 floats), p4 (14 doubles), p3 (13 floats), p2 (12 doubles), p1 (11 floats), p0 (10
-    // doubles). The first bucket is full at one float, the others at 50 floats or 25 doubles.
+    // Gradients get ready in this order: p5 (15 floats), p4 (14 doubles), p3 (13 floats), p2 (12 doubles), p1 (11
+    // floats), p0 (10 doubles). The first bucket is full at one float, the others at 50 floats or 25 doubles.
     DataParallel net(TwoTypes(), rank, {.bucket_bytes = 200, .first_bucket_bytes = 4});
     for (int step = 0; step < 2; ++step) {
       net->zero_grad();
@@ -238,7 +238,7 @@ TEST(Reducer, GoesOnInAnOrderThatWasLearntBeforeButNotInAForeignOne) {
     first.loss(inputs(rank), mean_of_outputs).backward();
     EXPECT_THAT(log, ElementsAre("average 2", "average 1", "average 3"));
     Order order = first.replica()->averaging()->order();
-    order.push_back(-1);  // as a checkpoint has it beside longer ones
+    order.push_back(-1);  // a checkpoint fills an order up beside longer ones
     second.replica()->averaging()->set_order(order);
     order.pop_back();
     EXPECT_EQ(second.replica()->averaging()->order(), order);
@@ -391,7 +391,7 @@ TEST(Reducer, ChannelsLastParametersKeepTheirStrides) {
   lockstep::run(lockstep::test_devices(2), [](Rank& rank) {
     torch::nn::Conv2d conv(torch::nn::Conv2dOptions(3, 4, 2));
     conv->weight.set_data(conv->weight.contiguous(torch::MemoryFormat::ChannelsLast));
-    // As NCCL it refuses memory in another order than a tensor's dimensions.
+    // Like NCCL, `strict` refuses memory in another order than a tensor's dimensions.
     Rank strict = lockstep::counted(rank, std::make_shared<lockstep::CountingBackend::Calls>());
     DataParallel net(conv, strict);
     const Tensor x = torch::full({1, 3, 2, 2}, rank.index() + 1.0) * torch::arange(12).view({1, 3, 2, 2});
@@ -439,7 +439,7 @@ TEST(Reducer, BucketSizesBelowOneAreRefused) {
               Refused());
 }
 
-// What fails in the middle of backward, after the first bucket was posted.
+// Fails in the middle of backward, after the first bucket was posted.
 Tensor failing(const Tensor& x, bool fail) {
   const Tensor y = x * 1;
   y.register_hook([fail](const Tensor& gradient) {
@@ -491,7 +491,7 @@ TEST(Reducer, ARankThatCatchesAnExceptionOfBackwardCannotGoOn) {
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(20));
 }
 
-// Computes its gradient by a backward of its own, inside the backward that calls it.
+// Computes its gradient by a second backward, inside the backward that calls this function.
 struct Again : torch::autograd::Function<Again> {
   static Tensor forward(torch::autograd::AutogradContext* context, const Tensor& x, const Tensor& weight) {
     context->save_for_backward({x.detach(), weight});

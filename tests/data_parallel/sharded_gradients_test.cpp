@@ -174,8 +174,8 @@ TEST(ShardedGradients, ReducesBucketsWhileBackwardComputesOthers) {
       net.loss({torch::ones({1, 128}), torch::zeros({1}, torch::kLong), 2}, F::cross_entropy).backward();
       EXPECT_EQ(before_last, overlap ? 3 : 0);
       EXPECT_THAT(*calls, ElementsAre("reduce_scatter", "reduce_scatter", "reduce_scatter", "reduce_scatter",
-                                      "allreduce",    // of the report
-                                      "broadcast"));  // of the order of the buckets, once
+                                      "allreduce",    // the report
+                                      "broadcast"));  // the order of the buckets, once
       sgd.step();
       for (int step = 2; step <= 3; ++step) {  // in the second one the ranks compare their options
         calls->clear();

@@ -1,5 +1,5 @@
-// What a user of a sharded net may take for the same as with one device: LibTorch's optimizers and its clipping find no
-// gradients there, so that they are refused; and so is what goes wrong on some ranks alone.
+// Calls that a user of a sharded net may take for the same as with one device: LibTorch's optimizers and clipping find
+// no gradients there, so that they are refused; and so is what goes wrong on some ranks alone.
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 #include <lockstep/data_parallel/convert_sync_batchnorm.hpp>
@@ -66,7 +66,7 @@ Outcome outcome_of(const std::function<void(Rank&)>& body) {
   return outcome;
 }
 
-// What a net refuses.
+// Gives what a net refuses.
 std::vector<lockstep::Caught> errors_of(const DataParallelOptions& options, const std::function<void(Net&)>& use) {
   return outcome_of([&](Rank& rank) {
            Net net(two_layers(), rank, options);

@@ -62,7 +62,7 @@ struct NetImpl : nn::Cloneable<NetImpl> {
     conv->weight.set_data(conv->weight.detach().contiguous(at::MemoryFormat::ChannelsLast));
   }
   Tensor forward(const Tensor& x) { return linear(torch::tanh(conv(x)).flatten(1)) * frozen.sum(); }
-  // What is rounded to float32 stays apart from the rest.
+  // The part that is rounded to float32 stays apart from the rest.
   Tensor loss(const Tensor& y_hat, const Tensor& y) const { return F::cross_entropy(y_hat, y) + scale.square().mean(); }
   nn::Conv2d conv{nullptr};
   nn::Linear linear{nullptr};
@@ -72,7 +72,7 @@ TORCH_MODULE(Net);
 
 std::vector<Batch> make_batches() {
   std::vector<Batch> batches;
-  for (const int64_t size : {7, 2, 5, 3}) {  // of 2 and 3 samples some ranks have none
+  for (const int64_t size : {7, 2, 5, 3}) {  // some ranks have none of 2 and 3 samples
     batches.push_back({torch::randn({size, 2, 4, 4}, torch::kDouble), torch::randint(8, {size}), size});
   }
   return batches;
@@ -152,7 +152,7 @@ TEST_P(ShardedOptimizerWorlds, UpdatesAreThoseOfTheWholeOptimizer) {
   }
 }
 
-// What each backward adds: under no_sync on the rank, in a sharded net in the slice.
+// Each backward adds gradients: under no_sync on the rank, in a sharded net in the slice.
 TEST_P(ShardedOptimizerWorlds, AccumulatesOverBackwards) {
   const Net start;
   const auto batches = make_batches();
@@ -167,7 +167,7 @@ TEST_P(ShardedOptimizerWorlds, AccumulatesOverBackwards) {
         DataParallel net(module, rank, options);
         Optimizer optimizer(net, optim::SGDOptions(0.1));
         backward(net, batches[0], rank);
-        optimizer.zero_grad();  // of what came before nothing is left
+        optimizer.zero_grad();  // nothing is left of what came before
         for (size_t i = 0; i < batches.size(); ++i) {
           std::optional<NoSync> no_sync;
           if (i < unreduced) no_sync.emplace(net.replica());
@@ -201,7 +201,7 @@ std::map<std::string, Tensor> by_name(const io::NamedTensors& state) {
   return {state.begin(), state.end()};
 }
 
-// What rank 0 saves; the others have nothing.
+// Gives what rank 0 saves; the others have nothing.
 std::map<std::string, Tensor> saved_state(Optimizer& optimizer, const Rank& rank) {
   const ScratchFolder folder;
   optimizer.save(folder / "optimizer");
@@ -235,7 +235,7 @@ std::vector<Batch> branch_batches() {
   return batches;
 }
 
-// What `ranks` ranks compute, on one device.
+// Computes on one device what `ranks` ranks compute.
 void train_branches(BranchesImpl& net, optim::Optimizer& optimizer, const std::vector<Batch>& batches, int ranks,
                     size_t begin, size_t end) {
   for (size_t step = begin; step < end; ++step) {
@@ -278,8 +278,8 @@ std::shared_ptr<BranchesImpl> copy_of(const std::shared_ptr<BranchesImpl>& net) 
   return std::dynamic_pointer_cast<BranchesImpl>(net->clone());
 }
 
-// With its state, whose steps each parameter counts for itself. One large bucket is shared out so that a parameter lies
-// on two ranks.
+// The optimizer's state is left alone too: each parameter counts its own steps. One large bucket is shared out so that
+// a parameter lies on two ranks.
 TEST_P(ShardedOptimizerWorlds, ParametersThatNoRankUsedAreLeftAloneAsOnOneDevice) {
   const int ranks = GetParam();
   const auto start = std::make_shared<BranchesImpl>();

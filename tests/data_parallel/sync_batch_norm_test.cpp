@@ -37,7 +37,7 @@ Tensor part_for(const Tensor& whole, const Rank& rank, bool none_for_first) {
   return whole.detach().narrow(0, part.begin, part.size()).clone().to(rank.device());
 }
 
-// A layer at its start, and what becomes of it on whole batches, three steps on one device.
+// A layer at its start, and the same after three steps on one device, on whole batches.
 template <class BatchNorm>
 struct Steps {
   Steps(const BatchNormOptions& options, std::vector<int64_t> shape) : start(options), trained(options) {
@@ -171,7 +171,7 @@ TEST_P(SyncBatchNormWorlds, NetsTrainAsOnOneDeviceAlsoWithEmptyParts) {
   torch::optim::SGD sgd(single->parameters(), /*lr=*/0.1);
   std::vector<Batch> batches;
   std::vector<std::vector<Tensor>> gradients;
-  for (const int64_t size : {7, 5, 3, 2}) {  // of 2 and 3 samples some ranks have none
+  for (const int64_t size : {7, 5, 3, 2}) {  // some ranks have none of 2 and 3 samples
     batches.push_back({torch::randn({size, 2, 6, 6}, torch::kDouble), torch::randint(3, {size}), size});
     sgd.zero_grad();
     F::cross_entropy(single->forward(batches.back().x), batches.back().y).backward();
@@ -226,7 +226,7 @@ TEST(SyncBatchNorm, ConversionKeepsTensorsOptionsAndMode) {
     EXPECT_EQ(sync.options.eps(), 0.01);
     net->to(torch::kDouble);
     net->train();
-    auto clone = copy_of(net);  // which has the synchronised kind in all places too
+    auto clone = copy_of(net);  // the clone has the synchronised kind in all places too
     EXPECT_EQ(clone->named_parameters().keys(), parameters.keys());
     const Tensor x = torch::ones({3, 4, 8, 8}, torch::kDouble) * rank.index();
     EXPECT_TRUE(clone->forward(x).equal(net->forward(x)));

@@ -34,8 +34,8 @@ namespace F = torch::nn::functional;
 const lockstep::Dataset data{torch::rand({12, 6}), torch::arange(12) % 3};
 
 struct Outcome {
-  std::vector<lockstep::Caught> errors;  // of each rank
-  std::vector<std::string> warnings;     // of all
+  std::vector<lockstep::Caught> errors;  // errors of each rank
+  std::vector<std::string> warnings;     // warnings of all
 };
 
 Outcome outcome_of(int world, const std::function<void(Rank&)>& body) {

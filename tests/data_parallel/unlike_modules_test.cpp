@@ -40,7 +40,7 @@ TEST(UnlikeModules, ShapesThatDifferAreRefusedOnEveryRank) {
 }
 
 TEST(UnlikeModules, ReplicasThatShareTheirMemoryAreRefused) {
-  const torch::nn::LinearImpl prototype(2, 3);  // copies of it share its tensors
+  const torch::nn::LinearImpl prototype(2, 3);  // copies share its tensors
   EXPECT_THAT(error_on_ranks(3, [&](Rank& rank) { DataParallel net(torch::nn::LinearImpl(prototype), rank); }),
               Fails(Error::difference));
 }

@@ -1,5 +1,5 @@
 // Labels: concurrency
-// Autocast: what it casts, where, and that everything is as before behind it.
+// Autocast: what it casts, where, and that everything is as before behind the scope.
 #include <ATen/autocast_mode.h>
 #include <gmock/gmock.h>
 #include <torch/torch.h>
@@ -71,7 +71,7 @@ TEST(Autocast, WeightsAndTheirGradientsStayFloat32) {
   EXPECT_FALSE(torch::equal(layer->weight.grad(), exact));
 }
 
-// A cast that outlived its scope would hide an update of its weight.
+// A cast that outlived its scope would hide an update of the weight.
 TEST(Autocast, SeesWeightsThatChangedSinceTheScopeBefore) {
   const torch::Tensor weight = torch::ones({4, 4}).requires_grad_();
   const auto product = [&] {

@@ -24,7 +24,7 @@ TEST(GpuMath, SetsWhatIsAskedForAndPutsBackWhatWas) {
   {
     const lockstep::GpuMath math({});
     EXPECT_EQ(context.allowTF32CuBLAS(), products);
-    EXPECT_FALSE(context.allowTF32CuDNN());  // as the user has set it
+    EXPECT_FALSE(context.allowTF32CuDNN());  // the user's setting
   }
   at::globalContext().setBenchmarkCuDNN(true);
   {

@@ -186,7 +186,7 @@ TEST_F(GpuTrainer, RecordedStepsGiveWhatOtherStepsGive) {
   }
 }
 
-// What changes from step to step is behind the replay: rates, and the number of steps that Adam counts.
+// Values that change from step to step are used behind the replay: rates, and the number of steps that Adam counts.
 TEST_F(GpuTrainer, RecordedStepsGoWithEveryUpdate) {
   const auto update = [](TrainOptions& o) {
     o.optimizer.kind = lockstep::OptimizerKind::adamw;
@@ -196,7 +196,7 @@ TEST_F(GpuTrainer, RecordedStepsGoWithEveryUpdate) {
   };
   const double rounding = lockstep::simulated::is_there() ? 0 : 1e-4;
   for (const auto& devices : worlds()) {
-    if (devices.size() == 2 && devices[0] == devices[1]) continue;  // as with GPUs of their own
+    if (devices.size() == 2 && devices[0] == devices[1]) continue;  // two ranks with a GPU each do the same
     SCOPED_TRACE(lockstep::to_string(devices));
     const auto graphed = train(devices, [&](TrainOptions& o) {
       update(o);
@@ -267,7 +267,7 @@ TEST_F(Gpu, AnExchangeRunsBesideComputation) {
       const c10::StreamGuard own(stream());
       auto computation = std::make_unique<Computation>(own.current_stream());
       std::vector<torch::Tensor> tensors = {torch::full({1000}, rank.index() + 1.0f, rank.device())};
-      rank.allreduce(tensors[0].clone());  // what is set up once
+      rank.allreduce(tensors[0].clone());  // the first call sets up what later ones use
       lockstep::synchronize(rank.device());
       rank.barrier();
 
@@ -321,10 +321,10 @@ TEST_F(GpuFailures, ARankThatNeedsMoreMemoryThanThereIsIsNamed) {
   EXPECT_EQ(torch::ones({4}, torch::kCUDA).sum().item<float>(), 4);  // the GPU is as good as before
 }
 
-// A kernel that finds its index wrong ends all use of the GPU by its process. So that is a process of its own. LibTorch
+// A kernel that finds a wrong index ends all use of the GPU by its process. So the test makes another process. LibTorch
 // may abort it: then a destructor could not give memory back.
 TEST_F(GpuFailures, AKernelThatFailsEndsAllRanksSoon) {
-  if (lockstep::simulated::is_there()) return;  // whose kernels complain when they are called
+  if (lockstep::simulated::is_there()) return;  // a simulated kernel complains when it is called
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const auto fail = [] {
     const auto start = std::chrono::steady_clock::now();
@@ -349,7 +349,7 @@ TEST_F(GpuFailures, AKernelThatFailsEndsAllRanksSoon) {
   EXPECT_EXIT(fail(), ends, "CUDA error");
 }
 
-// Last, because what it leaves of the failed recording is LibTorch's, and differs between its versions.
+// This test is the last: what is left of the failed recording is LibTorch's, and differs between versions.
 TEST_F(GpuFailures, AWorkThatCannotBeRecordedThrowsAndLeavesTheStreamUsable) {
   const c10::StreamGuard stream(new_stream());
   const torch::Tensor x = torch::ones({4}, torch::kCUDA);

@@ -97,7 +97,7 @@ TEST(AtomicFile, ReplacesWhatLinksLeadToAndKeepsTheLinks) {
   EXPECT_THAT(error_of([&] { write_file(folder / "loop", "x"); }), Fails(Error::file));
 }
 
-// As root one would replace it for everybody.
+// Root would replace the pipe for everybody.
 TEST(AtomicFile, TakesNoPipeAway) {
   const ScratchFolder folder;
   ASSERT_EQ(mkfifo((folder / "pipe").c_str(), 0600), 0);

@@ -1,5 +1,5 @@
 // Labels: concurrency
-// A run's folder is locked by a file in it, which other machines see, and by itself, as earlier versions did.
+// A run's folder is locked by a file in it, which other machines see, and directly, as by earlier versions.
 #include "io/folder_lock.hpp"
 
 #include <fcntl.h>

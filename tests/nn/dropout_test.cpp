@@ -39,7 +39,7 @@ Dropout named(const DropoutImpl::Options& options, const std::string& name = "dr
   return dropout;
 }
 
-// What one device drops of `x`, the samples of a global batch.
+// Gives `x`, the samples of a global batch, as one device's dropout leaves it.
 Tensor dropped(const Dropout& layer, const Tensor& x, int64_t step = 0, uint64_t seed = kSeed) {
   const SampleScope scope({.seed = seed, .step = step, .first = 0, .size = x.size(0)});
   return Dropout(layer)->forward(x);
@@ -69,7 +69,7 @@ TEST_P(DropoutWorlds, SlicesDropWhatTheWholeDrops) {
       };
       const Dropout channels = named({.whole_channels = whole_channels, .slice = slice(1, 7)});
       EXPECT_TRUE(dropped(channels, slice_of(x, 1, rank)).equal(slice_of(whole, 1, rank)));
-      const Dropout equal_slices = named({.slice = slice(-1, 0)});  // of 12
+      const Dropout equal_slices = named({.slice = slice(-1, 0)});  // slices of 12 features
       EXPECT_TRUE(dropped(equal_slices, slice_of(features, 1, rank)).equal(slice_of(whole_features, 1, rank)));
     });
   }
@@ -190,7 +190,7 @@ TEST_P(DropoutTrainingWorlds, GoesOnAtTheStepThatItIsTold) {
   });
 }
 
-// Three whole batches, of 11, 11 and 2 samples, add up in one step: each drops its own values, however it is cut.
+// Three whole batches, of 11, 11 and 2 samples, add up in one step: each drops its own values, however cut.
 TEST_P(DropoutTrainingWorlds, BatchesThatAddUpDropDifferentValuesAsOnOneDevice) {
   const auto trained_alone = [&](bool masks_differ) {
     Sequential net = copy_of(start_);
@@ -333,7 +333,7 @@ TEST(DropoutTest, SaysWhatItNeeds) {
   const Tensor x = torch::ones({4, 3}), y = torch::zeros({4}, torch::kLong);
   EXPECT_THAT(error_in_run(1, [&](auto& net) { net(x); }), Refused());
   EXPECT_THAT(error_of([&] {
-                const SampleScope scope(SampleScope::keep());  // of no scope
+                const SampleScope scope(SampleScope::keep());  // there is no scope to keep
                 named({})->forward(x);
               }),
               Refused());

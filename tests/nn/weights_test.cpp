@@ -60,7 +60,7 @@ void expect_equal(const std::vector<torch::Tensor>& a, const std::vector<torch::
 class CheckpointTest : public testing::Test {
  protected:
   std::filesystem::path file() const { return folder_ / "model.safetensors"; }
-  // What loading this into `net` says; whatever it is, `net` must not have changed.
+  // Gives what loading these tensors into `net` says; in any case `net` must not have changed.
   Caught load_error(const io::NamedTensors& tensors, Net& net) {
     io::write_safetensors(file(), tensors);
     auto before = values_of(*net);
@@ -198,7 +198,7 @@ TEST_F(CheckpointTest, RefusesAFlippedBitOfItsData) {
   save_weights(file(), *source);
   const std::string whole = folder_.read("model.safetensors");
   const auto before = values_of(*net);
-  for (size_t from_end = 1; from_end <= 100; from_end += 3) {  // of its 108 bytes of data
+  for (size_t from_end = 1; from_end <= 100; from_end += 3) {  // the file has 108 bytes of data
     std::string bytes = whole;
     bytes[bytes.size() - from_end] ^= static_cast<char>(1 << from_end % 8);
     folder_.write("model.safetensors", bytes);

@@ -34,8 +34,8 @@ TEST(LearningRate, GrowsWithTheBatch) {
   EXPECT_DOUBLE_EQ(learning_rate_at(rate, 0), 0.05);
 }
 
-// Section 2.2: "we start from a learning rate of eta and increment it by a constant amount at each iteration such that
-// it reaches eta-hat = k eta after 5 epochs", then go back to the original schedule.
+// Section 2.2: the rate starts at eta and grows "by a constant amount at each iteration such that it reaches eta-hat =
+// k eta after 5 epochs". Then the original schedule follows.
 TEST(LearningRate, WarmsUpAsGoyalEtAlDo) {
   const LearningRate rate{.lr = 0.1,
                           .batch = 8192,
@@ -45,7 +45,7 @@ TEST(LearningRate, WarmsUpAsGoyalEtAlDo) {
                           .schedule = LearningRate::Schedule::step,
                           .step_epochs = {30, 60, 80},
                           .epochs = 90};
-  const int steps = 157;  // of an epoch: ImageNet's 1.28 million images
+  const int steps = 157;  // steps of an epoch: ImageNet's 1.28 million images
   const double eta = 0.1, k = 32, increment = (k * eta - eta) / (5 * steps);
   double expected = eta;
   for (int step = 0; step < 5 * steps; ++step) {
@@ -58,7 +58,7 @@ TEST(LearningRate, WarmsUpAsGoyalEtAlDo) {
   }
 }
 
-// As of epochs that are counted from 1, where the cosine would rise again.
+// Epochs that are counted from 1 would go past the end, where the cosine would rise again.
 TEST(LearningRate, IsRefusedOutsideOfTheRun) {
   const LearningRate rate{.schedule = LearningRate::Schedule::cosine, .epochs = 40};
   EXPECT_NEAR(learning_rate_at(rate, 40), 0, 1e-15);

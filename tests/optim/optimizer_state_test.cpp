@@ -1,4 +1,4 @@
-// A torch::optim optimizer that goes on from its kept state does the steps that it would have done.
+// A torch::optim optimizer that goes on from a kept state does the steps that it would have done.
 #include "optim/optimizer_state.hpp"
 
 #include <gmock/gmock.h>

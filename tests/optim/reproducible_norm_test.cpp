@@ -19,7 +19,7 @@ using Pieces = std::vector<Tensor>;
 const double kInfinity = std::numeric_limits<double>::infinity();
 const double kNaN = std::numeric_limits<double>::quiet_NaN();
 
-// What ranks with these pieces agree on. Every other one computes as on a GPU.
+// Gives what ranks with these pieces agree on. Every other one computes as on a GPU.
 double norm_of_ranks(const std::vector<Pieces>& ranks, bool operators_first = false) {
   Tensor largest = torch::zeros({2}, torch::kDouble), sums = torch::zeros({4}, torch::kDouble);
   for (const auto& pieces : ranks) largest = torch::maximum(largest, largest_magnitude(pieces, torch::kCPU));

@@ -1,6 +1,6 @@
 // Labels: concurrency
-// LibTorch's generator, which all ranks of a process share: a rank that seeds it, and layers that draw from it, are
-// warned of.
+// LibTorch's generator, which all ranks of a process share: a rank that seeds the generator, and layers that draw from
+// it, are warned of.
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 #include <lockstep/data_parallel/data_parallel.hpp>

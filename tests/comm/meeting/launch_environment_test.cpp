@@ -1,4 +1,4 @@
-// What launchers say in the environment, and what is made of it.
+// Tests what launchers say in the environment, and what is made of it.
 #include "comm/meeting/launch_environment.hpp"
 
 #include <gmock/gmock.h>

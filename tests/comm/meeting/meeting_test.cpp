@@ -1,4 +1,4 @@
-// What a process makes of what it finds in the store.
+// Tests what a process makes of what it finds in the store.
 #include "comm/meeting/meeting.hpp"
 
 #include <gmock/gmock.h>
@@ -55,7 +55,7 @@ TEST(Meeting, ForeignCountsAreShown) {
   }
 }
 
-// Each of its processes learns it at once, and none may end the job that has met.
+// Each process of the other job learns it at once, and none may end the job that has met.
 TEST(Meeting, AnotherJobOfAnotherSizeLeavesTheFirstOneAlone) {
   const comm::StorePtr store = c10::make_intrusive<c10d::HashStore>();
   std::thread other([&] { comm::meet(*store, process(1), {torch::kCPU}, "x", limit); });
@@ -96,7 +96,7 @@ TEST(Meeting, ALauncherNamesAProcessThatHasEndedAlsoThen) {
   EXPECT_EQ(comm::failure_from(run->get_to_str("failure")).text, "process 1 of 2 is gone: it was killed");
 }
 
-// What a launcher saw of its end, and not its words, says that.
+// A launcher saw the process stopped: that counts, and not what the process said at its end.
 TEST(Meeting, WhoWaitsForAProcessThatWasStoppedIsStoppedToo) {
   const auto wait_for_one_that = [](bool was_stopped) {
     const comm::StorePtr store = c10::make_intrusive<c10d::HashStore>();

@@ -99,7 +99,7 @@ Bytes bytes(const std::string& text) {
   return {text.begin(), text.end()};
 }
 
-// What each of these questions gives.
+// Gives the answers to these questions.
 std::vector<std::string> answers_of(c10d::Store& store) {
   std::vector<std::string> answers;
   const auto note = [&](const std::string& text) { answers.push_back(text); };
@@ -183,7 +183,7 @@ TEST_F(Store, WhoDoesNotKnowTheKeyGetsNoAnswer) {
 }
 
 TEST_F(Store, StrangersHearNothingButAGreeting) {
-  std::string proof;  // of one who knows the key
+  std::string proof;  // proof of one who knows the key
   {
     const Stranger friendly(kept_.port);
     const std::string theirs = friendly.hear_greeting(), mine = comm::fresh_nonce();

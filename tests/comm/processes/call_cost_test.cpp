@@ -20,7 +20,7 @@ using namespace std::chrono_literals;
 
 constexpr int kGroups = 5'000, kCalls = 200;
 
-// What a rank has called is for the others once it has waited for a second. A copy of it takes a millisecond here.
+// A rank's calls are for the others once the rank has waited for a second. A copy of them takes a millisecond here.
 TEST(CallCost, DoesNotGrowWithTheGroupsOfTheRank) {
   const comm::Roster roster{{Devices(1, torch::kCPU)}};
   const auto store = c10::make_intrusive<c10d::HashStore>();

@@ -89,7 +89,7 @@ TEST(CallsTest, AMessageWithoutItsOtherSideIsNamed) {
   EXPECT_THAT(comm::unanswered(all, roster), HasSubstr("for want of rank 0 (cpu)"));
 }
 
-// A broadcast's root may have completed it before another rank posts it.
+// A broadcast's root may have completed the call before another rank posts it.
 TEST(CallLogTest, KeepsWhatACallChangesUntilAllRanksOfTheProcessHaveCompletedIt) {
   comm::CallLog log({0, 2}, 2);
   const torch::Tensor memory = torch::ones({4});

@@ -25,14 +25,14 @@ struct Fault {
   std::string devices;
   std::string to;                 // "store": the connections of `rank`; "ranks": all that processes make to each other
   bool launched = true;           // or without a launcher, the store in process 0
-  std::string milliseconds = {};  // that it takes; empty: the process is killed
+  std::string milliseconds = {};  // milliseconds that the process sleeps then; empty: it is killed
   int rank = 1;
 };
 
 struct Outcome {
   int victim = -1;                       // the fault came about in this process; -1: in none
-  int connections = 0;                   // that were counted
-  std::vector<Finished> processes = {};  // of a launcher's job: the launcher, with the output of all
+  int connections = 0;                   // connections that were counted
+  std::vector<Finished> processes = {};  // in a launcher's job the launcher alone, with the output of all
   FileClock::duration after_fault = {};  // until all had ended
   Words leftovers = {};
   std::string text = {};
@@ -60,8 +60,8 @@ Outcome outcome_of(const Fault& fault, int at, const Seconds& patience) {
   return outcome;
 }
 
-// A process asks whether the store answers, unless it keeps it, learns its own address, and has three connections for
-// the run.
+// A process learns its own address, and has three connections for the run. One that does not keep the store also asks
+// whether the store answers.
 size_t least_to_store(const Fault& fault) {
   return fault.launched || fault.rank != 0 ? 5 : 4;
 }

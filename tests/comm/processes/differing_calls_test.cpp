@@ -100,8 +100,8 @@ TEST(DifferingCalls, RanksThatWaitForEachOtherAreToldSo) {
   });
 }
 
-// DataParallel polls its calls while backward computes, and then waits for them; here for a group's, while the other
-// rank waits for one of all.
+// DataParallel polls calls while backward computes, and then waits for them; here for a group's, while the other rank
+// waits for one of all.
 TEST(DifferingCalls, ARankWithABatchFewerIsToldSo) {
   const auto [job, took] = timed(2, {"has_a_batch_fewer"});
   EXPECT_EQ(job.code, 3) << job.err;

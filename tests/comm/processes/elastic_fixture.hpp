@@ -1,4 +1,4 @@
-// Elastic: what the tests of elastic jobs share. Their processes leave their numbers, so that they can be killed.
+// Elastic: what the tests of elastic jobs share. The processes leave their numbers, so that a test can kill one.
 #pragma once
 
 #include "cli/cli_fixture.hpp"
@@ -48,7 +48,7 @@ class Elastic : public Cli {
     ASSERT_EQ(kill(pid, signal), 0) << "process " << member << " has ended";
   }
 
-  // Of jobs in without_gnuplot(). The kernel may still be ending a killed process.
+  // Gives what jobs in without_gnuplot() have left. The kernel may still be ending a killed process.
   Words leftovers() const {
     std::set<std::string> ports;
     for (const auto& name : notes_.names()) {
@@ -65,7 +65,7 @@ class Elastic : public Cli {
     return found;
   }
 
-  // As in the undisturbed run.
+  // Expects the metrics of the undisturbed run.
   void expect_same_epochs(const std::string& run, size_t epochs) const {
     const auto actual = metrics(run), expected = metrics("undisturbed");
     ASSERT_EQ(actual.size(), epochs);

@@ -1,4 +1,4 @@
-// What the libraries of faults share (LD_PRELOAD): when one comes, and how a process dies of it. They are loaded before
+// The libraries of faults (LD_PRELOAD) share when a fault comes, and how a process dies of it. They are loaded before
 // all else and need the C library only.
 #pragma once
 

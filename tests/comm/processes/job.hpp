@@ -51,7 +51,7 @@ inline Words operator+(Words first, const Words& second) {
   return first;
 }
 
-// Of what processes print: this one failed, or the first `processes` did. Without ranks any may be at fault.
+// Matches what processes print: this one failed, or the first `processes` did. Without ranks any may be at fault.
 inline auto FailsIn(int process, Error::Cause cause, std::vector<int> ranks = {}) {
   return testing::HasSubstr("process " + std::to_string(process) + ": cause " + data_text({cause, std::move(ranks)}));
 }

@@ -1,5 +1,5 @@
 // Labels: processes long thorough
-// lockstep launch: the environment that it makes, exit codes, signals, what it says.
+// lockstep launch: the environment that it makes, exit codes, signals, messages.
 #include "memory_group.hpp"
 #include "running_job.hpp"
 
@@ -97,7 +97,7 @@ TEST(Launch, AProcessThatIsKilledInItsRunIsToldToTheOthers) {
           "process 0: the process of rank 1 (cpu) is gone: it was ended by signal 9 (Killed). rank 0 (cpu) was in "));
 }
 
-// As in a container with a memory limit. tail keeps a line in memory, and /dev/zero has no end of one.
+// The group is like a container with a memory limit. tail keeps a line in memory, and /dev/zero has no end of one.
 TEST(Launch, AProcessThatTheKernelKillsForWantOfMemoryIsToldSo) {
   const MemoryGroup group(1 << 30);
   if (!group.is_there()) GTEST_SKIP() << "this system lets the test make no control group";
@@ -113,7 +113,7 @@ TEST(Launch, AProcessThatTheKernelKillsForWantOfMemoryIsToldSo) {
                     HasSubstr("did not come to run(): it was ended by signal 9 (Killed)" + why)));
 }
 
-// As some shells and container runtimes start programs. The system then forgets how a child ended.
+// Some shells and container runtimes start programs so. The system then forgets how a child ended.
 TEST(Launch, EndsThoughSigchldIsIgnoredAndItsProcessesIgnoreIt) {
   const auto launch = [](const Words& words) {
     auto around = surroundings_with();
@@ -136,7 +136,7 @@ TEST(Launch, TooFewFileDescriptorsAreNamed) {
               AllOf(HasSubstr("(cpu): connecting to the other ranks failed: "), HasSubstr("Too many open files")));
 }
 
-// With some of these limits it starts its processes, and then cannot take their connections.
+// With some of these limits the launcher starts processes, and then cannot take their connections.
 TEST(Launch, ALauncherWithTooFewFileDescriptorsCallsNobodyAStranger) {
   auto around = surroundings_with();
   around.program = "/bin/sh";
@@ -370,7 +370,7 @@ TEST(Launch, AClosedStandardDescriptorIsNothingToReadOrWrite) {
   }
 }
 
-// As without labels. Else nobody would learn that they go on.
+// Processes end so without labels too. Else nobody would learn that they go on.
 TEST(Launch, WithLabelsTooAReaderThatGoesAwayEndsThem) {
   Program program({"launch", "-n", "2", "--label", "sh", "-c", "while echo line; do sleep 0.1; done"},
                   surroundings_with());

@@ -17,7 +17,7 @@ namespace lockstep {
 
 class Leftovers {
  public:
-  // For the environment of the job's processes: a mark by which they are found, and a temporary folder of their own.
+  // For the environment of the job's processes: a mark by which they are found, and a temporary folder of the job.
   Words variables() const { return {mark_, "TMPDIR=" + temporaries_.path().string()}; }
 
   // Whether the process has the mark, or is in one of these sessions. Zombies do not count.
@@ -49,8 +49,8 @@ class Leftovers {
   }
 
  private:
-  // Those that LibTorch or this project would make; other programs of the machine have theirs, and other tests their
-  // scratch folders.
+  // Gives the names that LibTorch or this project would make; other programs of the machine have others, and other
+  // tests have scratch folders.
   static std::set<std::string> shared_memory() {
     std::set<std::string> names;
     std::error_code error;

@@ -1,6 +1,6 @@
 // MemoryGroup: a control group with a memory limit, as a container has one, for a job of a test.
 //
-// It lies below the test's own, so it lifts no limit. Most systems let only root make one.
+// The group lies below the test's own, so it lifts no limit. Most systems let only root make one.
 #pragma once
 
 #include <signal.h>

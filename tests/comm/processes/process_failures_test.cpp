@@ -199,7 +199,7 @@ std::chrono::steady_clock::duration outlives_a_death() {
   return std::chrono::steady_clock::now() - death;
 }
 
-// Asks both processes of a job to stop once rank 1 lets rank 0 wait. A launcher would end them itself.
+// Asks both processes of a job to stop once rank 1 lets rank 0 wait. A launcher would end both itself.
 TwoProcesses stop_while(const std::string& rank_1) {
   const std::string port = free_port();
   Program first = start_rank(0, port, {"is_asked_to_stop", "cpu", rank_1});
@@ -255,8 +255,8 @@ TwoProcesses woken_too_late() {
   return ended;
 }
 
-// As after Ctrl-Z in several terminals, or when their machine slept: the one that goes on first finds the others
-// silent.
+// The pause is that of Ctrl-Z in several terminals, or of a machine that slept: the process that goes on first finds
+// the others silent.
 std::vector<Finished> with_a_pause() {
   const ScratchFolder folder;
   RunningJob job(2, /*launched=*/false, {ranks_program(), "sleeps"}, folder.path());
@@ -277,7 +277,7 @@ TEST(ProcessFailures, WithoutALauncherTooADeathEndsTheOthersWithinTwoSeconds) {
   EXPECT_LT(best, kSlowdown * 2s);
 }
 
-// What ends a job without a word: its launcher, rank 0 under a launcher, and rank 0 that keeps the store.
+// A job ends without a word by the loss of its launcher, of rank 0 under a launcher, or of rank 0 that keeps the store.
 enum class Loss { launcher, rank_0, store_host };
 
 std::chrono::steady_clock::duration end_after(Loss loss) {
@@ -316,7 +316,7 @@ auto in_background(const Work& work) {
   return std::async(kAtOnce, work);
 }
 
-// These jobs take seconds in which they only wait, so they run at the same time.
+// These jobs spend seconds on nothing but waiting, so they run at the same time.
 class ProcessFailuresInTime : public testing::Test {
  protected:
   struct Jobs {
@@ -342,7 +342,7 @@ TEST_F(ProcessFailuresInTime, AStopEndsAWaitInWhichNothingHappens) {
     EXPECT_THAT(stopped.waiting.out, HasSubstr("stopped\n"));
     EXPECT_LT(stopped.took, kSlowdown * 6s);  // one and a half seconds, and what a loaded machine needs
     if (stopped.other.code == 3)
-      EXPECT_THAT(stopped.other.out, HasSubstr("stopped\n"));  // what it learned in the store
+      EXPECT_THAT(stopped.other.out, HasSubstr("stopped\n"));  // the store told the process so
   }
 }
 

@@ -25,7 +25,7 @@ class ProcessTraining : public Cli {
 
 struct Way {
   Words flags;
-  double tolerance;  // of three ranks, which Gloo adds in another order than one process does
+  double tolerance;  // tolerance of three ranks, which Gloo adds in another order than one process does
 };
 
 const Words small = {"--model", "mlp", "--width", "0.125", "--lr", "0.05"};
@@ -63,7 +63,7 @@ TEST_F(ProcessTraining, StopsEverywhereInTheStepWhoseLossIsNotFinite) {
 }
 
 // In a network whose gradients do not come in the order of registration, reversed: their places in the buckets are
-// learnt in the first step, and Gloo's order of addition follows them.
+// learnt in the first step, and Gloo's order of addition follows the places.
 TEST_F(ProcessTraining, GoesOnWithTheSameBits) {
   for (const Words& flags : {Words{"--momentum", "0.9"}, Words{"--compress", "powersgd"}, Words{"--zero-stage", "2"}}) {
     SCOPED_TRACE(flags[0]);

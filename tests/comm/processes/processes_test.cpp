@@ -10,7 +10,7 @@ using testing::HasSubstr;
 
 struct Size {
   int processes;
-  std::string devices;  // of the machine
+  std::string devices;  // devices of the machine
 };
 
 class Processes : public testing::TestWithParam<Size> {};
@@ -63,7 +63,7 @@ TEST(Processes, TrainTheBitsOfOneRankWithAGrain) {
   }
 }
 
-// As srun starts them; there is none here.
+// The processes start as by srun; there is none here.
 TEST(Processes, FindEachOtherInAStepOfSlurm) {
   const auto variables = [](const std::string& rank) {
     return Words{"SLURM_PROCID=" + rank,   "SLURM_LOCALID=" + rank,       "SLURM_NODEID=0",

@@ -1,4 +1,4 @@
-// What ranks of several processes say of themselves, and what the others conclude.
+// Tests what ranks of several processes say of themselves, and what the others conclude.
 #include "comm/processes/rank_state.hpp"
 #include "comm/processes/blame.hpp"
 
@@ -82,7 +82,7 @@ TEST(RankStateTest, RanksThatSomebodyCanSetGoingDoNot) {
   states[2].call.polled = true;
   EXPECT_EQ(comm::standstill(states, roster_of(3)), "");
   states[2].call.polled = false;
-  states[2].calls.sent[1] = 1;  // what rank 1 waits for is on its way
+  states[2].calls.sent[1] = 1;  // rank 1's message is on its way
   EXPECT_EQ(comm::standstill(states, roster_of(3)), "");
   const std::vector<RankState> same = {waits(0, made(2, {"barrier"}), 0), waits(1, made(2, {"barrier"}), 0)};
   EXPECT_EQ(comm::standstill(same, roster_of(2)), "");
@@ -129,11 +129,11 @@ TEST(RankStateTest, AnEarlyReturnIsFoundByTheCallsAlone) {
   EXPECT_EQ(found({RankState::Kind::returned, mine}), "");
   EXPECT_THAT(found({RankState::Kind::returned, made(3, {"barrier"})}), Fails(Error::difference, {1}));
   Calls stranger = mine;
-  stranger.collective.erase("");  // as if it were no member of the group
+  stranger.collective.erase("");  // the rank seems to be no member of the group
   EXPECT_EQ(found({RankState::Kind::returned, stranger}), "");
   Calls sender = mine;
   ++sender.sent[0];
-  EXPECT_EQ(found({RankState::Kind::returned, sender}), "");  // that is for the end, when all have returned
+  EXPECT_EQ(found({RankState::Kind::returned, sender}), "");  // an unread message waits until all have returned
   EXPECT_THAT(early_return(1, sender, {{RankState::Kind::returned, mine}, RankState(), RankState()}),
               Fails(Error::difference, {0}));
 }

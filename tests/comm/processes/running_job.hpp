@@ -1,5 +1,5 @@
-// RunningJob: a job of several processes, with a launcher or without, whose processes can be signalled while it runs,
-// and which tells what it has left on the machine. And how soon such a job ought to end.
+// RunningJob: a job of several processes, with a launcher or without. Its processes can be signalled while the job
+// runs. Later it tells what is left on the machine. Other functions say how soon such a job ought to end.
 #pragma once
 
 #include "leftovers.hpp"
@@ -115,10 +115,10 @@ class RunningJob {
 
   const bool launched_;
   std::vector<pid_t> pids_;  // by rank; -1: not known yet
-  const std::string port_;   // of the store, without a launcher
+  const std::string port_;   // the store's port, without a launcher
   const ScratchFolder notes_;
   const Leftovers left_{};
-  std::set<pid_t> sessions_;                        // of its programs: a copy of the test has the test's environment
+  std::set<pid_t> sessions_;                        // programs' sessions: a copy of the test has the test's environment
   std::vector<std::unique_ptr<Program>> programs_;  // last: they end before the folders go
 };
 
@@ -136,7 +136,7 @@ inline std::string name_of(const Kind& kind) {
   return std::to_string(kind.processes) + " processes " + (kind.launched ? "of a launcher" : "without a launcher");
 }
 
-// How long undisturbed jobs take, by kind, side by side as the disturbed ones, and what they leave in their folders.
+// How long undisturbed jobs take, by kind, side by side as the disturbed ones, and what is left in their folders.
 struct Calibration {
   std::vector<Seconds> times = std::vector<Seconds>(kKinds.size());
   std::vector<ScratchFolder> folders = std::vector<ScratchFolder>(kKinds.size());
@@ -171,8 +171,8 @@ class Lateness {
   std::atomic<int> late_{0};
 };
 
-// What the others say if a process without a launcher dies before the meeting: it is one that does not come, and rank
-// 0's takes the store along.
+// Matches what the others say if a process without a launcher dies before the meeting: it is one that does not come,
+// and rank 0's takes the store along.
 inline auto says_that_it_does_not_come(int rank) {
   using testing::HasSubstr;
   return testing::AnyOf(HasSubstr("which did not come to run()"), HasSubstr("the process of rank 0 is gone"),
@@ -180,6 +180,6 @@ inline auto says_that_it_does_not_come(int rank) {
                         HasSubstr("cannot use the store at"),
                         HasSubstr("for rank " + std::to_string(rank) + " (cpu), which has not made this call"));
 }
-inline constexpr Seconds kSilentStore{10};  // that long a store may keep silent
+inline constexpr Seconds kSilentStore{10};  // time that a store may keep silent
 
 }  // namespace lockstep

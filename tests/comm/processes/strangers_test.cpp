@@ -62,7 +62,7 @@ std::set<int> ports_of(pid_t pid) {
   return ports;
 }
 
-// That this process may have, once it has taken all that the system lets it have.
+// Lets this process have as many descriptors as the system allows, at most 20,000. Gives how many.
 int descriptors() {
   rlimit limit{};
   getrlimit(RLIMIT_NOFILE, &limit);
@@ -71,7 +71,7 @@ int descriptors() {
   return static_cast<int>(limit.rlim_cur);
 }
 
-// What Gloo writes in front of each message, and alone to agree on one.
+// The head that Gloo writes in front of each message, and alone to agree on one.
 struct GlooHead {
   enum Kind : uint64_t { kMessage = 1, kOffers = 2, kWants = 3 };
   uint64_t bytes, kind, slot, offset, length, remote_offset;  // `bytes`: with the message
@@ -288,7 +288,7 @@ TEST_F(StrangersFirstInLine, AreFoundAndHearNoTensor) {
   expect_undisturbed(ended, "late", "2");
 }
 
-// They get a rank's nonce and its proof, and have none of their own.
+// Strangers get a rank's nonce and its proof, and have none to give.
 TEST_F(StrangersFirstInLine, AreFoundAndHearNoTensorThoughTheyPlayAlong) {
   const auto ended = job("late", /*play_along=*/true);
   EXPECT_THAT(ended.err,
@@ -309,7 +309,7 @@ class KeysFromFiles : public testing::Test {
     }
   }
 
-  // What two processes say, without a launcher, with a key each, or "" for none.
+  // Gives what two processes say, without a launcher, with a key each, or "" for none.
   std::vector<Finished> with_keys(const std::string& of_first, const std::string& of_second,
                                   const std::string& port = free_port(), const Words& variables = {}) const {
     const auto start = [&](int rank, const std::string& key) {

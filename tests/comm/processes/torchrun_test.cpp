@@ -63,7 +63,7 @@ pid_t process_with(const std::string& one, const std::string& other) {
 
 class TorchrunStartsAgain : public Elastic {};
 
-// When a worker is killed its agent ends all and starts them again, and the run goes on from its newest checkpoint.
+// When a worker is killed, the agent ends all and starts them again. The run goes on from the newest checkpoint.
 TEST_F(TorchrunStartsAgain, AKillOfAWorkerChangesNoBit) {
   auto surroundings = without_gnuplot();
   surroundings.program = find_program("torchrun");

@@ -204,7 +204,7 @@ TEST_F(TrainUnderALauncher, TheTimeoutIsTheRunsAndNotKept) {
 }
 
 TEST_F(TrainUnderALauncher, TheLossOfTheLauncherIsSaidWithoutCallStacks) {
-  // In a session of their own, and not the launcher's children, the ranks learn it from the store alone.
+  // In a session of their own, and not the launcher's children, the ranks learn the loss from the store alone.
   const Words in_a_session = {"launch", "-n", "2", "sh", "-c", "setsid \"$0\" \"$@\"; true"};
   const Words lockstep =
       Words{from_environment("LOCKSTEP_PROGRAM")} + train({"--name", "a", "--devices", "cpu", "--epochs", "300"});

@@ -62,7 +62,7 @@ struct LateBeats : testing::Test {
     return roster;
   }
 
-  // Of another process, every 50 ms for so long. Gives the failure that came.
+  // Shows another process's heart, every 50 ms for so long. Gives the failure that came.
   static std::string beat_for(Clock::duration time, const std::vector<comm::Board*>& boards,
                               std::chrono::milliseconds silence, const comm::Waits& waits) {
     static int64_t count = 0;

@@ -2,7 +2,7 @@
 // under C++'s memory model, in thousands of interleavings, and finds data races, lost wake-ups and reads of old values.
 //
 // Each function here has the name of the one that it models, and makes the same accesses in the same order. Whoever
-// changes an atomic, a lock or their order there, changes it here. Each planted bug must be found.
+// changes an atomic, a lock or an order there changes it here. Each planted bug must be found.
 #include <relacy/relacy.hpp>
 
 #include <cstdio>

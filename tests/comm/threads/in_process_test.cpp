@@ -28,7 +28,7 @@ void expect_equal(const Tensor& actual, const Tensor& expected) {
   EXPECT_TRUE(torch::equal(actual.cpu(), expected.cpu())) << "actual\n" << actual << "\nexpected\n" << expected;
 }
 
-// What rank `rank` brings: no two ranks' values are equal, and small enough for every type's sums and products.
+// Gives rank `rank`'s values: no two ranks' are equal, and all are small enough for every type's sums and products.
 Tensor value(int rank, c10::IntArrayRef shape, torch::Dtype type = torch::kFloat) {
   const int64_t count = c10::multiply_integers(shape);
   return ((torch::arange(count) + rank) % 3 + 1).view(shape).to(type);
@@ -228,7 +228,7 @@ TEST_P(InProcessWorlds, AlltoallTransposesTheRanksTensors) {
   });
 }
 
-// One rank waits and the others drop tensor and work. On a GPU their memory must stay until the exchange has read it.
+// One rank waits and the others drop tensor and work. On a GPU the memory must stay until the exchange has read it.
 TEST_P(InProcessWorlds, AWorkThatNobodyWaitsForKeepsItsMemory) {
   const int world = GetParam();
   const Tensor sum = torch::stack(values(world, {40, 7})).sum(0);
@@ -248,7 +248,7 @@ TEST_P(InProcessWorlds, AWorkThatNobodyWaitsForKeepsItsMemory) {
   });
 }
 
-// Rank 0 does not wait for the call, so its memory goes back while other ranks' GPUs may still use it.
+// Rank 0 does not wait for the call, so the tensor's memory goes back while other ranks' GPUs may still use it.
 TEST_P(InProcessWorlds, ARunThatFailsGivesNoMemoryAwayThatACallStillUses) {
   const int world = GetParam();
   const auto failing = [&](Rank& rank) {

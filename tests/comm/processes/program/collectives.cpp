@@ -19,7 +19,7 @@ void expect_equal(const Tensor& actual, const Tensor& expected, const std::strin
   throw lockstep::Error(c10::str(what, ": actual\n", actual, "\nexpected\n", expected));
 }
 
-// What rank `rank` brings: no two ranks' values are equal, and small enough for every type's sums and products.
+// Gives rank `rank`'s values: no two ranks' are equal, and all are small enough for every type's sums and products.
 Tensor value(int rank, c10::IntArrayRef shape, torch::Dtype type = torch::kFloat) {
   const int64_t count = c10::multiply_integers(shape);
   return ((torch::arange(count) + rank) % 3 + 1).view(shape).to(type);
@@ -169,7 +169,7 @@ void messages_around_the_ring(Rank& rank) {
   for (auto& work : works) work->wait();
 }
 
-// Rank 0 takes two messages of each other rank as they come, and then one of the same tag by its sender.
+// Rank 0 takes two messages of each other rank as they come, and then one of the same tag by the sender.
 void messages_from_any_rank(Rank& rank) {
   constexpr int kOpenTag = 0x4000;
   const int world = rank.world_size();

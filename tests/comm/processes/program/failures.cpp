@@ -82,7 +82,7 @@ void scenarios::waits_crosswise(const Setup& setup) {
 
 void scenarios::has_a_batch_fewer(const Setup& setup) {
   lockstep::run(setup.devices, [](Rank& rank) {
-    Rank group = rank.group(0);  // so that its calls and the barrier have numbers of their own
+    Rank group = rank.group(0);  // the group's calls and the barrier are numbered apart
     lockstep::DataParallel net(torch::nn::Linear(4, 2), group, {.bucket_bytes = 1, .first_bucket_bytes = 1});
     const int64_t samples = 2 * rank.world_size();
     for (int batch = rank.index() == 1 ? 1 : 0; batch < 3; ++batch) {
@@ -182,7 +182,7 @@ void scenarios::is_asked_to_stop(const Setup& setup) {
   sigset_t signals;
   sigemptyset(&signals);
   sigaddset(&signals, SIGTERM);
-  pthread_sigmask(SIG_BLOCK, &signals, nullptr);  // of all threads that follow
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);  // blocked in all threads that follow
   std::stop_source stop;
   std::thread([stop, signals]() mutable {
     int signal = 0;
@@ -215,7 +215,7 @@ void scenarios::has_a_stranger(const Setup& setup) {
     const auto launch = *lockstep::comm::read_launch_environment(std::getenv);
     const lockstep::comm::WaitLimit limit{10s};
     const auto store = lockstep::comm::Rendezvous(launch, limit).connect("run-1");
-    for (int i = 0; i < 2000; ++i) {  // what a process writes again and again
+    for (int i = 0; i < 2000; ++i) {  // a process may write this key again and again
       store->set(setup.argument, std::string("abc"));
       std::this_thread::sleep_for(1ms);
     }

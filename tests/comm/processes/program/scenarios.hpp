@@ -1,4 +1,4 @@
-// What the program of the process tests can do. Each throws if something is not as it should be.
+// Scenarios that the program of the process tests can run. Each throws if something is not as it should be.
 #pragma once
 
 #include <lockstep/devices/devices.hpp>
@@ -12,7 +12,7 @@ struct Setup {
   std::string argument;
 };
 
-// What main() does: runs the scenario that the words name.
+// Does main()'s work: runs the scenario that the words name.
 int run_scenario(int argc, char** argv);
 
 void collectives(const Setup& setup);  // all of them, with values that differ by rank
@@ -38,12 +38,12 @@ void returns_early(const Setup& setup);           // without the others' call, f
 void asks_in_vain(const Setup& setup);     // does not wait for an allreduce, or with "send" a message, and returns
 void shares_memory(const Setup& setup);    // two ranks of a process give one tensor
 void calls_otherwise(const Setup& setup);  // a broadcast, or an allreduce that is "max", "long" or "empty"
-void calls_otherwise_in_a_group(const Setup& setup);  // of ranks 0 and 1, while the others wait in the whole run
+void calls_otherwise_in_a_group(const Setup& setup);  // the group of ranks 0 and 1; the others wait in the whole run
 void parts_do_not_fit(const Setup& setup);
 void grains_of_others(const Setup& setup);
 // Another "size" than was sent, a "tag" that is too large, or "none" was sent.
 void message_fails(const Setup& setup);
-void serves(const Setup& setup);             // as a parameter server; the rank that `argument` names is killed
+void serves(const Setup& setup);             // runs a parameter server; the rank that `argument` names is killed
 void freezes(const Setup& setup);            // rank 0
 void sleeps(const Setup& setup);             // rank 1, and lets the others wait for three seconds
 void is_asked_to_stop(const Setup& setup);   // by SIGTERM, while the others wait for rank 1, which `argument`

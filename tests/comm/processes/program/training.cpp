@@ -82,7 +82,7 @@ void scenarios::own_loop(const Setup& setup) {
   torch::manual_seed(1);
   const auto x = torch::randn({40, 4}), y = (x.sum(1) > 0).to(torch::kLong);
   const int64_t grain = setup.argument == "no grain" ? 0 : 4, steps = grain == 0 ? 1 : 80;
-  // What outlives a generation of processes.
+  // The module and the count outlive a generation of processes.
   torch::nn::Linear module(4, 2);
   int64_t done = 0;
   const lockstep::RunOptions options{.succession = lockstep::elastic};
