@@ -89,7 +89,7 @@ TEST(WrongRanks, AreThoseThatTheMajorityContradicts) {
   EXPECT_THAT(wrong_ranks(grain, other, third, {right, right, right}), ElementsAre(0, 2));
   EXPECT_THAT(wrong_ranks(grain, other, right, {other, third, right}), IsEmpty());
   const CheckedGrain of_two{.number = 5, .owner = 1, .checker = 0};
-  EXPECT_THAT(wrong_ranks(of_two, other, right, {right, right}), ElementsAre(1));  // it contradicts itself
+  EXPECT_THAT(wrong_ranks(of_two, other, right, {right, right}), ElementsAre(1));  // rank 1 contradicts itself
   EXPECT_THAT(wrong_ranks(of_two, other, right, {right, other}), IsEmpty());
 }
 
@@ -133,7 +133,7 @@ struct Job {
 
 struct Outcome {
   TensorBits bits;
-  std::vector<Caught> errors;  // of the ranks
+  std::vector<Caught> errors;  // errors of the ranks
   int computed_again = 0;
 };
 

@@ -49,7 +49,7 @@ std::shared_ptr<SlowNet> new_net(Rank& rank) {
 }
 
 constexpr int64_t batch_size = 48;
-constexpr int steps = 21;  // of an epoch; the last has half a batch
+constexpr int steps = 21;  // steps of an epoch; the last has half a batch
 
 Dataset samples() {
   torch::manual_seed(2);
@@ -58,7 +58,7 @@ Dataset samples() {
 }
 
 using Speed = std::function<double(int rank, int step)>;  // in seconds
-using Parts = std::vector<std::vector<int64_t>>;          // of each step, each rank's
+using Parts = std::vector<std::vector<int64_t>>;          // parts of each step, by rank
 
 // Trains two epochs on `ranks` ranks, and compares each step's gradients with those of one device.
 Parts parts_of_training(int ranks, const Speed& per_sample, const Speed& fixed, bool simulated = true) {
@@ -87,7 +87,7 @@ Parts parts_of_training(int ranks, const Speed& per_sample, const Speed& fixed, 
       for (auto& batch : all) {
         sgd_of_one.zero_grad();
         F::cross_entropy(one->forward(its->x), its->y).backward();
-        now += 100.0 * rank.index();  // what is not training
+        now += 100.0 * rank.index();  // time that is not training
         balance.leave_out();
         net->per_sample = per_sample(rank.index(), step);
         net->fixed = fixed(rank.index(), step);

@@ -41,7 +41,7 @@ TEST_P(HalfPrecisionHookWorlds, RoundsOncePerRankAndAddition) {
       const Tensor average = on_host(net->parameters()[0].grad());
       EXPECT_EQ(average.scalar_type(), torch::kFloat);
       EXPECT_TRUE(average.equal(average.to(type).to(torch::kFloat)));  // it came in 16 bits
-      const double unit = type == torch::kHalf ? 0x1p-11 : 0x1p-8;     // of one rounding
+      const double unit = type == torch::kHalf ? 0x1p-11 : 0x1p-8;     // unit of one rounding
       EXPECT_LE(((average - mean).abs() - rank.world_size() * unit * sizes).max().item<double>(), 1e-7);
       expect_equal_on_all_ranks(net->parameters()[0].grad(), rank, "average");
     });

@@ -24,9 +24,9 @@ using LocalSgdWorlds = Worlds;
 INSTANTIATE_TEST_SUITE_P(Sizes, LocalSgdWorlds, testing::Values(1, 2, 3, 4),
                          [](const auto& info) { return std::to_string(info.param) + "Ranks"; });
 
-constexpr int64_t global_size = 7;  // which 2 to 4 ranks share out unevenly
+constexpr int64_t global_size = 7;  // samples that 2 to 4 ranks share out unevenly
 
-// The same on all ranks, whatever they draw meanwhile from what they share.
+// Gives the same net on all ranks, whatever they draw meanwhile from what the ranks share.
 nn::Linear start() {
   nn::Linear net(3, 2);
   net->to(torch::kDouble);
@@ -199,7 +199,7 @@ void load(nn::LinearImpl& net, const nn::Linear& from) {
   net.bias.copy_(from->bias);
 }
 
-// As load_weights() after the optimizers were made; and between two rounds, from where the ranks then start.
+// Loads as load_weights() does after the optimizers were made; and between two rounds, from where ranks then start.
 TEST_P(LocalSgdWorlds, AnOuterOptimizerStartsFromWeightsThatWereLoadedLater) {
   const std::vector<Samples> steps(8);
   const LocalSgdOptions options{.sync_every = 2, .outer_lr = 0.7, .outer_momentum = 0.9};
@@ -231,7 +231,7 @@ TEST_P(LocalSgdWorlds, AnOuterOptimizerStartsFromWeightsThatWereLoadedLater) {
   });
 }
 
-// It does not see that weights were loaded, since it computes no gradient.
+// Such a rank does not see that weights were loaded, since it computes no gradient.
 TEST(LocalSgd, ARankWithoutSamplesStartsFromWeightsThatWereLoadedToo) {
   const Samples samples;
   run(test_devices(3), [&](Rank& rank) {
@@ -258,7 +258,7 @@ TEST(LocalSgd, ARankWithoutSamplesStartsFromWeightsThatWereLoadedToo) {
 
 TEST(LocalSgd, WeightsThatOneRankAloneLoadsLaterAreRefusedOnAllRanks) {
   const Samples samples;
-  for (const bool same : {false, true}) {  // as after an evaluation with other weights on one rank
+  for (const bool same : {false, true}) {  // the same after an evaluation with other weights on one rank
     std::vector<Caught> errors(3);
     run(test_devices(3), [&](Rank& rank) {
       DataParallel net(start(), rank, {.average = false});
@@ -293,7 +293,7 @@ TEST(LocalSgd, RefusesWhatMakesNoSense) {
   });
 }
 
-// As it is made before the DataParallel, or when one rank has loaded weights.
+// Makes the optimizer before the DataParallel, or when one rank has loaded weights.
 TEST(LocalSgd, AnOuterOptimizerOfUnequalParametersIsRefusedOnAllRanks) {
   for (const double outer_lr : {0.7, 1.0}) {
     std::vector<Caught> errors(2);

@@ -151,7 +151,7 @@ TEST(MakeOptimizer, HasALearningRateForEachKind) {
   }
 }
 
-// A layer's step is a share of its size, however large its gradients are: what the two are for.
+// A layer's step is a share of its size, however large the gradients are: what the two are for.
 TEST(Lars, StepsByAShareOfTheLayer) {
   for (const double gradient : {1e-3, 1.0, 1e3}) {
     const auto w = torch::ones({10, 10}, torch::kDouble).requires_grad_();
@@ -211,7 +211,7 @@ void expect_goes_on(const Options& options, const Options& other) {
 
   std::vector<torch::Tensor> second;
   for (const auto& w : first) second.push_back(w.detach().clone().requires_grad_());
-  auto resumed = with_groups(second, Options(77));  // which the file overrides
+  auto resumed = with_groups(second, Options(77));  // the file overrides 77
   torch::load(resumed, file);
   const auto values = [](const Options& of) { return std::tuple(of.lr(), of.weight_decay(), of.eps(), of.adapt()); };
   const auto loaded = [&](size_t group) {

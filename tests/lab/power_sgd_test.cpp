@@ -226,7 +226,7 @@ TEST_P(PowerSgdWorlds, SendsThinMatricesAndTheRestWhole) {
     const int others = rank.world_size() - 1;
     EXPECT_NEAR(values_sent({.rank = 1}), (7 + (7 + 5) + (4 + 12)) * others, 1e-6);
     EXPECT_NEAR(values_sent({.rank = 2}), (7 + 2 * (7 + 5) + 2 * (4 + 12)) * others, 1e-6);
-    EXPECT_NEAR(values_sent({.rank = 3}), (7 + 35 + 48) * others, 1e-6);  // which would send 36 and 48
+    EXPECT_NEAR(values_sent({.rank = 3}), (7 + 35 + 48) * others, 1e-6);  // factors would send 36 and 48
     EXPECT_NEAR(values_sent({.rank = 1, .min_compression = 2.95}), (7 + 35 + (4 + 12)) * others, 1e-6);
   });
 }
@@ -250,7 +250,7 @@ TEST(PowerSgd, RefusesToGoOnFromAnotherNetworksMemory) {
   EXPECT_THAT(refused(torch::zeros({7, 5}), torch::zeros({5, 2}, torch::kDouble)), Refused());
   EXPECT_THAT(refused(torch::zeros({35}), torch::zeros({5, 2})), Refused());
 
-  // Whether it fits the network is known when the gradients come, to each rank by itself.
+  // Each rank finds alone whether the memory fits the network, when the gradients come.
   const Gradients gradients;
   const auto text = error_on_ranks(2, [&](Rank& rank) {
     const auto hook = std::make_shared<PowerSgdHook>(PowerSgdOptions{.rank = 2, .min_compression = 0});

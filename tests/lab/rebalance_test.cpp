@@ -1,4 +1,4 @@
-// Which parts follow from which times: simulated devices whose step of n samples costs a + b n seconds.
+// The parts that follow from times: simulated devices whose step of n samples costs a + b n seconds.
 #include "lab/rebalance.hpp"
 
 #include <gmock/gmock.h>

@@ -19,10 +19,10 @@ using lockstep::Refused;
 using lockstep::steps_of;
 using Kind = PipelineStep::Kind;
 
-// What became of a schedule whose steps take one unit of time each, and whose messages take none.
+// The outcome of a schedule whose steps take one unit of time each, and whose messages take none.
 struct Outcome {
   bool complete = false;
-  double idle_share = 0;   // of all ranks
+  double idle_share = 0;   // idle share of all ranks
   std::vector<int> peaks;  // per rank: microbatches whose forward is done and whose backward is not, summed over stages
 };
 
@@ -32,7 +32,7 @@ Outcome simulate(PipelineSchedule schedule, int ranks, int stages_per_rank, int 
     steps.push_back(steps_of(schedule, rank, ranks, stages_per_rank, microbatches));
   }
   const int last_stage = ranks * stages_per_rank - 1;
-  std::map<std::tuple<Kind, int, int>, int> end;  // of the steps that are done
+  std::map<std::tuple<Kind, int, int>, int> end;  // ends of the steps that are done
   std::vector<size_t> done(ranks);
   std::vector<int> now(ranks), live(ranks);
   Outcome outcome;

@@ -127,7 +127,7 @@ TEST(BatchNormRelu, IsLibTorchsOperators) {
 }
 
 TEST(BatchNormRelu, RunsTheKernelsOnChannelsLastInTraining) {
-  const auto node_of = [](BatchNorm2d norm, const Tensor& x, const Tensor& shortcut) {  // what backward begins with
+  const auto node_of = [](BatchNorm2d norm, const Tensor& x, const Tensor& shortcut) {  // backward's first node
     return batch_norm_relu(*norm, x, shortcut).grad_fn()->name();
   };
   const Tensor x = channels_last({2, 6, 3, 3});
@@ -143,7 +143,7 @@ TEST(BatchNormRelu, RunsTheKernelsOnChannelsLastInTraining) {
   EXPECT_THAT(node_of(in_eval, x, {}), by_libtorch);
 }
 
-// What the kernels are not made for.
+// The kernels are not made for these options.
 TEST(BatchNormRelu, IsLibTorchsOperatorsForOtherOptionsToo) {
   torch::manual_seed(2);
   const auto expect_same = [](const BatchNormOptions& options, bool training) {
@@ -172,7 +172,7 @@ TEST(BatchNormRelu, KeepsTheVarianceOfValuesFarFromZero) {
   const Tensor x = (1000 + channels_last({4, 8, 32, 32})).contiguous(MemoryFormat::ChannelsLast);
   const Tensor y = batch_norm_relu(*norm, x);
   BatchNorm2d other = in_float64(BatchNorm2d(8));
-  EXPECT_TRUE(y.to(torch::kDouble).allclose(reference(other, x.to(torch::kDouble), {}), 0, 3e-4));  // of 1e-7 * 1000
+  EXPECT_TRUE(y.to(torch::kDouble).allclose(reference(other, x.to(torch::kDouble), {}), 0, 3e-4));  // 1e-7 * 1000
   EXPECT_TRUE(norm->running_var.to(torch::kDouble).allclose(other->running_var, 1e-6, 0));
 }
 

@@ -171,7 +171,7 @@ TEST(ConvReluPool, IsCastByAutocast) {
 
 TEST(ConvReluPool, LeavesFewSamplesToLibTorch) {
   torch::manual_seed(12);
-  const auto node_of = [](int64_t samples) {  // what backward begins with
+  const auto node_of = [](int64_t samples) {  // backward's first node
     const Inputs in = random_inputs({samples, 3, 8, 9, 6, 3, 2});
     return conv_relu_pool(in.x, in.weight, in.bias).grad_fn()->name();
   };

@@ -177,7 +177,7 @@ TEST(Models, WidthsGiveMultiplesOfEight) {
   const auto alexnet = make_model({.name = "alexnet", .width = 0.25, .image_size = 96})->named_parameters();
   EXPECT_EQ(alexnet["conv1.weight"].sizes(), at::IntArrayRef({24, 1, 11, 11}));
   EXPECT_EQ(alexnet["conv4.weight"].sizes(), at::IntArrayRef({96, 96, 3, 3}));
-  EXPECT_EQ(alexnet["fc6.weight"].sizes(), at::IntArrayRef({1024, 64}));  // of one pixel
+  EXPECT_EQ(alexnet["fc6.weight"].sizes(), at::IntArrayRef({1024, 64}));  // 64 channels of one pixel
   for (const double width : {0.001, 0.13, 0.3}) {
     for (const char* name : {"mlp", "alexnet", "resnet18"}) {
       const auto net = make_model({.name = name, .width = width});
@@ -226,7 +226,7 @@ TEST(Models, Learn) {
     if (options.name == "lenet") continue;  // rests for some 200 steps; trainer_test has it
     SCOPED_TRACE(to_string(options));
     auto net = make_model(options);
-    torch::optim::Adam adam(net->parameters(), 3e-3);  // of few steps it makes more than plain SGD
+    torch::optim::Adam adam(net->parameters(), 3e-3);  // Adam makes more of few steps than plain SGD
     double first = 0, last = 0;
     for (int step = 0; step < 60; ++step) {
       adam.zero_grad();

@@ -93,7 +93,7 @@ torch::nn::Sequential classifier_of(const ResidualBlock& block) {
   return net;
 }
 
-// Of two samples the third rank has none.
+// The third rank has none of two samples.
 TEST(ResidualBlock, WithSyncBatchNormsItIsThatOfTheWholeBatch) {
   namespace F = torch::nn::functional;
   torch::manual_seed(3);

@@ -27,8 +27,8 @@ TEST(TextTest, EveryByteIsATargetOnceAndTheLastTenthIsHeldOut) {
   const ScratchFolder folder;
   folder.write("text", counting(205));
   const auto data = load_text(folder / "text", 4);
-  EXPECT_EQ(data.train.size(), 46);  // of 185 bytes: 46 sequences, and the byte behind the last
-  EXPECT_EQ(data.test.size(), 4);    // of 20
+  EXPECT_EQ(data.train.size(), 46);  // 185 bytes: 46 sequences, and the byte behind the last
+  EXPECT_EQ(data.test.size(), 4);    // 20 bytes
   EXPECT_THAT(data.source, AllOf(HasSubstr((folder / "text").string()), HasSubstr("205 bytes, the last 20 held out")));
   const auto [x, y, more] = data.train.read({0, 45, 1});
   const auto expected = torch::tensor({0, 1, 2, 3, 180, 181, 182, 183, 4, 5, 6, 7}, torch::kLong).view({3, 4});

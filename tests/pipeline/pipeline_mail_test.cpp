@@ -1,5 +1,5 @@
 // Labels: concurrency
-// A pipeline's messages: their order for all ranks, and the mail that posts them.
+// A pipeline's messages: the order for all ranks, and the mail that posts them.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 #include <lockstep/ranks/rank.hpp>
@@ -56,11 +56,11 @@ struct Host {
   size_t steps = 0;    // there are
   size_t step = 0;     // now
   int posted = 0;      // messages
-  int passed = 0;      // of these, through
+  int passed = 0;      // messages that are through
   bool needs = false;  // posted what the step needs
 
   void post_up_to(int message) { posted = std::max(posted, message + 1); }
-  // As far as the host comes without waiting; whether it moved.
+  // Goes on as far as the host comes without waiting; gives whether it moved.
   bool go_on() {
     const size_t before = 2 * step + (needs ? 1 : 0);
     while (step < steps) {
@@ -92,7 +92,7 @@ std::vector<PipelineTie> ties_of(int stages) {
 void expect_no_wait_for_itself(const std::function<std::vector<PipelineTie>(int stages)>& ties) {
   for_all(6, 13, [&](const AllSteps& steps, int stages, int) {
     const auto ranks = static_cast<int>(steps.size());
-    auto between_ranks = ties(stages);  // what a rank gives itself is not posted
+    auto between_ranks = ties(stages);  // a rank posts nothing to itself
     std::erase_if(between_ranks, [&](const auto& tie) { return tie.owner % ranks == tie.borrower % ranks; });
     std::vector<Host> hosts;
     for (size_t rank = 0; rank < steps.size(); ++rank) {
@@ -148,7 +148,7 @@ TEST(PipelineMessagesTest, WhatAnAnswerProvesHasArrived) {
   }
 }
 
-// What a stage's backward gets of the ties that it owns: `base`, and the tie's number.
+// Expects what a stage's backward gets of the ties that it owns: `base`, and the tie's number.
 void expect_ties(const std::vector<std::pair<int, Tensor>>& taken, const std::vector<PipelineTie>& ties, int stage,
                  const Tensor& base) {
   size_t next = 0;
@@ -162,7 +162,7 @@ void expect_ties(const std::vector<std::pair<int, Tensor>>& taken, const std::ve
   EXPECT_EQ(next, taken.size());
 }
 
-// Numbers instead of activations: a stage adds its number to what comes, a gradient is multiplied by it.
+// Numbers instead of activations: a stage adds its number to what comes, and multiplies gradients by the number.
 TEST(PipelineMailTest, EveryStepGetsWhatItNeedsInEitherOrderOfPosts) {
   const auto numbers = [](double value) { return torch::full({3}, value, torch::kDouble); };
   for (const bool in_order : {false, true}) {
@@ -199,8 +199,8 @@ TEST(PipelineMailTest, EveryStepGetsWhatItNeedsInEitherOrderOfPosts) {
   }
 }
 
-// A GPU's receive begins once all is done that was queued before it. So it is posted before the step before computes,
-// if it does not come behind a message of that step in the one order.
+// A GPU's receive begins once all is done that was queued before it. So a receive is posted before the step before
+// computes, if it does not come behind a message of that step in the one order.
 TEST(PipelineMailTest, InOrderReceivesArePostedAStepBeforeTheyAreNeeded) {
   const auto numbers = [] { return torch::zeros({3}, torch::kDouble); };
   int early = 0, all = 0;

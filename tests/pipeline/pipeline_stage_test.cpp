@@ -1,5 +1,5 @@
 // Labels: concurrency
-// PipelineStage: what it leaves as it is where it keeps no graphs.
+// PipelineStage: what a stage leaves as it is where no graphs are kept.
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 

@@ -416,7 +416,7 @@ TEST(PipelineTest, ReplicasOverADataAxisHaveTheGradientsOfTheGlobalBatch) {
                            .schedule = schedule,
                            .stages_per_rank = stages_per_rank,
                            .microbatches = 3};
-    for (const int64_t size : {9, 5, 1}) {  // of one sample, the second pipeline gets nothing
+    for (const int64_t size : {9, 5, 1}) {  // the second pipeline gets nothing of one sample
       const Task task = random_task(random, 6);
       const Batch whole = random_batch(size, task.sample, kClasses);
       Sequential single = copy_of(task.net);

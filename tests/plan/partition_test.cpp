@@ -23,7 +23,7 @@ struct Value {
   double crossing = 0;  // cost of all cuts
 };
 
-// As partition.hpp defines it, added up layer by layer.
+// Gives the value as partition.hpp defines it, added up layer by layer.
 Value value_of(const Partition& partition, const Cuts& cuts) {
   Value value;
   const auto& layers = partition.layers;

@@ -1,4 +1,4 @@
-// What plans are chosen, and the files of plans, clusters and profiles.
+// The plans that are chosen, and the files of plans, clusters and profiles.
 #include <gmock/gmock.h>
 #include <lockstep/base/error.hpp>
 #include <lockstep/plan/plan.hpp>
@@ -36,7 +36,7 @@ TEST(MakePlan, APipelineWhereGradientsAreLargeAndLinksAreSlow) {
   const Plan plan = make_plan(profile, cluster, {.batch_size = 64});
   EXPECT_EQ(plan.split.mesh, (MeshShape{.pipeline = 4}));
   EXPECT_THAT(plan.split.cuts, ElementsAre(1, 2, 3));
-  EXPECT_EQ(plan.split.schedule, PipelineSchedule::one_f_one_b);  // as fast as GPipe, with less memory
+  EXPECT_EQ(plan.split.schedule, PipelineSchedule::one_f_one_b);  // 1F1B is as fast as GPipe, with less memory
   EXPECT_EQ(plan.split.microbatches, 64);
   const Plan two = make_plan(profile, cluster, {.batch_size = 64, .pipeline = false});
   EXPECT_EQ(two.split.mesh, (MeshShape{.data = 4}));

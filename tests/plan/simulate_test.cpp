@@ -76,7 +76,7 @@ TEST(Simulation, MessagesDelayWhatWaitsForThem) {
   run.stages[0].send_forward = 0.25;
   run.stages[1].send_backward = 0.5;
   EXPECT_NEAR(simulate(run).seconds, 2 * (f + b) + 0.75, 1e-9);
-  run.microbatches = 4;  // of a link that is slower than the computing, all messages wait for each other
+  run.microbatches = 4;  // where a link is slower than the computing, all messages wait for each other
   run.stages[0].send_forward = 10;
   EXPECT_NEAR(simulate(run).seconds, f + 4 * 10 + f + 4 * b + 0.5 + b, 1e-9);
 }
@@ -143,7 +143,7 @@ TEST(CostModel, DataParallelismTakesTheLargestPartAndTheRingThatDoesNotHide) {
   // 20 MB in five buckets hide behind backward, as far as it is long enough, but for the last.
   const ModelProfile larger = equal_layers(20);
   const double compute = 34 * 0.060, bucket = 2 * 2 * (1e-3 + 4e6 / 3 / 1e8);
-  cluster.overlap = 0.1;  // of 34 * 40 ms
+  cluster.overlap = 0.1;  // backward takes 34 * 40 ms
   EXPECT_NEAR(predict(larger, cluster, plan).step_seconds, compute + 5 * bucket - 0.136, 1e-9);
   cluster.overlap = 1;
   EXPECT_NEAR(predict(larger, cluster, plan).step_seconds, compute + bucket, 1e-9);
@@ -169,7 +169,7 @@ TEST(CostModel, ContentionAndSpeedCount) {
 TEST(CostModel, APipelineIsItsSimulation) {
   const ModelProfile profile = equal_layers(4);
   Cluster cluster = ideal_cluster(4);
-  const double f_ = 8 * 1e-3, b_ = 8 * 2e-3;  // of 64 samples in 8 microbatches, a layer each
+  const double f_ = 8 * 1e-3, b_ = 8 * 2e-3;  // 64 samples in 8 microbatches, a layer each
   const Prediction ideal = predict(profile, cluster, plan_of({.pipeline = 4}, 64, 8, {1, 2, 3}));
   EXPECT_NEAR(ideal.step_seconds, (8 + 3) * (f_ + b_), 1e-9);
   EXPECT_NEAR(ideal.idle_share(), 3.0 / 11, 1e-9);
@@ -232,7 +232,7 @@ TEST(CostModel, SlicesHaveTheirOwnTimesAndMessages) {
   EXPECT_NEAR(split.bytes_sent(), 10e3 + 5.1e3 / 2, 1e-6);
   EXPECT_NEAR(split.ranks[0].parameter_bytes, 1e6, 1e-6);
 
-  // Where a cut finds activations in slices, each rank sends its own, and gets its gradient.
+  // Where a cut finds activations in slices, each rank sends its own, and gets that slice's gradient.
   cluster.within.send = {.latency = 1e-3, .bytes_per_second = 1e6};
   const Prediction both = predict(profile, cluster, plan_of({.pipeline = 2, .tensor = 2}, 10, 1, {1}));
   EXPECT_NEAR(both.step_seconds, 10 * 3e-3 + sums + gathers + 2 * (1e-3 + 10e3 / 2 / 1e6), 1e-9);

@@ -112,7 +112,7 @@ TEST(LayerProfile, TimesArePositiveAndGrowWithTheWork) {
   EXPECT_GT(profile.update_seconds, 0);
 }
 
-// As in a step of the whole net: nothing before the first parameters needs a gradient, so neither does their input.
+// A whole net's step ends there too: nothing before the first parameters needs a gradient, so neither does their input.
 TEST(LayerProfile, BackwardEndsAtTheFirstParameters) {
   Sequential net;
   net->push_back("flatten", torch::nn::Flatten());
@@ -186,7 +186,7 @@ TEST(LayerProfile, AllRanksHaveTheSameProfileAndCluster) {
     EXPECT_GT(link.bytes_per_second, 1e6);
     EXPECT_LT(link.latency, 0.1);
   }
-  // What was measured is enough for a plan.
+  // The measurements are enough for a plan.
   const Plan plan = make_plan(measured, cluster, {.batch_size = 24});
   EXPECT_GT(plan.prediction.step_seconds, 0);
   EXPECT_EQ(plan.split.mesh.data * plan.split.mesh.pipeline * plan.split.mesh.tensor, 3);

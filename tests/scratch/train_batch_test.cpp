@@ -33,7 +33,7 @@ Params lenet_like(torch::Dtype type) {  // larger than the section's weights, so
   return params;
 }
 
-// An MLP that uses its first matrix twice (shared weights), and its last one never (an unused branch).
+// An MLP that uses its first matrix twice (shared weights), and the last one never (an unused branch).
 Params shared_mlp(int64_t width) {
   Params params;
   for (const auto& shape : std::vector<std::vector<int64_t>>{{width, width}, {width}, {width, 3}, {width, 7}}) {
@@ -52,7 +52,7 @@ torch::Tensor lenet_mean_loss(const torch::Tensor& x, const torch::Tensor& y, co
   return F::cross_entropy(lenet(x, p), y);
 }
 
-// What one device computes on the whole batch with LibTorch alone: the reference for everything below.
+// The results of one device on the whole batch with LibTorch alone: the reference for everything below.
 struct Reference {
   double loss;
   Params gradients, updated;

@@ -323,7 +323,7 @@ TEST(ParameterServer, ABoundedWorkerIsAtMostSoManyStepsAhead) {
           EXPECT_LE(++ahead, behind + kStaleness);
           continue;
         }
-        // It gets as far as it may, and not further however long it is given.
+        // The fast worker gets as far as it may, and not further after any time.
         const auto deadline = std::chrono::steady_clock::now() + 20s;
         while (ahead < std::min<int64_t>(12, behind + kStaleness)) {
           ASSERT_LT(std::chrono::steady_clock::now(), deadline) << ahead << " of " << behind + kStaleness;

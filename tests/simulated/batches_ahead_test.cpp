@@ -19,7 +19,7 @@ namespace simulated = lockstep::simulated;
 using torch::Tensor;
 
 const c10::Device gpu("cuda:1");
-constexpr int kPooledStreams = 64;  // of the device, from 1 on
+constexpr int kPooledStreams = 64;  // streams of the device, from 1 on
 
 // Three batches of four samples.
 lockstep::Dataset samples() {

@@ -1,6 +1,6 @@
 // Labels: simulated
-// The program lockstep on simulated GPUs: it is told of devices, and the device is loaded in front of it. Its exit code
-// is 70 where the device saw a mistake.
+// The program lockstep on simulated GPUs: it is told of devices, and the device is preloaded. The exit code is 70
+// where the device saw a mistake.
 #include <gmock/gmock.h>
 #include <lockstep/plan/plan.hpp>
 

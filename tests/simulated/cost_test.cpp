@@ -1,6 +1,6 @@
 // Labels: simulated
-// What a step of training costs a GPU's host, as numbers: how often it waits, and how many kernels it launches. A
-// change of one of these numbers may be right, but nobody should make it without knowing.
+// What a step of training costs a GPU's host, as numbers: how often the host waits, and how many kernels it
+// launches. A change of one of these numbers may be right, but nobody should make it without knowing.
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 #include <lockstep/data/data.hpp>

@@ -66,7 +66,7 @@ TEST(Nccl, ADataParallelStepIsThatOfOneDevice) {
   });
 }
 
-// NCCL adds memory as it lies, and c10d refuses some of it: what is in another order travels as a copy.
+// NCCL adds memory as it lies, and c10d refuses some memory: what is in another order travels as a copy.
 TEST(Nccl, TakesTensorsWhoseMemoryIsInAnotherOrder) {
   const Tensor values = torch::arange(48, torch::kFloat).view({2, 3, 4, 2});
   const auto in_channels_last = [](const Tensor& x) { return x.contiguous(torch::MemoryFormat::ChannelsLast); };
@@ -91,7 +91,7 @@ TEST(Nccl, TakesTensorsWhoseMemoryIsInAnotherOrder) {
   });
 }
 
-// NCCL reads it when it makes its first communicator.
+// NCCL reads the variable at its first communicator.
 TEST(Nccl, RunsTheKernelsOfSeveralGroupsInTheOrderOfTheCalls) {
   lockstep::run(gpus(2), [](Rank& rank) { rank.barrier(); });
   EXPECT_STREQ(std::getenv("NCCL_LAUNCH_ORDER_IMPLICIT"), "1");
@@ -100,7 +100,7 @@ TEST(Nccl, RunsTheKernelsOfSeveralGroupsInTheOrderOfTheCalls) {
 TEST(Nccl, HasStreamsOfHighPriority) {
   const int64_t before = lockstep::simulated::high_priority_launches();
   lockstep::run(gpus(2), [](Rank& rank) { rank.allreduce(one_to(rank, 3)); });
-  EXPECT_GE(lockstep::simulated::high_priority_launches() - before, 2);  // of each rank one
+  EXPECT_GE(lockstep::simulated::high_priority_launches() - before, 2);  // one launch of each rank
 }
 
 // An elastic job's next generation has the same memory. The first layers' gradients come last: the others' bucket is

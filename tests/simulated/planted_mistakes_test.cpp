@@ -64,14 +64,14 @@ void drop_a_work(Rank& rank) {
   drop_a_work_on(torch::ones({40, 7}, rank.device()), rank);
 }
 
-// What lies otherwise in memory is packed, summed, and copied back.
+// A tensor that lies otherwise in memory is packed, summed, and copied back.
 void drop_a_packed_work(Rank& rank) {
   torch::Tensor transposed = torch::ones({40, 7}, rank.device()).t();
   drop_a_work_on(std::move(transposed), rank);
 }
 
-// What the device reports with this mistake, in all worlds. The host's threads share one clock, so a race can stay
-// hidden where they happen to wait for each other: a world that reports nothing is tried again.
+// Gives what the device reports with this mistake, in all worlds. The host's threads share one clock, so a race can
+// stay hidden where they happen to wait for each other: a world that reports nothing is tried again.
 std::vector<size_t> reports_with(planted mistake, const std::function<void(Rank&)>& body) {
   std::vector<size_t> reports;
   lockstep::planted::mistake = mistake;

@@ -67,7 +67,7 @@ TEST(Replays, EndWhenAnotherRankFails) {
   }
 }
 
-// Rank 1 is alive, and makes no more steps. Rank 0 learns of it where it waits, after few steps and after many.
+// Rank 1 is alive, and makes no more steps. Rank 0 learns of the end where it waits, after few steps and after many.
 TEST(Replays, EndWhenAnotherRankMakesNoMore) {
   for (const int more : {3, 500}) {
     SCOPED_TRACE(more);

@@ -93,7 +93,7 @@ Sequential make_net(bool with_batchnorm) {
 }
 
 struct Trained {
-  double loss = 0;  // of the last epoch
+  double loss = 0;  // loss of the last epoch
   int64_t host_waits = 0, late_waits = 0, launches = 0;
 };
 

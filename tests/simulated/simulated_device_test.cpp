@@ -1,6 +1,6 @@
 // Labels: simulated
-// The simulated device itself: it computes what the CPU computes, later than the host asks for it, and it reports each
-// mistake that is planted here.
+// The simulated device itself: it computes what the CPU computes, later than the host asks, and reports each mistake
+// that is planted here.
 #include <ATen/CPUGeneratorImpl.h>
 #include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
@@ -122,7 +122,7 @@ TEST(SimulatedDevice, RandomNumbersFollowFromTheSeed) {
   EXPECT_FALSE(once[0].equal(once[1]));
 }
 
-// A stream reads what another writes: 2 if it waits for it, 0 if it comes too early.
+// A stream reads what another writes: 2 if the reader waits, 0 if it comes too early.
 float read_beside(bool waits) {
   const auto side = guard().getStreamFromGlobalPool(device);
   Tensor x = torch::zeros({1000}, device);

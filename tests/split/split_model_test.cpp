@@ -69,7 +69,7 @@ Batch part_of(const Batch& batch, const Rank& rank) {
 }
 
 constexpr int steps = 3;
-const std::vector<int64_t> sizes = {7, 3, 8};  // of the steps' global batches
+const std::vector<int64_t> sizes = {7, 3, 8};  // sizes of the steps' global batches
 
 // After some steps on one device: the losses, and the net.
 std::pair<std::vector<double>, Sequential> train_whole() {

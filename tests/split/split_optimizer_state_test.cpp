@@ -1,4 +1,4 @@
-// What optimizers of a split network remember is gathered as the whole network's, and given to any other split.
+// All that optimizers of a split network remember is gathered as the whole network's, and given to any other split.
 #include "split/split_optimizer_state.hpp"
 
 #include <gmock/gmock.h>
@@ -111,7 +111,7 @@ TEST(SplitOptimizerState, IsTheWholeNetworksWhateverTheSplit) {
   }
 }
 
-// As of layers that no step has used.
+// Layers that no step has used have no state.
 TEST(SplitOptimizerState, OfSomeParametersAloneIsGatheredToo) {
   const ModelSplit one{.mesh = {.data = 1}}, both{.mesh = {.pipeline = 2, .tensor = 2}, .microbatches = 2};
   for (const std::string without : {"fc1", "output"}) {  // on the first stage, on the last one

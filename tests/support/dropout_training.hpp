@@ -1,4 +1,4 @@
-// A training with dropout: what one device makes of it, for tests of all ways to share it out.
+// A training with dropout: one device's results, for tests of all ways to share it out.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -52,12 +52,12 @@ class DropoutTraining : public Worlds {
     }
   }
 
-  const BatchOptions batches_{.size = 11, .seed = 5};  // of 24 samples: 11, 11 and 2
+  const BatchOptions batches_{.size = 11, .seed = 5};  // batches of 24 samples: 11, 11 and 2
   const Dataset data_;
   const torch::nn::Sequential start_;
 
  private:
-  // As a user's program on one device.
+  // Trains as a user's program does on one device.
   void train_alone(torch::nn::Sequential& net) const {
     name_dropouts(*net);
     torch::optim::SGD sgd(net->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));

@@ -1,4 +1,4 @@
-// What an action throws, for tests that compare an error's data: EXPECT_THAT(error_of(action), Fails(Error::file)).
+// An action's error, for tests that compare an error's data: EXPECT_THAT(error_of(action), Fails(Error::file)).
 // Texts are compared in whole/error_texts_test.cpp, whose head names the few other files.
 #pragma once
 
@@ -26,7 +26,7 @@ inline void PrintTo(const Caught& caught, std::ostream* out) {
   *out << std::quoted(static_cast<const std::string&>(caught));
 }
 
-// Of a lockstep::Error; any other error is the test's own.
+// Catches a lockstep::Error; any other error is the test's own.
 template <class Action>
 Caught error_of(Action&& action) {
   try {
@@ -37,7 +37,7 @@ Caught error_of(Action&& action) {
   return {"(no error)", std::nullopt};
 }
 
-// Of any, such as LibTorch's.
+// Catches any error, such as LibTorch's.
 template <class Action>
 std::string any_error_of(Action&& action) {
   try {

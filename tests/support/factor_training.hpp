@@ -70,7 +70,7 @@ struct FactorLayout {
   bool overlap = true;
   int64_t bucket_bytes = 4 << 20;
   std::function<std::shared_ptr<GrainCheck>()> check = [] { return nullptr; };  // makes one for each rank
-  bool has_hooks = false;  // which see the gradients, so that there must be some
+  bool has_hooks = false;  // hooks see the gradients, so that there must be some
 };
 
 // The weights after two epochs of batches of 43 samples in grains of 5, the last of 3.

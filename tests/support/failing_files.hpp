@@ -1,7 +1,7 @@
-// FailingFiles: the disk as it is after a call failed, or after the machine lost its power at one.
+// FailingFiles: the disk after a call failed, or after the machine lost its power at one.
 //
-// It works on a real folder and remembers what of it is on the disk for sure: bytes as of the last fsync of their file,
-// names as of the last fsync of their folder. crash() makes the folder look as it would after the power came back.
+// It works on a real folder and remembers what is on the disk for sure: a file's bytes as of its last fsync, and
+// names as of the folder's. crash() makes the folder look as it would after the power came back.
 #pragma once
 
 #include <cerrno>
@@ -80,13 +80,13 @@ class FailingFiles : public io::FileSystem {
   }
 
  protected:
-  std::string& flushed(int fd) { return synced_bytes_[open_.at(fd)]; }  // what of the file is on the disk for sure
+  std::string& flushed(int fd) { return synced_bytes_[open_.at(fd)]; }  // bytes that are on the disk for sure
   std::string written(int fd) const { return contents(open_.at(fd)); }
 
  private:
   struct Change {
     Path file;
-    std::optional<std::string> before;  // what the name stood for
+    std::optional<std::string> before;  // bytes that the name stood for
   };
 
   bool fails(const std::string& call) {
@@ -101,7 +101,7 @@ class FailingFiles : public io::FileSystem {
     text << std::ifstream(file, std::ios::binary).rdbuf();
     return text.str();
   }
-  // What the disk holds of a file that existed before this object.
+  // Gives what the disk holds of a file that existed before this object.
   std::optional<std::string> on_disk(const Path& file) const {
     if (const auto known = synced_bytes_.find(file); known != synced_bytes_.end()) return known->second;
     if (!std::filesystem::exists(file)) return std::nullopt;
@@ -117,8 +117,8 @@ class FailingFiles : public io::FileSystem {
   int calls_ = 0;
   std::vector<std::string> log_;
   std::map<int, Path> open_;
-  std::map<Path, std::string> synced_bytes_;  // of the files that were made or renamed here
-  std::vector<Change> unsynced_;              // of names, in their order
+  std::map<Path, std::string> synced_bytes_;  // bytes of the files that were made or renamed here
+  std::vector<Change> unsynced_;              // changes of names, in their order
 };
 
 }  // namespace lockstep

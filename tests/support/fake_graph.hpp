@@ -1,4 +1,4 @@
-// A Graph for machines without a GPU: it keeps the work itself, and a replay is to call it. What it cannot show is that
+// A Graph for machines without a GPU: it keeps the work, and a replay is to call the work. What it cannot show is that
 // a GPU records the work; what it shows is everything around that.
 #pragma once
 

@@ -12,8 +12,8 @@
 namespace lockstep {
 
 // A port, at all of this machine's addresses, that is this test's until its process ends; each time another one. The
-// system chooses it, and gives it to nobody else as long as the socket here has it. That socket does not listen and, as
-// a job's store does, lets others take the same port, so that the store can.
+// system chooses the port, and gives it to nobody else as long as the socket here lives. That socket does not listen
+// and, as a job's store does, lets others take the same port, so that the store can.
 inline std::string free_port() {
   const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   const int yes = 1;

@@ -1,4 +1,4 @@
-// What tests of groups of ranks share: slices of whole tensors, comparisons, and ranks whose calls are counted.
+// Slices of whole tensors, comparisons, and ranks whose calls are counted, for tests of groups of ranks.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -49,12 +49,12 @@ class Worlds : public testing::TestWithParam<int> {
   static void on_ranks(const std::function<void(Rank&)>& body) { run(test_devices(GetParam()), body); }
 };
 
-// What run() throws, or "(no error)".
+// Gives what run() throws, or "(no error)".
 inline Caught error_on_ranks(int count, const std::function<void(Rank&)>& body) {
   return error_of([&] { run(test_devices(count), body); });
 }
 
-// What the body throws on each of `count` ranks, which catch it.
+// Gives what the body throws on each of `count` ranks, which catch it.
 inline std::vector<Caught> errors_on_ranks(int count, const std::function<void(Rank&)>& body) {
   std::vector<Caught> errors(static_cast<size_t>(count));
   run(test_devices(count),

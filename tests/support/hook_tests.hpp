@@ -1,4 +1,4 @@
-// What tests of communication hooks share: a hook that averages as none does, and a net whose gradients a test gives.
+// A hook that averages as none does, and a net whose gradients a test gives, for tests of communication hooks.
 #pragma once
 
 #include <torch/torch.h>

@@ -16,7 +16,7 @@ inline std::string big_endian(uint32_t value) {
   return bytes;
 }
 
-// An IDX file of uint8 with these lengths; its values are `values`, whether or not their number fits.
+// An IDX file of uint8 with these lengths; its values are `values`, whether or not the number fits.
 inline std::string idx_bytes(const std::vector<uint32_t>& sizes, const std::string& values) {
   std::string bytes = big_endian(0x00000800 + static_cast<uint32_t>(sizes.size()));
   for (uint32_t size : sizes) bytes += big_endian(size);

@@ -13,7 +13,7 @@ namespace lockstep {
 
 class LonePipeline {
  public:
-  // Of `split` the schedule, the stages per rank, the microbatches, `recompute` and the cuts count.
+  // Takes from `split` the schedule, the stages per rank, the microbatches, `recompute` and the cuts alone.
   LonePipeline(const torch::nn::Sequential& net, Rank& rank, ModelSplit split = {.microbatches = 4})
       : alone_(comm::RankPlace::alone(rank)), pipeline_(made(net, rank, split)), replicas_(module().ptr(), alone_) {}
 

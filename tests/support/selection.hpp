@@ -1,4 +1,4 @@
-// Which tests of a program run: those of some of its files, each with a filter of its own.
+// Chooses which tests of a program run: those of some files, each with a filter of its own.
 #pragma once
 
 #include <c10/util/StringUtil.h>
@@ -12,7 +12,7 @@
 
 namespace lockstep {
 
-// As the patterns of --gtest_filter have it: * stands for any characters, ? for one.
+// Matches as the patterns of --gtest_filter do: * stands for any characters, ? for one.
 inline bool matches(std::string_view name, std::string_view pattern) {
   if (pattern.empty()) return name.empty();
   if (pattern[0] == '*') return matches(name, pattern.substr(1)) || (!name.empty() && matches(name.substr(1), pattern));

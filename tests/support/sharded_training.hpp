@@ -23,7 +23,7 @@ struct TrainingBatch {
   at::Tensor x, y;
 };
 
-// What training the net on one device gives.
+// The results of training the net on one device.
 struct Trained {
   std::vector<at::Tensor> results, input_gradients;
   std::vector<torch::nn::Sequential> gradients;  // nets whose .grad are those of each step
@@ -61,7 +61,7 @@ inline void expect_whole_parameters_equal_on_all_ranks(const torch::nn::Sequenti
   }
 }
 
-// As unshard(), of the gradients; a parameter without one has none in `net` either.
+// Does what unshard() does, to the gradients; a parameter without one has none in `net` either.
 inline void unshard_gradients(const torch::nn::Sequential& part, Rank& rank, torch::nn::Sequential& net) {
   const torch::NoGradGuard no_grad;
   const auto split = sliced_dimensions_of(part);

@@ -1,4 +1,4 @@
-// What tests of nets of layers share: a function as a layer, a copy that is a rank's own.
+// A function as a layer, and a copy that is a rank's own, for tests of nets of layers.
 #pragma once
 
 #include <torch/nn/cloneable.h>

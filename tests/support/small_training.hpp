@@ -37,7 +37,7 @@ class SmallTraining : public testing::Test {
     return options;
   }
 
-  // As train(), but a request to stop comes at the end of that epoch.
+  // Trains as train() does, but a request to stop comes at the end of that epoch.
   static TrainResult train_until(const TrainOptions& options, int epoch) {
     std::stop_source stop;
     TrainCallbacks callbacks;

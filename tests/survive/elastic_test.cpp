@@ -42,7 +42,7 @@ TEST_F(Elastic, KillsChangeNoBit) {
                                HasSubstr("process 3 starts in the place of rank 0"), Not(HasSubstr("error:"))));
   EXPECT_THAT(ended.out, HasSubstr("the run is kept in runs/killed"));
 
-  // The others take one that stands still for gone after its silence, and the launcher ends it.
+  // The others take a process that stands still for gone after its silence, and the launcher ends the process.
   Program stopped(job(2, {}, "stopped", {"--epochs", "60", "--check-arithmetic", "0.2"}), without_gnuplot());
   ASSERT_TRUE(stopped.wait_for("epoch  2/60"));
   kill_member(0, SIGSTOP);
@@ -67,7 +67,7 @@ TEST_F(Elastic, WithoutItsLauncherAllEndAndSaySo) {
     return AllOf(says_so(0), says_so(1), says_so(2));
   };
   const Words lockstep = {from_environment("LOCKSTEP_PROGRAM")};
-  // In a session of their own, and not the launcher's children, they learn it from the store alone.
+  // Processes in a session of their own are not the launcher's children: the store alone tells them of the loss.
   const Words in_a_session = Words{"/bin/sh", "-c", "/usr/bin/setsid \"$0\" \"$@\"; true"} + lockstep;
   for (const auto& [name, program] : {std::pair("orphans", lockstep), std::pair("others", in_a_session)}) {
     Program job(job_of(3, {}, program + settings(name, "cpu") + Words{"--epochs", "100000"}), without_gnuplot());
@@ -77,7 +77,7 @@ TEST_F(Elastic, WithoutItsLauncherAllEndAndSaySo) {
     const auto ended = job.finish();  // it reads until nobody has the outputs open
     EXPECT_LT(std::chrono::steady_clock::now() - start, kBeforeTimeouts);
     if (program == lockstep) {
-      // All get SIGTERM from the system, too. Mostly they notice the loss before they have agreed to stop.
+      // All get SIGTERM from the system, too. Mostly they notice the loss before agreeing to stop.
       EXPECT_THAT(ended.err + ended.out,
                   AnyOf(all_say_so(), HasSubstr("of 100000 epochs; the run is kept in runs/orphans")));
     } else {
@@ -160,14 +160,14 @@ int flip_in_memory(pid_t pid, const std::string& bytes) {
   return copies;
 }
 
-// This learning rate is 0 as a float, so the weights stay what they were at first, and their bytes can be found.
+// This learning rate is 0 as a float, so the weights stay what they were at first, and the bytes can be found.
 TEST_F(Elastic, AFlippedBitIsFoundAndMended) {
   Program flipped(job(3, {}, "flipped", {"--epochs", "20", "--check-replicas", "1", "--lr", "1e-300"}),
                   without_gnuplot());
   ASSERT_TRUE(flipped.wait_for("epoch  1/20"));
   const auto weights = make_model({}, /*seed=*/1)->parameters()[0].contiguous();
   const std::string bytes(static_cast<const char*>(weights.const_data_ptr()), weights.nbytes());
-  EXPECT_GT(flip_in_memory(pid_in(notes_ / "0"), bytes), 0);  // whose weights a new generation would begin with
+  EXPECT_GT(flip_in_memory(pid_in(notes_ / "0"), bytes), 0);  // a new generation would begin with rank 0's weights
   const auto ended = flipped.finish();
   ASSERT_EQ(ended.code, 0) << ended.err << ended.out;
   EXPECT_THAT(ended.err, AllOf(HasSubstr("no longer equal: rank 0 (cpu) from the others in "),

@@ -1,4 +1,4 @@
-// The generations of an elastic job: who is in them, whoever changes them at the same time. A run
+// The generations of an elastic job: who is in one, whoever changes them at the same time. A run
 // outside of a job has none.
 #include <gmock/gmock.h>
 #include <lockstep/survive/elastic.hpp>

@@ -61,7 +61,7 @@ void expect_same_as_whole(Whole& whole, Layer& layer, Rank& rank, const Tensor& 
   EXPECT_EQ(layer->named_parameters().size(), wholes.size());
 }
 
-// Every rank compares with a whole layer of its own, whose gradients it may write.
+// Gives a rank a whole layer of its own to compare with, whose gradients the rank may write.
 template <class Module>
 std::shared_ptr<Module> own(const torch::nn::ModuleHolder<Module>& module) {
   return std::dynamic_pointer_cast<Module>(module->clone());

@@ -107,7 +107,7 @@ TEST_P(TransformerWorlds, ATransformerTrainsAsOnOneDevice) {
   freeze_some(net);
   const Tensor words = torch::randint(kWords, {4, 6}), next = torch::randint(kWords, {4, 6});
   Sequential whole = copy_of(net);
-  freeze_some(whole);  // which a clone forgets
+  freeze_some(whole);  // a clone forgets what is frozen
   std::vector<Tensor> results;
   torch::optim::SGD sgd(whole->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
   for (int step = 0; step < 3; ++step) {
@@ -185,7 +185,7 @@ TEST_P(TransformerWorlds, AnEmbeddingSplitByItsVocabularyIsTheWholeOne) {
 
 struct Attended {
   Tensor y, weights;
-  std::vector<Tensor> gradients;  // of query, key and value, then of the parameters
+  std::vector<Tensor> gradients;  // gradients of query, key and value, then of the parameters
 };
 
 struct AttentionInputs {
@@ -250,7 +250,7 @@ TEST_P(TransformerWorlds, AttentionDropsTheSameOnAnyNumberOfRanks) {
     const SampleScope scope({.seed = 5, .step = 1, .first = 0, .size = 3});
     const Tensor here = x.to(rank.device());
     const auto attended = part->forward<std::tuple<Tensor, Tensor>>(here, here, here, Tensor(), true, Tensor(), false);
-    return std::get<1>(attended).detach().cpu();  // of each head
+    return std::get<1>(attended).detach().cpu();  // weights of each head
   };
   Tensor alone;
   run(test_devices(1), [&](Rank& rank) { alone = dropped(rank); });

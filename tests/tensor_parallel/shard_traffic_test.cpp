@@ -30,9 +30,9 @@ class ShardTrafficWorlds : public testing::TestWithParam<int> {
 INSTANTIATE_TEST_SUITE_P(Sizes, ShardTrafficWorlds, testing::Values(1, 2, 3, 4),
                          [](const auto& info) { return std::to_string(info.param) + "Ranks"; });
 
-// What each layer's forward sends, and backward all together, for images or features that need no gradient.
+// The calls of each layer's forward, and of backward all together, for images or features that need no gradient.
 struct Traffic {
-  std::vector<std::pair<std::string, Calls>> forward;  // of the layers that send
+  std::vector<std::pair<std::string, Calls>> forward;  // calls of the layers that send
   Calls backward;
 };
 

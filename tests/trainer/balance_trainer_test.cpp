@@ -126,7 +126,7 @@ class SimulatedTime {
   SimulatedTime& operator=(const SimulatedTime&) = delete;
 
   double now() const { return now_; }
-  const std::vector<int64_t>& parts() const { return parts_; }  // whose losses were computed
+  const std::vector<int64_t>& parts() const { return parts_; }  // parts whose losses were computed
 
  private:
   static std::unique_ptr<at::ObserverContext> notice(const at::RecordFunction& call) {
@@ -196,7 +196,7 @@ TEST(RankTrainerBalance, ARankOfHalfTheSpeedTrainsHalfAsMuchAndTheWeightsAreThos
   }
 }
 
-// Rank 1 takes as long to gather a batch as to compute its part of one, so its laps are twice as long as rank 0's.
+// Rank 1 takes as long to gather a batch as to compute a part of one, so its laps are twice as long as rank 0's.
 TEST(RankTrainerBalance, WhatARunThatGoesOnHasToSkipIsNoLap) {
   if (!kCallsCanBeRead) GTEST_SKIP() << "a build without NDEBUG";
   const auto data = synthetic_images(samples, 40);

@@ -162,7 +162,7 @@ TEST(CheckpointFolder, KeepsAWholeCheckpointWheneverThePowerIsCut) {
       const bool written = write_three(run, files);
       files.crash();
       const RunState found = read_checkpoint(newest_checkpoint(run / "checkpoints"));
-      if (written) EXPECT_EQ(found.epochs, 3);  // what was reported as written stays
+      if (written) EXPECT_EQ(found.epochs, 3);  // a checkpoint that was reported as written stays
       EXPECT_GE(found.epochs, 2);
       expect_equal(found, state(found.epochs));
       CheckpointFolder(run / "checkpoints", 1).write(state(4));

@@ -27,7 +27,7 @@ using lockstep::TrainResult;
 
 class Communication : public lockstep::SmallTraining {
  protected:
-  // As train(), but stopped at the end of the second epoch and resumed on `devices` ranks.
+  // Trains as train() does, but stops at the end of the second epoch and resumes on `devices` ranks.
   TrainResult train_in_two(TrainOptions options, size_t devices) const {
     train_until(options, 2);
     options.devices = lockstep::test_devices(devices);

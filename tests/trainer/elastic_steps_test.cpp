@@ -33,8 +33,8 @@ namespace elastic_steps_test {
 // Sanitizers look at memory and threads: there every third call is enough.
 constexpr int kStride = kSlowdown;
 
-// A process that is gone has no memory. This rank's thread frees its own, so on a GPU it first waits for what it has
-// posted.
+// A process that is gone has no memory. This rank's thread frees its own, so on a GPU the thread first waits for all
+// that is posted.
 class EndsAtCall : public CallObserver {
  public:
   EndsAtCall(int call, const c10::Device& device) : left_(call), device_(device) {}
@@ -80,7 +80,7 @@ Outcome in_peace(const TrainOptions& options, const ImageData& data, const RunSt
   return outcome;
 }
 
-// What ranks are left with, if number `gone` is gone at this one of its calls; nothing if it made no more calls.
+// States that ranks are left with, if number `gone` is gone at this one of its calls; nothing if it made no more calls.
 using States = std::vector<std::optional<RunState>>;
 std::optional<States> left_at(int call, const TrainOptions& options, const ImageData& data, int gone = 1,
                               int ranks = 3) {
@@ -107,12 +107,12 @@ std::optional<States> left_at(int call, const TrainOptions& options, const Image
 
 struct Found {
   bool flipped = false, found = false;
-  std::vector<int> ranks;  // that are said to differ
+  std::vector<int> ranks;  // ranks that are said to differ
   RunState left;           // to rank 0
 };
 
-// What ranks find if a bit of a weight flips in rank 1's memory while it computes the gradient of that number, from 1;
-// of a grain those of the last and of the first parameter count.
+// Gives what ranks find if a bit of a weight flips in rank 1's memory while it computes the gradient of that number,
+// from 1. In a grain only the gradients of the last and of the first parameter are counted.
 Found flipped_at(int gradient, int ranks, const TrainOptions& options, const ImageData& data) {
   const TrainCallbacks callbacks;
   Found found;
@@ -152,7 +152,7 @@ TEST(ElasticSteps, AreWholeWhereverAReplicaChanges) {
     if (found.left.steps == 1) ++in_second_step;
   }
   EXPECT_GE(gradient, 5);
-  EXPECT_EQ(in_second_step, 2);  // of its one grain
+  EXPECT_EQ(in_second_step, 2);  // gradients of the step's one grain
 }
 
 // Two ranks have no majority. But a rank knows what it held after the update before, and so what has changed since.
@@ -160,7 +160,7 @@ TEST(ElasticSteps, OfTwoRanksTheOneWhoseMemoryHasChangedIsNamed) {
   TrainOptions options = small_options();
   options.check_replicas = 1;
   const ImageData data = synthetic_images(24, 8, /*seed=*/1);
-  for (const auto& [gradient, is_known] : {std::pair(1, false), std::pair(5, true)}) {  // of the first step: 1 to 4
+  for (const auto& [gradient, is_known] : {std::pair(1, false), std::pair(5, true)}) {  // the first step has 1 to 4
     const Found found = flipped_at(gradient, 2, options, data);
     EXPECT_TRUE(found.found);
     EXPECT_EQ(found.left.steps, is_known ? 1 : 0);

@@ -140,7 +140,7 @@ TEST_P(FitDataWorlds, ALoopOfOnesOwnGetsTheGradientsOfTheWholeBatch) {
     };
     const auto alone = made();
     for (const int64_t grain : {0, 4}) {
-      // With grains other ranks compute each of them again, for which they get its masks too.
+      // With grains other ranks compute each grain again, for which they get the grain's masks too.
       DataParallel net(made(), rank, {.grain_check = grain > 0 ? lockstep::check_arithmetic(1) : nullptr});
       Batches whole = batches(data, {.size = 16, .seed = 1});
       auto expected = whole.begin();
@@ -335,7 +335,7 @@ TEST_P(FitDataWorlds, AnOptimizerAndAnAverageOfWeightsGiveWhatLibTorchsLoopGives
     const auto history = fit(task, options).history;
     for (size_t i = 0; i < 3; ++i) EXPECT_NEAR(history[i].test.at("loss"), expected[i], 1e-10) << "stage " << stage;
     if (this_process().count > 1) continue;
-    SentenceNet kept;  // what was evaluated
+    SentenceNet kept;  // the evaluated net
     load_weights(folder / "run/model.safetensors", kept);
     EXPECT_EQ(weights_hash(kept), history[2].weights);
     for (const auto& item : averaged.named_parameters())

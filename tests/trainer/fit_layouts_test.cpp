@@ -70,7 +70,7 @@ TrainOptions settings(int ranks) {
   return options;
 }
 
-// What LibTorch alone computes.
+// The results of LibTorch alone.
 struct Expected {
   std::vector<double> train_losses, test_losses, sureness, accuracies;  // an epoch each
   nn::Sequential net;

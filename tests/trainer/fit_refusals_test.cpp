@@ -54,7 +54,7 @@ Caught refused(const Task& task, const TrainOptions& options = settings(2)) {
   return error_of([&] { fit(task, options); });
 }
 
-// What is wrong with the regression once `change` is done with it.
+// Gives what is wrong with the regression once `change` is done with it.
 template <class Change>
 Caught refused_with(const Change& change) {
   Task task = regression();

@@ -242,7 +242,7 @@ TEST_F(FitRuns, GoOnFromWithinAnEpochWithTheSameBits) {
   EXPECT_EQ(read_metrics(runs_ / "again/metrics.jsonl")[2].test, expected.history[2].test);
 }
 
-// One of its layers is for few samples, so that most steps do not use it.
+// A net with a layer for few samples, so that most steps do not use the layer.
 struct Branching : nn::Module {
   static Tensor is_rare(const Tensor& x) { return x.select(1, 0) > 2; }
   Branching() { to(torch::kDouble); }
@@ -254,12 +254,12 @@ struct Branching : nn::Module {
   nn::Linear rare = register_module("rare", nn::Linear(4, 1));
 };
 
-// As LibTorch's optimizers leave one without a gradient. A run that went on would have none, and other bits.
+// LibTorch's optimizers leave out a parameter without a gradient. A run that went on would have none, and other bits.
 TEST_F(FitRuns, GoOnWithTheSameBitsThoughStepsDoNotUseAParameter) {
   Task task = regression();
   task.module = [] { return Branching(); };
   const auto rare = Branching::is_rare(curve(100, 1).x).sum().item<int64_t>();
-  ASSERT_TRUE(rare > 0 && rare < 4);  // of 7 steps
+  ASSERT_TRUE(rare > 0 && rare < 4);  // an epoch has 7 steps
   for (const int grain : {0, 4}) {
     const std::string name = "of grain " + std::to_string(grain);
     TrainOptions options = in(name);
@@ -290,7 +290,7 @@ TEST_F(FitRuns, EndWhenPatienceIsOutAndKeepTheBestEpoch) {
   task.patience = 4;
   EXPECT_EQ(fit(task, options).history.size(), 5u);
 
-  task.best_by = "mae";  // which gets better
+  task.best_by = "mae";  // mae gets better
   options = in("other");
   options.keep.checkpoints = {.last = 1};
   EXPECT_EQ(fit(task, options).history.size(), 3u);
@@ -331,7 +331,7 @@ TEST_F(FitRuns, SayBeforeThatTheLastBatchHasOneSampleAndCanLeaveItOut) {
   options.keep.run_dir = runs_ / "again";
   EXPECT_EQ(fit(task, options).history.back().weights, whole.history.back().weights);
   options.keep.run_dir = runs_ / "third";
-  options.batch.drop_last = false;  // which a run that goes on may change
+  options.batch.drop_last = false;  // a run that goes on may change drop_last
   EXPECT_THAT(error_of([&] { fit(task, options); }), Fails(Error::refused, {0}));
 }
 

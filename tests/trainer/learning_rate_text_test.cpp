@@ -1,4 +1,4 @@
-// A learning rate as text: what train() says of it, and the names that options have for its parts.
+// A learning rate as text: what train() says of it, and the names that options have for the parts.
 #include <gmock/gmock.h>
 #include <lockstep/trainer/train_options.hpp>
 

@@ -64,10 +64,10 @@ std::pair<int, int> place_of_spoilt(const ImageData& data, const TrainOptions& o
 }
 
 struct Outcome {
-  std::vector<std::string> why;  // of each rank
+  std::vector<std::string> why;  // reason of each rank
   std::vector<EpochMetrics> history;
   std::vector<std::string> warnings;
-  std::vector<Tensor> state;  // of rank 0, whole
+  std::vector<Tensor> state;  // whole state of rank 0
 };
 
 Outcome train(int ranks, const TrainOptions& options, const ImageData& data) {
@@ -157,7 +157,7 @@ TEST(OnNan, SkipsThatStepAloneOnAllRanks) {
   }
 }
 
-// The batches without the spoilt sample train what they train without its batch.
+// The batches without the spoilt sample train what they train without the spoilt batch.
 TEST(OnNan, ASkippedStepChangesNothing) {
   const ImageData data = spoilt_images();
   TrainOptions options = options_for(OnNan::skip);

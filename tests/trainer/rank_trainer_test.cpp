@@ -95,7 +95,7 @@ TEST(RankTrainer, WeightsThatDifferEndTheRunAndTheRankIsNamed) {
   EXPECT_THAT(errors(0), testing::Each("(no error)"));
 }
 
-// As memory does it: LibTorch does not count this as a write.
+// Flips a bit as memory does: LibTorch does not count this as a write.
 void flip_a_bit(const torch::Tensor& tensor) {
   const torch::NoGradGuard no_grad;
   tensor.variable_data().as_strided({1}, {1}).view(torch::kInt).bitwise_xor_(1 << 22);
@@ -111,7 +111,7 @@ lockstep::Task with_adam(lockstep::Task task, torch::optim::Optimizer*& made) {
   return task;
 }
 
-// Of the last parameter that it has a state of: biases, which have no zeros whose flipped bits would be rounded away.
+// Gives that of the last parameter with a state: biases, which have no zeros whose flipped bits would be rounded away.
 torch::Tensor last_exp_avg(torch::optim::Optimizer& adam) {
   torch::Tensor last;
   for (const auto& parameter : adam.param_groups().back().params()) {
@@ -193,7 +193,7 @@ TEST(RankTrainer, RunningStatisticsThatDifferWithGrainsEndTheRunAndTheRankIsName
   }
 }
 
-// What the ranks' trainers throw, with Adam, if rank `odd` calls flip(its optimizer) behind the second step; odd -1:
+// The errors of the ranks' trainers, with Adam, if rank `odd` calls flip(its optimizer) behind the second step; odd -1:
 // none does.
 using Flip = std::function<void(torch::optim::Optimizer&)>;
 std::vector<lockstep::Caught> errors_after_flip(int ranks, int odd, TrainOptions options, const Flip& flip) {
@@ -224,7 +224,7 @@ TEST(RankTrainer, AFlippedBitOfWhatOneRankAloneHasIsFoundAndTheRankIsNamed) {
     std::string name;
     int ranks;
     TrainOptions options;
-    bool weights_too = true;  // those that no other rank has
+    bool weights_too = true;  // weights that no other rank has
     int64_t every = 3;
   };
   const auto split_by = [](const lockstep::MeshShape& mesh) {
@@ -250,7 +250,7 @@ TEST(RankTrainer, AFlippedBitOfWhatOneRankAloneHasIsFoundAndTheRankIsNamed) {
       options.check_replicas = every;
       EXPECT_THAT(errors_after_flip(layout.ranks, odd, options, flip), testing::Each(error)) << "every " << every;
     };
-    const auto named = [&](int odd) {  // none is named where it is all of them
+    const auto named = [&](int odd) {  // none is named where all are
       return Fails(Error::difference, layout.ranks > 1 ? std::vector{odd} : std::vector<int>());
     };
     const int last = layout.ranks - 1;

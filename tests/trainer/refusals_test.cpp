@@ -57,7 +57,7 @@ TEST_F(Refusals, NameTheOptionWhoseValueIsOutOfItsRange) {
   const double nan = std::nan(""), infinite = std::numeric_limits<double>::infinity();
   for (const auto& [key, change] : std::vector<std::pair<std::string, std::function<void(TrainOptions&)>>>{
            {"batch_size", [](auto& o) { o.batch.size = 0; }},
-           {"batch_size", [](auto& o) { o.batch.size = 151; }},  // of 150 samples
+           {"batch_size", [](auto& o) { o.batch.size = 151; }},  // the data has 150 samples
            {"batch_size", [](auto& o) { o.batch.scale = 5; }},
            {"scale_batch", [](auto& o) { o.batch.scale = 0; }},
            {"scale_batch", [](auto& o) { o.batch.scale = INT64_MAX / 16; }},
@@ -248,7 +248,7 @@ TEST(RefusedPairs, AFlagsHelpListsThoseOfItsOption) {
   EXPECT_EQ(remark_on_pairs("epochs"), "");
 }
 
-// If it fails, put the table that it shows into the guide.
+// If the test fails, put the table that it shows into the guide.
 TEST(RefusedPairs, StandInTheGuide) {
   std::vector<std::pair<std::string, std::string>> rows;
   for (const OptionPair& pair : forbidden_pairs()) {

@@ -91,7 +91,7 @@ TEST_F(Resume, WithTheOptimizersState) {
 }
 
 TEST_F(Resume, AlsoFromWithinAnEpoch) {
-  for (const std::string model : {"mlp", "resnet18", "alexnet"}) {  // which has dropout
+  for (const std::string model : {"mlp", "resnet18", "alexnet"}) {  // alexnet has dropout
     SCOPED_TRACE(model);
     const std::string whole = "whole" + model, again = "again" + model;
     TrainOptions settings = options(model == "mlp" ? 1 : 3, whole);
@@ -182,7 +182,7 @@ TEST_F(Resume, OnOtherDevicesAndOtherwiseSplit) {
       if (splits[i]) other.way = lockstep::SplitNetwork{*splits[i]};
       const TrainResult result = go_on(other, checkpoint("whole", position));
       expect_near(name, "whole");
-      EXPECT_EQ(result.history[1].train_loss, expected.history[1].train_loss);  // of before
+      EXPECT_EQ(result.history[1].train_loss, expected.history[1].train_loss);  // the epoch before the checkpoint
       EXPECT_NEAR(result.history[2].train_loss, expected.history[2].train_loss, 1e-4);
       EXPECT_NEAR(result.history[2].train_accuracy, expected.history[2].train_accuracy, 1.01 / 150);
       if (!splits[i]) continue;
@@ -321,7 +321,7 @@ TEST_F(Resume, CheckpointsUnderEachOthersNamesChangeNoBit) {
   }
 }
 
-// Also if their settings are taken from the checkpoint, as the program does it.
+// They are refused too if the settings come from the checkpoint, as in the program.
 TEST_F(Resume, CheckpointsOfTwoRunsUnderEachOthersNamesAreRefused) {
   TrainOptions one = options(1, "one"), two = options(1, "two");
   two.seed = 2;
@@ -352,7 +352,7 @@ TEST_F(Resume, OtherDataOfTheSameSizeAreRefused) {
   bytes.back() = static_cast<char>(9 - bytes.back());
   images_.write("t10k-labels-idx1-ubyte", bytes);
   EXPECT_THAT(error_of([&] { go_on(settings, settings.keep.run_dir); }), Fails(Error::file));
-  auto state = read_run_state(file);  // as an earlier lockstep wrote them
+  auto state = read_run_state(file);  // the state as an earlier lockstep wrote it
   state.data.reset();
   lockstep::write_run_state(file, state);
   EXPECT_EQ(go_on(settings, settings.keep.run_dir).history.size(), 4u);

@@ -21,7 +21,7 @@
 namespace lockstep {
 namespace same_bits_test {
 
-// A way to lay out a run: its ranks, and what else must not show in its results.
+// A way to lay out a run: the ranks, and what else must not show in the results.
 struct Layout {
   std::string name;
   int ranks = 1;
@@ -199,7 +199,7 @@ TEST_F(SameBits, AfterARunWasStoppedAndWentOnOnOtherRanks) {
     size_t number = 0;
     for (const auto& layouts : {zero_layouts(), pipeline_layouts()}) {
       for (const auto& layout : layouts) {
-        if (layout.name.find("accumulate") != layout.name.npos) continue;  // of which a run keeps its number
+        if (layout.name.find("accumulate") != layout.name.npos) continue;  // a run keeps its number of these
         SCOPED_TRACE(layout.name);
         expect_one(go_on(in(std::to_string(number++), layout), third), expected);
       }

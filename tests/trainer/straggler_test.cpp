@@ -42,8 +42,8 @@ void compute_for(std::chrono::milliseconds time, const c10::Device& device) {
   lockstep::simulated::queue(device.index(), stream.id(), sleep);
 }
 
-// What is said after an epoch in which rank `slow` of so many is slow, when it has a gradient of its first layer. It
-// has `backwards` of these in a step.
+// Gives what is said after an epoch in which rank `slow` of so many is slow, when it has a gradient of the first
+// layer. The rank has `backwards` of these in a step.
 std::string said(const TrainOptions& options, size_t ranks, int slow, int backwards) {
   const auto data = lockstep::synthetic_images(150, 40);
   std::string text;

@@ -38,7 +38,7 @@ lockstep::RunState state_after(int64_t steps) {
           .tensors = {{"model.weight", torch::ones({3})}}};
 }
 
-// As a process leaves it that is killed after it has begun the run.
+// Leaves the folder of a process that is killed after it has begun the run.
 void begin_and_be_killed(const TrainOptions& options) {
   std::filesystem::create_directory(options.keep.run_dir);
   ASSERT_TRUE(lockstep::io::create_file(options.keep.run_dir / lockstep::kConfigFile));

@@ -1,4 +1,4 @@
-// TrainOptions as JSON: they come back as they were, and what is wrong is refused by name.
+// TrainOptions as JSON: options come back as they were, and what is wrong is refused by name.
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 #include <lockstep/lab/power_sgd.hpp>
@@ -113,7 +113,7 @@ TEST(TrainOptionsJson, HasOneWayWithItsOwnKeys) {
   EXPECT_THAT(error(R"({"way": 3})"), Refused("way"));
 }
 
-// What lockstep 0.1 wrote, with the keys of all ways beside the others.
+// Gives the configuration that lockstep 0.1 wrote, with the keys of all ways beside the others.
 std::string config_of_0_1(const std::string& key, const nlohmann::json& value) {
   auto config = nlohmann::json::parse(R"({
     "model": "mlp", "width": 0.125, "image_size": 0, "groups": 1, "dropout": 0.5, "layers": 4, "heads": 4,
@@ -179,7 +179,7 @@ TEST(TrainOptionsDefaults, TakeTheMemoryFormatThatIsFastForTheModelUnlessOneIsGi
   for (const char* model : {"lenet", "mlp", "alexnet"}) EXPECT_EQ(of(model, automatic, cpus(2)), contiguous) << model;
   EXPECT_EQ(of("resnet18", contiguous, cpus(2)), contiguous);
   EXPECT_EQ(of("lenet", channels_last, cpus(2)), channels_last);
-  TrainOptions options;  // what a run keeps says what it was
+  TrainOptions options;  // a run keeps the format that it had
   options.model.name = "resnet18";
   options.devices = cpus(1);
   EXPECT_EQ(checked(options).memory_format, channels_last);

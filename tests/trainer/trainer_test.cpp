@@ -124,7 +124,7 @@ TEST_F(Trainer, LearnsInBfloat16NearlyAsInFloat32) {
   EXPECT_NEAR(rounded.history[0].train_loss, exact.history[0].train_loss, 0.01);
 
   lockstep::LeNet net;
-  load_weights(settings.keep.run_dir / "model.safetensors", *net);  // which refuses another type than float32
+  load_weights(settings.keep.run_dir / "model.safetensors", *net);  // refuses another type than float32
   lockstep::EvalOptions eval;
   eval.devices = lockstep::test_devices(3);
   const auto score = lockstep::evaluate_run(settings.keep.run_dir, eval);

@@ -131,7 +131,7 @@ TEST_F(Update, FollowsTheScaledRateItsWarmUpAndItsSchedule) {
   run.rate.warmup_epochs = 1;
   run.rate.schedule = LearningRate::Schedule::cosine;
   run.epochs = 3;
-  const auto rate = [](int64_t steps, int64_t per_epoch) {  // of two epochs' cosine behind the one of warm-up
+  const auto rate = [](int64_t steps, int64_t per_epoch) {  // two epochs' cosine behind one of warm-up
     const double epochs = static_cast<double>(steps) / static_cast<double>(per_epoch);
     return epochs < 1 ? 0.05 + 0.05 * epochs : 0.1 * (1 + std::cos(std::acos(-1) * (epochs - 1) / 2)) / 2;
   };

@@ -130,7 +130,7 @@ TEST(Examples, StopAndGoOnEndsWithTheBitsOfARunThatNeverStopped) {
   const std::string folder = stopped.path().string();
   const Finished first = run_example("08_stop_and_go_on", {folder, "3"});
   ASSERT_EQ(first.code, 0) << first.err;
-  std::filesystem::create_directory(stopped / "epoch-4.unfinished");  // as a run that is killed leaves it
+  std::filesystem::create_directory(stopped / "epoch-4.unfinished");  // a run that is killed leaves this folder
   stopped.write("epoch-4.unfinished/net.safetensors", "half of");
   const Finished second = run_example("08_stop_and_go_on", {folder});
   ASSERT_EQ(second.code, 0) << second.err;
@@ -164,7 +164,7 @@ TEST(Examples, OwnModelAndDataGoOnWithTheBitsOfARunThatNeverStopped) {
 TEST(Examples, OwnModelAndDataKeepWhatTheyHaveWhenStopped) {
   const lockstep::ScratchFolder folder;
   std::filesystem::create_directory(folder / "run");
-  folder.write("run/config.json", "{}");  // as a run that is killed in its first epoch leaves it
+  folder.write("run/config.json", "{}");  // a run that is killed in its first epoch leaves this file
   lockstep::Program endless({folder.path().string(), "100000"}, surroundings_of("10_own_model_and_data"));
   while (!std::filesystem::exists(folder / "run/metrics.jsonl"))
     std::this_thread::sleep_for(std::chrono::milliseconds(1));

@@ -74,7 +74,7 @@ struct Gpt : nn::Module {
   nn::LayerNorm norm{nullptr};
 };
 
-// As users set it up: weight decay for matrices alone.
+// AdamW as users set it up: weight decay for matrices alone.
 torch::optim::AdamW adamw(nn::Module& net) {
   std::vector<Tensor> matrices, others;
   for (const auto& parameter : net.parameters()) (parameter.dim() > 1 ? matrices : others).push_back(parameter);
@@ -176,7 +176,7 @@ TEST_P(ForeignProgramsWorlds, AGptWithTiedWeightsTrainsAsOnOneDevice) {
 TEST_P(ForeignProgramsWorlds, TokensOfUnevenSequencesCountEqually) {
   auto data = sequences();
   const Tensor lengths = torch::randint(1, kTokens + 1, {data.size(), 1});
-  data.y = data.y.masked_fill(torch::arange(kTokens) >= lengths, -100);  // which cross_entropy leaves out
+  data.y = data.y.masked_fill(torch::arange(kTokens) >= lengths, -100);  // cross_entropy leaves out these
   const auto nets = copies_of([] { return std::make_shared<Gpt>(); }, GetParam());
 
   auto alone = nets[0];

@@ -94,7 +94,7 @@ constexpr BatchOptions kBatches{.size = 10, .seed = 3};
 
 const auto kSgd = torch::optim::SGDOptions(0.3).momentum(0.9).weight_decay(0.01);
 
-// What one device learns.
+// Gives what one device learns.
 PlainGpt trained_alone() {
   PlainGpt alone(*small_gpt());
   torch::optim::SGD sgd(alone.parameters, kSgd);
@@ -281,7 +281,7 @@ TEST_F(GptOnText, LearnsAndTellsItsPerplexity) {
     EXPECT_DOUBLE_EQ(epoch.test.at("perplexity"), std::exp(epoch.test.at("loss")));
     EXPECT_TRUE(std::isnan(epoch.train_accuracy) && std::isnan(epoch.test_accuracy));
   }
-  EXPECT_LT(first.test.at("perplexity"), 200);  // of 256 bytes that are equally likely
+  EXPECT_LT(first.test.at("perplexity"), 200);  // 256 bytes that are equally likely have 256
   EXPECT_LT(last.test.at("perplexity"), 0.8 * first.test.at("perplexity"));
   const auto kept = read_metrics(folder_ / "run/metrics.jsonl");
   EXPECT_EQ(kept[1].test, last.test);

@@ -60,7 +60,7 @@ const auto kSgd = [](auto slices) {
   return std::make_unique<torch::optim::SGD>(slices, torch::optim::SGDOptions(0.1).momentum(0.9));
 };
 
-// What each rank of this process would have kept, by what main() could make of it.
+// All that each rank of this process would have kept, by what main() could make of it.
 template <class Kept>
 using OfRanks = std::vector<std::optional<Kept>>;
 

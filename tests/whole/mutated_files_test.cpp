@@ -26,7 +26,7 @@ using lockstep::Error;
 using lockstep::RunState;
 using lockstep::ScratchFolder;
 
-// What disks, editors and hostile hands do to a file, at one place.
+// Does to a file what disks, editors and hostile hands do, at one place.
 class Mutator {
  public:
   explicit Mutator(uint32_t seed) : random_(seed) {}
@@ -172,7 +172,7 @@ TEST(MutatedFiles, ImagesAreRefusedOrOfTheSizeThatTheyTell) {
     const torch::Tensor images = lockstep::io::read_idx(folder / "damaged", 3);
     ASSERT_EQ(images.dim(), 3);
     EXPECT_LE(images.numel(), 64 * 1024);
-    images.sum();  // all of it is memory of its own
+    images.sum();  // all of it is the tensor's memory
   };
   expect_refused_or_read(plain.substr(0, 60), 500, read);  // mostly the header
   expect_refused_or_read(lockstep::gzipped(plain), 2000, read);

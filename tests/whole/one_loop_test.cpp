@@ -49,7 +49,7 @@ Dataset samples() {
 }
 
 struct Trained {
-  std::vector<double> losses, norms;  // of the steps that were taken
+  std::vector<double> losses, norms;  // losses and norms of the steps that were taken
   nn::Sequential net{nullptr};
 };
 
@@ -446,7 +446,7 @@ TEST(OneLoop, AGlobalItemOfAPipelineWithAGrainIsRefused) {
   });
 }
 
-// By grains SplitModel's backward() computes forward, so there is no value before it, and no second one after it.
+// By grains SplitModel's backward() computes forward, so there is no value before, and no second one after it.
 TEST(OneLoop, ALossByGrainsOfASplitModelHasItsValueAfterBackwardToo) {
   const Dataset data = samples();
   run(test_devices(2), [&](Rank& rank) {
@@ -464,7 +464,7 @@ TEST(OneLoop, ALossByGrainsOfASplitModelHasItsValueAfterBackwardToo) {
   });
 }
 
-// As on one device, where a penalty's gradient adds to the loss's.
+// One device does so too: a penalty's gradient adds to the loss's.
 TEST(OneLoop, WhatABackwardOfOnesOwnAddsToADividedNetsGradientsCounts) {
   const Dataset data = samples();
   run(test_devices(2), [&](Rank& rank) {

@@ -1,4 +1,4 @@
-// Loads the plug-in, trains in it and closes it, twice.
+// Loads and closes the plug-in twice, and trains in it each time.
 #include <dlfcn.h>
 
 #include <cstdio>

@@ -1,4 +1,4 @@
-// What host.cpp loads: train() fits y = 3 x - 1 on two ranks.
+// The plug-in that host.cpp loads: train() fits y = 3 x - 1 on two ranks.
 #include <lockstep/base/error.hpp>
 #include <lockstep/data/fetch_data.hpp>
 #include <lockstep/lockstep.hpp>
@@ -29,7 +29,7 @@ extern "C" double train() {  // the slope that it found
   return slope;
 }
 
-extern "C" bool throws_an_error() try {  // of the component data, which is in the plug-in too
+extern "C" bool throws_an_error() try {  // an error of the component data, which the plug-in has too
   lockstep::fetch_fashion_mnist(".", {.base_urls = {"file:///nowhere"}});
   return false;
 } catch (const lockstep::Error&) {

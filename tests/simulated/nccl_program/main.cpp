@@ -112,7 +112,7 @@ int main(int argc, char** argv) {
     return 0;
   } catch (const lockstep::Error& error) {
     std::cerr << name + error.what() + "\n";
-    lockstep::simulated::take_reports();  // of kernels that an abort has ended
+    lockstep::simulated::take_reports();  // drops reports of kernels that an abort has ended
     return 3;
   }
 }

@@ -44,7 +44,7 @@ class ReplayedSums {
     for (int i = 0; i < count; ++i) step(1);
   }
 
-  // Of the last step's values. Waits for the GPU.
+  // Gives the sum of the last step's values. Waits for the GPU.
   float sum() {
     synchronize(rank_);
     return sum_[0].item<float>();
