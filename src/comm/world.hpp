@@ -36,6 +36,9 @@ class World {
   // Gives each rank's kind of processor, see devices/processor_kind.hpp, or nothing if all ranks are in this process.
   virtual std::vector<std::string> processor_kinds() const { return {}; }
 
+  // Tells whether some ranks share a GPU over NCCL.
+  virtual bool shares_gpus() const { return false; }
+
   // The seed that LibTorch's CPU generator had when the run began, or that a rank set in its turn. The second says
   // whether another seed was seen.
   std::atomic<uint64_t> shared_seed{0};
@@ -93,7 +96,7 @@ inline Members World::everybody() const {
 // Makes a world of threads that exchange through shared memory, or between GPUs through peer copies, on any devices.
 std::unique_ptr<World> make_in_process_world(const Devices& devices, std::chrono::milliseconds timeout);
 
-// Makes a world of threads that exchange through NCCL; give it distinct GPUs. Gives null in a build without CUDA.
+// Makes a world of threads that exchange through NCCL. If ranks share a GPU, look at why_no_gpu_is_shared() first. Gives null in a build without CUDA.
 std::unique_ptr<World> make_nccl_world(const Devices& devices, std::chrono::milliseconds timeout);
 
 // JobOptions has the fields of RunOptions (rank.hpp) that the processes of a job need, under the same names.

@@ -13,9 +13,10 @@ std::string gpu_kind(int index) {
   return std::string(gpu->name) + " " + std::to_string(gpu->major) + "." + std::to_string(gpu->minor);
 }
 
-std::string gpu_id(int index) {
-  const cudaUUID_t id = at::cuda::getDeviceProperties(static_cast<c10::DeviceIndex>(index))->uuid;
-  return {id.bytes, sizeof id.bytes};
+std::string gpu_address(int index) {
+  const auto* const gpu = at::cuda::getDeviceProperties(static_cast<c10::DeviceIndex>(index));
+  return std::to_string(gpu->pciDomainID) + ":" + std::to_string(gpu->pciBusID) + ":" +
+         std::to_string(gpu->pciDeviceID);
 }
 
 }  // namespace lockstep

@@ -1,4 +1,4 @@
-// Asks the CUDA part of LibTorch for a GPU's name and identity. CMake takes cuda_info.cpp or no_cuda_info.cpp.
+// Asks the CUDA part of LibTorch for a GPU's name and place. CMake takes cuda_info.cpp or no_cuda_info.cpp.
 #pragma once
 
 #include <string>
@@ -11,7 +11,8 @@ std::string gpu_name(int index);
 // Gives the driver's name of GPU `index` and its compute capability, or "" like gpu_name.
 std::string gpu_kind(int index);
 
-// Gives an identity of GPU `index` that is the same in every process, whatever the GPU's index there; "" like gpu_name.
-std::string gpu_id(int index);
+// Gives the place of GPU `index` on this machine's PCI bus, which is the same in every process, whatever the index
+// there; "" like gpu_name. MIG slices of one GPU have one place: NCCL tells GPUs apart by it.
+std::string gpu_address(int index);
 
 }  // namespace lockstep

@@ -10,7 +10,7 @@ std::string gpu_kind(int) {
   return {};
 }
 
-std::string gpu_id(int) {
+std::string gpu_address(int) {
   return {};
 }
 

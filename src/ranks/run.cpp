@@ -10,6 +10,7 @@
 #include "base/scramble.hpp"
 #include "base/start_thread.hpp"
 #include "comm/failure.hpp"
+#include "comm/group_member.hpp"
 #include "comm/processes/job.hpp"
 #include "comm/world.hpp"
 #include "devices/check_devices.hpp"
@@ -135,7 +136,7 @@ std::unique_ptr<comm::World> make_world(const Devices& listed, const RunOptions&
     if (auto world = comm::make_processes_world(listed, job_options(options))) return world;
     devices = of_this_process(listed);
   }
-  if (devices.size() > 1 && devices[0].is_cuda() && !share_a_gpu(devices)) {
+  if (devices.size() > 1 && devices[0].is_cuda() && (!share_a_gpu(devices) || comm::why_no_gpu_is_shared().empty())) {
     if (auto world = comm::make_nccl_world(devices, options.timeout)) return world;
   }
   return comm::make_in_process_world(devices, options.timeout);
@@ -160,6 +161,11 @@ void warn_of_machine(comm::RunningWorld& running, comm::World& world, const RunO
         "OpenMP binds its threads (OMP_PROC_BIND, OMP_PLACES or GOMP_CPU_AFFINITY), and has the first thread of each "
         "rank on the same core, where they wait for each other. Unset these variables, or start a process for each "
         "rank");
+  }
+  if (world.shares_gpus() && world.process() == 0) {
+    running.warn(
+        "ranks share a GPU over NCCL (NCCL_MULTI_RANK_GPU_ENABLE), and take turns of milliseconds there. That is for "
+        "tests, and no measure of speed");
   }
   if (!running.mixed_processors.empty() && world.process() == 0) {
     running.warn(running.mixed_processors +

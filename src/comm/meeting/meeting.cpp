@@ -6,11 +6,13 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "base/seconds.hpp"
+#include "comm/group_member.hpp"
 #include "devices/cuda_info.hpp"
 #include "devices/processor_kind.hpp"
 #include "stored.hpp"
 
 #include <algorithm>
+#include <fstream>
 #include <map>
 #include <thread>
 #include <vector>
@@ -86,13 +88,19 @@ void wait_for_all(c10d::Store& store, const LaunchEnvironment& launch, const Wai
 struct Introduction {
   std::string configuration, host;
   Devices devices = {};
-  std::vector<std::vector<int>> ids = {};  // the devices' identities, as JSON can hold them: a number per byte
-  std::vector<std::string> kinds = {};     // the devices' kinds (devices/processor_kind.hpp)
+  std::vector<std::string> gpus = {};   // GPUs by device, which are equal in all processes of a machine; "": no GPU
+  std::vector<std::string> kinds = {};  // the devices' kinds (devices/processor_kind.hpp)
+  std::string unshared = {};            // why ranks of this process cannot share a GPU; empty: they can
 
   std::string to_text() const {
     json names = json::array();
     for (const auto& device : devices) names.push_back(device.str());
-    return json{{"configuration", configuration}, {"devices", names}, {"ids", ids}, {"kinds", kinds}, {"host", host}}
+    return json{{"configuration", configuration},
+                {"host", host},
+                {"devices", names},
+                {"gpus", gpus},
+                {"kinds", kinds},
+                {"unshared", unshared}}
         .dump();
   }
 
@@ -100,10 +108,13 @@ struct Introduction {
     const auto object = json::parse(text);
     Introduction read{object.at("configuration"), object.at("host")};
     for (const std::string name : object.at("devices")) read.devices.emplace_back(name);
-    object.at("ids").get_to(read.ids);
-    if (read.devices.empty() || read.ids.size() != read.devices.size()) throw Error("no devices");
+    if (read.devices.empty()) throw Error("no devices");
+    // An earlier release sends none of these, and is refused for its version.
+    read.gpus = object.value("gpus", read.gpus);
+    read.gpus.resize(read.devices.size());
     read.kinds = object.value("kinds", read.kinds);
-    read.kinds.resize(read.devices.size());  // an earlier release sends no kinds, and is refused for its version
+    read.kinds.resize(read.devices.size());
+    read.unshared = object.value("unshared", read.unshared);
     return read;
   }
 };
@@ -125,13 +136,12 @@ Roster roster_of(const std::vector<Introduction>& all) {
   return roster;
 }
 
-// Only CUDA's devices have an identity.
-std::vector<int> identity(const c10::Device& device) {
-  if (!device.is_cuda()) return {};
-  const std::string id = gpu_id(device.index());
-  std::vector<int> numbers;
-  for (const char byte : id) numbers.push_back(static_cast<unsigned char>(byte));
-  return numbers;
+// Names a GPU in all processes of all machines; gives "" for other devices. Several machines may have one name.
+std::string gpu(const c10::Device& device) {
+  const std::string address = device.is_cuda() ? gpu_address(device.index()) : "";
+  std::string boot;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+  return address.empty() ? "" : address + " " + boot;
 }
 
 // Only Gloo, for the CPU, and NCCL connect processes.
@@ -146,26 +156,28 @@ void check_that_something_connects(const std::vector<Introduction>& all) {
   }
 }
 
-// NCCL takes a GPU only once, so ranks that share one must be threads of one process. Indices do not tell: if a
-// launcher shows each process another GPU (CUDA_VISIBLE_DEVICES), each calls its own cuda:0.
-void check_that_gpus_differ(const std::vector<Introduction>& all) {
-  std::map<std::vector<int>, int> owners;
+// Tells whether ranks of several processes share a GPU, and throws Error unless NCCL lets them. Indices do not tell: if
+// a launcher shows each process another GPU (CUDA_VISIBLE_DEVICES), each calls its own cuda:0.
+bool share_gpus(const std::vector<Introduction>& all) {
+  std::map<std::string, int> owners;
+  bool shared = false;
   for (int process = 0; process < static_cast<int>(all.size()); ++process) {
-    for (size_t i = 0; i < all[process].devices.size(); ++i) {
-      const auto& id = all[process].ids[i];
-      if (id.empty()) continue;
-      const auto [owner, is_new] = owners.emplace(id, process);
+    const auto& [configuration, host, devices, gpus, kinds, unshared] = all[process];
+    for (size_t i = 0; i < devices.size(); ++i) {
+      if (gpus[i].empty()) continue;
+      const auto [owner, is_new] = owners.emplace(gpus[i], process);
       if (is_new) continue;
-      if (owner->second == process) {
-        throw Error("two ranks of process " + std::to_string(process) + " share " + all[process].devices[i].str() +
-                    ". Between processes NCCL needs a GPU for each rank; ranks can share one in a run of one process");
-      }
-      throw Error(
-          "processes " + std::to_string(owner->second) + " and " + std::to_string(process) +
-          " both use the same GPU of " + all[process].host + " (" + all[process].devices[i].str() +
-          " of the second). NCCL needs a GPU for each rank; ranks that share one must be threads of one process");
+      shared = true;
+      const std::string& why = unshared.empty() ? all[owner->second].unshared : unshared;
+      if (why.empty()) continue;
+      const std::string who = owner->second == process
+                                  ? "two ranks of process " + std::to_string(process)
+                                  : "processes " + std::to_string(owner->second) + " and " + std::to_string(process);
+      throw Error(who + " both use one GPU of " + host + ", or slices of it (" + devices[i].str() +
+                  " of the second). " + why + ". In a run of one process ranks that are threads can share one");
     }
   }
+  return shared;
 }
 
 StorePtr store_of_run(const StorePtr& store, const LaunchEnvironment& launch, int run) {
@@ -211,8 +223,9 @@ Roster meet(c10d::Store& store, const LaunchEnvironment& launch, const Devices& 
     throw Error(text);
   }
   Introduction mine{configuration, host_name(), devices_here};
+  mine.unshared = why_no_gpu_is_shared();
   for (const auto& device : devices_here) {
-    mine.ids.push_back(identity(device));
+    mine.gpus.push_back(gpu(device));
     mine.kinds.push_back(processor_kind(device));
   }
   store.set(key_of(launch.rank), mine.to_text());
@@ -240,9 +253,10 @@ Roster meet(c10d::Store& store, const LaunchEnvironment& launch, const Devices& 
                 {Error::difference});
   }
   check_that_something_connects(all);
-  check_that_gpus_differ(all);
+  Roster roster = roster_of(all);
+  roster.shares_gpus = share_gpus(all);
   store.set(kMet, std::to_string(launch.world_size));
-  return roster_of(all);
+  return roster;
 }
 
 void call_off(c10d::Store& store, const Failure& failure) {

@@ -12,8 +12,9 @@ namespace lockstep::comm {
 
 struct Roster {
   std::vector<Devices> by_process;
-  std::vector<std::string> processor_kinds =
-      {};  // kinds by rank (devices/processor_kind.hpp); empty: there is one process
+  // Kinds of processor by rank (devices/processor_kind.hpp); empty: there is one process.
+  std::vector<std::string> processor_kinds = {};
+  bool shares_gpus = false;  // some ranks share a GPU over NCCL
 
   int processes() const { return static_cast<int>(by_process.size()); }
   Range ranks_of(int process) const;

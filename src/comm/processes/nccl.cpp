@@ -17,6 +17,8 @@
 #include <algorithm>
 #include <cstdlib>
 #include <memory>
+#include <set>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -30,6 +32,7 @@ using NcclWork = c10::intrusive_ptr<c10d::Work>;
 
 constexpr std::chrono::milliseconds kBetweenLooksAtCalls{1};
 constexpr std::chrono::hours kUntilCalledOff{24};
+constexpr int kFirstWithSharedGpus = 23000;  // the first version of NCCL that lets ranks share a GPU: 2.30.0
 
 // NotedNccl is c10d's NCCL backend and notes the calls that a run compares at its end. Other calls are not noted.
 // Arguments that no backend takes are refused in the words of lockstep's own.
@@ -191,10 +194,21 @@ GroupMember make_nccl_group(const GroupPlace& place, const c10::Device& device, 
           .take_down = [backend, device](const std::stop_token& stop) { take_down(*backend, device, stop); }};
 }
 
+std::string why_no_gpu_is_shared() {
+  const char* const set = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");
+  const bool is_set = set != nullptr && std::strtol(set, nullptr, 10) != 0;
+  if (is_set && c10d::getNcclVersionNumber() >= kFirstWithSharedGpus) return "";
+  return "NCCL needs a GPU for each rank. From 2.30 on it lets ranks share one, for tests, if "
+         "NCCL_MULTI_RANK_GPU_ENABLE=1 is set in all processes; here it is NCCL " +
+         c10d::getNcclVersion() + (is_set ? "" : ", and the variable is not set");
+}
+
 std::unique_ptr<World> make_nccl_world(const Devices& devices, std::chrono::milliseconds timeout) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
+  std::set<c10::DeviceIndex> gpus;
+  for (const auto& device : devices) gpus.insert(device.index());
   return std::make_unique<WatchedWorld>(
-      WatchedPlace{.roster = {{devices}},
+      WatchedPlace{.roster = {.by_process = {devices}, .shares_gpus = gpus.size() < devices.size()},
                    .monitor_store = store,
                    .groups_store = store,
                    .timeout = timeout,

@@ -15,4 +15,8 @@ GroupMember make_nccl_group(const GroupPlace&, const c10::Device&, const CallNot
       "this build of lockstep has no CUDA parts, and with them no NCCL, which GPU ranks in several processes need");
 }
 
+std::string why_no_gpu_is_shared() {
+  return "this build of lockstep has no NCCL";
+}
+
 }  // namespace lockstep::comm

@@ -53,6 +53,7 @@ class WatchedWorld : public World {
   ~WatchedWorld() override;
 
   std::vector<std::string> processor_kinds() const override { return place_.roster.processor_kinds; }
+  bool shares_gpus() const override { return place_.roster.shares_gpus; }
   c10::intrusive_ptr<c10d::Backend> backend(int rank, const Members& members) override;
   void check(int rank) override;
   void check_values(int rank) override;

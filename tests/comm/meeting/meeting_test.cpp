@@ -3,6 +3,7 @@
 
 #include <gmock/gmock.h>
 #include <torch/torch.h>
+#include <nlohmann/json.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
@@ -37,6 +38,29 @@ TEST(Meeting, AForeignIntroductionIsShown) {
     store->set("config/1", text);
     EXPECT_THAT(error_of([&] { comm::meet(*store, process(0), {torch::kCPU}, "x", limit); }), Fails(Error::machine));
   }
+}
+
+// Process 0 is on the CPU, and meets two processes whose ranks have these GPUs.
+comm::Roster met_by(const std::string& gpu_of_1, const std::string& gpu_of_2, const std::string& unshared_of_2) {
+  const auto introduction = [](const std::string& gpu, const std::string& unshared) {
+    return nlohmann::json{
+        {"configuration", "x"}, {"host", "y"}, {"devices", {"cuda:0"}}, {"gpus", {gpu}}, {"unshared", unshared}}
+        .dump();
+  };
+  const comm::StorePtr store = c10::make_intrusive<c10d::HashStore>();
+  store->set("config/1", introduction(gpu_of_1, ""));
+  store->set("config/2", introduction(gpu_of_2, unshared_of_2));
+  auto first = process(0);
+  first.world_size = 3;
+  return comm::meet(*store, first, {torch::kCPU}, "x", limit);
+}
+
+TEST(Meeting, ProcessesShareAGpuWhereNcclLetsAllOfThem) {
+  EXPECT_FALSE(met_by("one", "another", "").shares_gpus);
+  EXPECT_FALSE(met_by("one", "another", "NCCL is too old").shares_gpus);
+  EXPECT_TRUE(met_by("one", "one", "").shares_gpus);
+  EXPECT_THAT(error_of([] { met_by("one", "one", "NCCL is too old"); }), Fails(Error::refused));
+  EXPECT_THAT(error_of([] { met_by("", "", "NCCL is too old"); }), testing::StrEq("(no error)"));
 }
 
 TEST(Meeting, ForeignCountsAreShown) {

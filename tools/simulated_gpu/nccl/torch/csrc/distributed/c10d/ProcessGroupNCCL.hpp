@@ -25,6 +25,13 @@
 
 namespace c10d {
 
+inline int getNcclVersionNumber() {
+  return 23007;
+}
+inline std::string getNcclVersion() {
+  return "2.30.7";
+}
+
 class ProcessGroupNCCL : public Backend {
  public:
   struct Options : Backend::Options {
