@@ -10,7 +10,6 @@
 #include "base/scramble.hpp"
 #include "base/start_thread.hpp"
 #include "comm/failure.hpp"
-#include "comm/group_member.hpp"
 #include "comm/processes/job.hpp"
 #include "comm/world.hpp"
 #include "devices/check_devices.hpp"
@@ -136,7 +135,7 @@ std::unique_ptr<comm::World> make_world(const Devices& listed, const RunOptions&
     if (auto world = comm::make_processes_world(listed, job_options(options))) return world;
     devices = of_this_process(listed);
   }
-  if (devices.size() > 1 && devices[0].is_cuda() && (!share_a_gpu(devices) || comm::why_no_gpu_is_shared().empty())) {
+  if (devices.size() > 1 && devices[0].is_cuda() && !share_a_gpu(devices)) {
     if (auto world = comm::make_nccl_world(devices, options.timeout)) return world;
   }
   return comm::make_in_process_world(devices, options.timeout);

@@ -39,22 +39,6 @@ TEST(Nccl, MakesEveryCall) {
   EXPECT_THAT(lockstep::simulated::take_reports(), IsEmpty());
 }
 
-// NCCL allows it from 2.30 on, and the stand-in says that it is 2.30.7.
-TEST(Nccl, RanksThatShareAGpuTakeItOnDemand) {
-  const lockstep::Devices shared(3, c10::Device(torch::kCUDA, 0));
-  lockstep::run(shared, [](Rank& rank) { EXPECT_EQ(rank.backend().getBackendName(), "lockstep"); });
-  setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", /*overwrite=*/1);
-  std::vector<std::string> warnings;
-  const auto each = [](Rank& rank) {
-    ASSERT_EQ(rank.backend().getBackendName(), "nccl");
-    lockstep::make_every_call(rank);
-  };
-  lockstep::run(shared, each, {.on_warning = [&](const std::string& text) { warnings.push_back(text); }});
-  unsetenv("NCCL_MULTI_RANK_GPU_ENABLE");
-  EXPECT_THAT(warnings, testing::ElementsAre(testing::HasSubstr("share a GPU")));
-  EXPECT_THAT(lockstep::simulated::take_reports(), IsEmpty());
-}
-
 TEST(Nccl, AGroupOfOneNeedsNoCommunicator) {
   lockstep::run(gpus(3), [](Rank& rank) {
     Rank pair = rank.group(rank.index() == 2 ? 1 : 0);

@@ -167,14 +167,18 @@ bool share_gpus(const std::vector<Introduction>& all) {
       if (gpus[i].empty()) continue;
       const auto [owner, is_new] = owners.emplace(gpus[i], process);
       if (is_new) continue;
-      shared = true;
+      if (owner->second == process) {
+        throw Error("two ranks of process " + std::to_string(process) + " share " + devices[i].str() +
+                    ". Over NCCL they would wait for each other on its stream; ranks can share one in a run of one "
+                    "process");
+      }
       const std::string& why = unshared.empty() ? all[owner->second].unshared : unshared;
-      if (why.empty()) continue;
-      const std::string who = owner->second == process
-                                  ? "two ranks of process " + std::to_string(process)
-                                  : "processes " + std::to_string(owner->second) + " and " + std::to_string(process);
-      throw Error(who + " both use one GPU of " + host + ", or slices of it (" + devices[i].str() +
-                  " of the second). " + why + ". In a run of one process ranks that are threads can share one");
+      if (!why.empty()) {
+        throw Error("processes " + std::to_string(owner->second) + " and " + std::to_string(process) +
+                    " both use one GPU of " + host + ", or slices of it (" + devices[i].str() + " of the second). " +
+                    why + ". Ranks that are threads of one process can share one");
+      }
+      shared = true;
     }
   }
   return shared;

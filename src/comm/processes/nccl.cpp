@@ -17,7 +17,6 @@
 #include <algorithm>
 #include <cstdlib>
 #include <memory>
-#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -205,10 +204,8 @@ std::string why_no_gpu_is_shared() {
 
 std::unique_ptr<World> make_nccl_world(const Devices& devices, std::chrono::milliseconds timeout) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
-  std::set<c10::DeviceIndex> gpus;
-  for (const auto& device : devices) gpus.insert(device.index());
   return std::make_unique<WatchedWorld>(
-      WatchedPlace{.roster = {.by_process = {devices}, .shares_gpus = gpus.size() < devices.size()},
+      WatchedPlace{.roster = {{devices}},
                    .monitor_store = store,
                    .groups_store = store,
                    .timeout = timeout,
