@@ -14,7 +14,7 @@
 
 namespace lockstep {
 
-// Maps (y_hat, batch) of some samples to a sum over them, one number on their device.
+// Maps (y_hat, batch) of some samples to a sum over the samples, one number on their device.
 using SampleSum = std::function<at::Tensor(const at::Tensor& y_hat, const Batch& batch)>;
 
 // Gives the sums over all `samples`, each counted once, the same on all ranks. All else is as for evaluate().

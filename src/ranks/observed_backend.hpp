@@ -29,8 +29,8 @@ class CallObserver {
 
 using CallObservers = std::vector<std::shared_ptr<CallObserver>>;
 
-// Gives a rank that does what `rank` does, and tells the observers of its own calls and those of groups made from it.
-// Null entries of `observers` are left out.
+// Gives a rank that does what `rank` does, and tells the observers of calls: the rank's own and those of groups made
+// from it. Null entries of `observers` are left out.
 Rank observed(const Rank& rank, CallObservers observers);
 
 std::shared_ptr<CallObserver> observer_for(std::shared_ptr<Traffic> traffic);

@@ -1,4 +1,4 @@
-// Keeps the ranks of this process that have not ended, and which code of their user they are in. It is thread-safe.
+// Keeps the ranks of this process that have not ended, and which code of the user each is in. It is thread-safe.
 #pragma once
 
 #include <lockstep/devices/devices.hpp>

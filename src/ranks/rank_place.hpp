@@ -1,5 +1,5 @@
 // A RankPlace has the ranks that a Rank makes its calls with, and the world that can make groups of these ranks while
-// its run lasts.
+// the run lasts.
 #pragma once
 
 #include <lockstep/base/error.hpp>
@@ -31,7 +31,7 @@ struct RankRandom {
   at::Generator generator;
 };
 
-// A RunningWorld is a run's world, as its ranks know it. Ranks may be kept longer than the world lasts.
+// A RunningWorld is a run's world, as the ranks know it. Ranks may be kept longer than the world lasts.
 class RunningWorld {
  public:
   RunningWorld(World& world, std::chrono::milliseconds timeout, std::function<void(const std::string&)> on_warning)

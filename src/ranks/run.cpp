@@ -104,8 +104,8 @@ void check(const Devices& devices, const RunOptions& options) {
   }
 }
 
-// Autograd has one thread per GPU. If ranks share a GPU, a rank that waits for another in its backward would keep the
-// other from running its own there. So each rank runs its backward on its own thread.
+// Autograd has one thread per GPU. If ranks share a GPU, a rank that waits for another in backward would keep the other
+// from running its own there. So each rank runs backward on its own thread.
 bool share_a_gpu(const Devices& devices) {
   std::set<c10::DeviceIndex> indices;
   for (const auto& device : devices) indices.insert(device.index());
@@ -173,7 +173,7 @@ void warn_of_machine(comm::RunningWorld& running, comm::World& world, const RunO
   }
 }
 
-// RanksHere has the ranks of a world that are threads of this process, from their start to their end.
+// RanksHere has the ranks of a world that are threads of this process, from start to end.
 class RanksHere {
  public:
   RanksHere(comm::World& world, std::shared_ptr<comm::RunningWorld> running, const std::function<void(Rank&)>& body,

@@ -13,7 +13,7 @@ uint64_t shared_seed();  // gives the seed of LibTorch's CPU generator, as it is
 // Accepts the seed as it is now.
 void keep_shared_seed(const Rank& rank);
 
-// Warns, once in a run, if its threads share LibTorch's CPU generator and one has set its seed outside of in_turn().
+// Warns, once in a run, if the threads share LibTorch's CPU generator and one has set the seed outside of in_turn().
 void warn_of_shared_seed(const Rank& rank);
 
 // Warns likewise of `layer` of `owner`, which draws from that generator. Does nothing if `layer` is empty.

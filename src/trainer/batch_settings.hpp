@@ -23,8 +23,8 @@ std::vector<int64_t> sizes_of_parts(int64_t total, const std::vector<double>& sh
 // Tells how many of the samples an epoch trains on.
 int64_t samples_of_epoch(const BatchSettings& batch, int64_t samples);
 
-// Says that a BatchNorm may refuse the last batch of an epoch, and what to do, if it is smaller and a rank computes one
-// sample of it alone. Else gives "".
+// Says that a BatchNorm may refuse the last batch of an epoch, and what to do, if this batch is smaller and a rank
+// computes one sample of it alone. Else gives "".
 std::string remark_on_last_batch(const BatchSettings& batch, int64_t samples, int ranks);
 
 // Gives a remark for the user if a batch has fewer grains than `ranks` along the data axis; else "".

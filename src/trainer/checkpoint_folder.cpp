@@ -38,7 +38,7 @@ std::string file_name_of(const Position& position) {
   return name;
 }
 
-// A file that has another name than its position would give it is no checkpoint.
+// A file is no checkpoint if its position gives another name.
 std::optional<Position> position_of(const fs::path& file) {
   const std::string name = file.filename().string();
   int epochs = -1;

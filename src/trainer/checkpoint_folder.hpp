@@ -42,8 +42,8 @@ std::filesystem::path newest_checkpoint(const std::filesystem::path& folder);
 std::filesystem::path checkpoint_to_go_on(const std::filesystem::path& folder,
                                           const std::function<void(const std::string&)>& warn);
 
-// Reads a checkpoint as read_run_state does. If the run cannot go on from it, the Error names the newest whole one
-// before it.
+// Reads a checkpoint as read_run_state does. If the run cannot go on from this checkpoint, the Error names the newest
+// whole one before it.
 RunState read_checkpoint(const std::filesystem::path& file);
 
 }  // namespace lockstep

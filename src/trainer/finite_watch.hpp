@@ -1,7 +1,7 @@
 // FiniteWatch looks whether the losses and gradients of a run's steps are finite. All ranks get the same answer.
 //
-// A step is judged by its gradients alone, since a loss that is not finite makes them so (see step.cpp). Averaged
-// gradients are the same on all ranks, and so are the answers. Ranks with gradients of their own ask each other.
+// A step is judged by its gradients alone, since a loss that is not finite gives gradients that are not (see step.cpp).
+// Averaged gradients are the same on all ranks, and so are the answers. Ranks with their own gradients ask each other.
 //
 // On a GPU the answer about a step comes to the host while the next step is queued, and is read after that step's
 // backward. So the GPU always has work, and every rank reads the answer at the same place. By then the step was taken.
@@ -29,8 +29,8 @@ class FiniteWatch {
   }
   void add_loss(const at::Tensor& mean) { loss_.add_(mean); }  // adds the mean of the rank's part, or of a part of it
 
-  // Call it when a step's gradients are there. With `on_nan` "stop" it looks at them; on a GPU it asks, and looks at
-  // the answer about the step before. With local SGD it looks when a round ends, where ranks learn of each other.
+  // Call it when a step's gradients are there. With `on_nan` "stop" watch() looks at them; on a GPU it asks, and looks
+  // at the answer about the step before. With local SGD it looks when a round ends, where ranks learn of each other.
   void watch();
   void settle();  // looks now at the step that is still open
 
@@ -59,7 +59,7 @@ class FiniteWatch {
   const bool ranks_differ_;
   int epoch_ = 0;
   int64_t number_ = 0;
-  at::Tensor loss_;           // the sum over the step's parts; in its place, so that a graph finds it
+  at::Tensor loss_;           // the sum over the step's parts; the tensor stays in place, so that a graph finds it
   std::optional<Step> open_;  // the step that was not looked at yet
   std::string complaint_;
 };

@@ -1,8 +1,8 @@
 // GraphedStep: a training step that at first is queued operation by operation, and later is recorded once and replayed.
 //
-// A step of a small network is hundreds of short kernels. The host needs longer to queue them than the GPU to run them.
-// A replay queues all of them with one call. A recording fixes the shapes and addresses of all tensors. So it copies
-// batches into tensors of its own. Do batches of another size yourself.
+// A step of a small network is hundreds of short kernels. The host needs longer to queue the kernels than the GPU to
+// run them. A replay queues all of them with one call. A recording fixes the shapes and addresses of all tensors. So a
+// GraphedStep copies batches into tensors of its own. Do batches of another size yourself.
 #pragma once
 
 #include <c10/core/Event.h>
@@ -30,8 +30,8 @@ class GraphedStep {
  public:
   // `step` queues a step for a batch of `full_size` samples over all ranks. Make it do the same each time, and read no
   // tensor's value: its host code runs only until the recording. `collective` says that it calls the rank's backend.
-  // Then all ranks record at the same time, as NCCL needs. Otherwise they record one after the other, because ranks
-  // that share a GPU share its random number generator, which records one graph at a time.
+  // Then all ranks record at the same time, as NCCL needs. Otherwise the ranks record one after the other, because
+  // ranks that share a GPU share its random number generator, which records one graph at a time.
   GraphedStep(Rank& rank, std::unique_ptr<Graph> graph, int64_t full_size, bool collective,
               std::function<void(const Batch&)> step);
 

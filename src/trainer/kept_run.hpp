@@ -23,7 +23,7 @@ class KeptRun {
   // Throws Error (Cause::file) if a run in the folder would be overwritten. Keep both arguments alive.
   KeptRun(const TrainOptions& settings, const TrainCallbacks& callbacks);
 
-  // Makes the folder in the process that keeps the run. Call it in every process before its ranks train.
+  // Makes the folder in the process that keeps the run. Call create() in every process before its ranks train.
   void create(const Workload& workload);
 
   // Call these on rank 0 of the run: first epoch(), which writes the last epoch of `history`, then checkpoint(), then

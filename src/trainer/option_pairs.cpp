@@ -118,7 +118,7 @@ constexpr OptionPair flat_pairs[] = {
     {arithmetic, no_grain, "it compares grains that two devices compute", "give a `grain`, such as 32"},
 };
 
-// Each of these lies between two choices that are made apart. A type could hold it only by multiplying them.
+// Each of these lies between two choices that are made apart. A type could hold it only by multiplying the choices.
 constexpr OptionPair pairs[] = {
     {zero, whole_layers, "they need the norms of whole layers, of which a rank has slices", "take sgd, adam or adamw"},
     {zero_2_or_3, sync_batchnorm, "both wait for other devices within backward",

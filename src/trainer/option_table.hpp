@@ -1,4 +1,4 @@
-// This is the table of TrainOptions. It has every option once, for all code that goes through them: config.json, the
+// This is the table of TrainOptions. It has every option once, for all code that goes through options: config.json, the
 // program's flags and help, and the comparisons. Processes are compared with each other, and a run with the one that
 // goes on.
 //
@@ -29,7 +29,7 @@ enum class Same {
 struct Option {
   const char* key;  // the key in config.json
   Same same;
-  const char* group;  // the heading in the help; null: it has no flag of its own
+  const char* group;  // the heading in the help; null: the option has no flag of its own
   const char* value;  // the value's name in the help: "N"; null: yes or no
   const char* help;
   // Few options need these:
@@ -299,8 +299,8 @@ void each_option(Options& options, Flat& flat, Visit&& visit) {  // NOLINT(reada
       options.keep.trace, {.least = 1, .kept = false});
 }
 
-// Does the same with the options' own flat values. If `options` is not const, it takes what the visits leave of them:
-// see take_flat().
+// Does the same with the options' own flat values. If `options` is not const, it takes what the visits leave of the
+// values: see take_flat().
 template <class Options, class Visit>
 void each_option(Options& options, Visit&& visit) {
   constexpr bool is_const = std::is_const_v<Options>;

@@ -142,7 +142,7 @@ EpochMetrics RankTrainer::epoch(int number, const Keep& keep) {
   const auto trained = static_cast<double>(samples_of_epoch() - totals_.left_out);
   metrics.train_loss = losses / trained;
   metrics.train_accuracy = task_.accuracy ? totals_.correct.item<double>() / trained : kNotCounted;
-  // The ranks must evaluate and keep the same network. With a grain they have it already.
+  // The ranks must evaluate and keep the same network. With a grain all have it already.
   if (!options_.batch.grain) average_running_statistics(net_, totals_.samples);
   show();
   evaluate_now(metrics, /*to_the_end=*/static_cast<bool>(keep));

@@ -1,6 +1,6 @@
 // RankTrainer does the work of one rank of a run from the first epoch to the last.
 //
-// Use it from its rank's thread only, and on all ranks alike. On a GPU everything is queued on a stream of the rank's
+// Use it from the rank's thread only, and on all ranks alike. On a GPU everything is queued on a stream of the rank's
 // own. No step waits for the GPU, unless somebody wants to see the loss.
 #pragma once
 
@@ -53,15 +53,15 @@ class RankTrainer {
   // The epoch has then ended there, without an evaluation.
   const std::string& not_finite() const { return watch_.complaint(); }
 
-  // Call be_elastic() in an elastic job, before the first epoch. All ranks end their epoch between two steps once one
-  // of them finds `newer` requested; then regroups() is true on all. whole_steps() gives the state after this rank's
-  // last whole step. whole_steps() needs no other rank, so call it also when the run has failed.
+  // Call be_elastic() in an elastic job, before the first epoch. All ranks end the epoch between two steps once one of
+  // them finds `newer` requested; then regroups() is true on all. whole_steps() gives the state after this rank's last
+  // whole step. whole_steps() needs no other rank, so call it also when the run has failed.
   void be_elastic(const std::stop_token& newer);
   bool regroups() const { return regroups_; }
   RunState whole_steps();
 
   // Gives what the ranks have of a checkpoint: position, seconds and tensors. Call it on all ranks. The tensors may be
-  // the network's own, so use them before its next step. From then on whole() has the trained weights.
+  // the network's own, so use them before the next step. From then on whole() has the trained weights.
   RunState state();
 
   // Makes whole() have the weights that are evaluated, with Task::ema_decay the average, as after an epoch. Call it on
@@ -75,7 +75,7 @@ class RankTrainer {
   // there is none, and where nobody sees waits: in recorded steps, and on GPUs with a Balance.
   std::string straggler();
 
-  // Gives the whole network, under its own names. If it is split by data alone, it is this rank's own. Otherwise it is
+  // Gives the whole network, under its own names. With a split by data alone it is this rank's own. Otherwise it is
   // another one: call whole() on all ranks then.
   std::shared_ptr<torch::nn::Module> whole();
 

@@ -5,8 +5,8 @@
 // It compares before the update, so that a step with gradients of a wrong replica changes nothing: the ranks then hold
 // the state after the step before. With local SGD, where replicas are equal between rounds alone, it compares after the
 // step that ends a round. Each epoch's end has a comparison too, so that N steps in a row always have one, also across
-// the border of two epochs. Use it from its rank's thread. Cost: see check_replicas.hpp; with two ranks, and for what
-// one rank alone has, twice that.
+// the border of two epochs. Use a ReplicaWatch from its rank's thread. Cost: see check_replicas.hpp; with two ranks,
+// and for what one rank alone has, twice that.
 #pragma once
 
 #include <lockstep/split/split_model.hpp>

@@ -1,5 +1,6 @@
-// RunOfRank does one rank's work from where the run begins or goes on to its end. It trains epochs, keeps their files,
-// and in an elastic job leaves a state to the next generation. Use it from its rank's thread, and on all ranks alike.
+// RunOfRank does one rank's work from where the run begins or goes on to its end. It trains epochs, keeps each epoch's
+// files, and in an elastic job leaves a state to the next generation. Use it from the rank's thread, on all ranks
+// alike.
 #pragma once
 
 #include <lockstep/ranks/rank.hpp>

@@ -1,4 +1,4 @@
-// RunState: everything that a run needs to go on as if it had never stopped, and the file that keeps it.
+// RunState: everything that a run needs to go on as if it had never stopped, and the state's file.
 //
 // The file is a safetensors file without anything executable: Python's safetensors.torch.load_file reads the tensors.
 // Its header has two texts: a manifest (JSON: the position, the metrics, the run's configuration), and the SHA-256 of
@@ -45,8 +45,8 @@ struct RunState {
 void write_run_state(const std::filesystem::path& file, const RunState& state,
                      io::FileSystem& files = io::real_files());
 
-// Reads the file. Throws Error, with the file's name and what is wrong: it is no safetensors file, no such checkpoint,
-// of another version of the format, or its bytes are not those that were written.
+// Reads the file. Throws Error, with the file's name and what is wrong: no safetensors file, no such checkpoint,
+// another version of the format, or other bytes than were written.
 RunState read_run_state(const std::filesystem::path& file);
 
 // These turn a state without tensors into a text and back. They throw Error that says what is wrong with the text.

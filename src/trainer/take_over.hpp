@@ -22,10 +22,10 @@ struct TakingOver {
 };
 
 // Makes this process the keeper of options.keep.run_dir. The keeper before is gone, or stands still until the launcher
-// kills it. That process may have been writing, so take_over() waits until the system has given back its lock. If it
-// was killed before it met the others, take_over() removes the files that it had begun. The result says whether the
-// folder holds a run that this process has trained with. Throws Error if the lock stays taken, or if a run of another
-// job is there.
+// kills it. That process may have been writing, so take_over() waits until the system has given back its lock. If that
+// process had begun files and was killed before it met the others, take_over() removes the files. The result says
+// whether the folder holds a run that this process has trained with. Throws Error if the lock stays taken, or if a run
+// of another job is there.
 bool take_over(std::optional<RunFolder>& folder, const TrainOptions& options, const Judge& judge,
                const TakingOver& how);
 

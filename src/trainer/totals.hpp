@@ -1,6 +1,6 @@
 // Totals: sums over the samples of an epoch that a rank has seen.
 //
-// The tensors stay on the rank's device, so that nothing waits for it, and at one place, so that a graph finds them.
+// The tensors stay on the rank's device, so that nothing waits for the device, and at one place, for a graph.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,7 +15,7 @@ namespace lockstep {
 //
 // A step has a row with a cell for each grain of the batch. A rank fills the cells of its own grains, and the others
 // stay zero. So the sum of the ranks' rows is exact: each cell has one rank's value. The cells are then added in one
-// order, grain by grain and step after step. Use it from its rank's thread only. Only sum() waits for the device.
+// order, grain by grain and step after step. Use it from the rank's thread only. Only sum() waits for the device.
 class GrainLosses {
  public:
   explicit GrainLosses(const c10::Device& device) : device_(device) {}

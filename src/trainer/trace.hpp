@@ -1,8 +1,8 @@
 // Trace: a timeline of the ranks' steps for ui.perfetto.dev or chrome://tracing, from the profiler that LibTorch ships.
 //
 // Each rank is a process on it. Its threads have lockstep's ranges (forward, backward, update) and LibTorch's
-// operators. Beside them are its buckets, from the post of a bucket's allreduce to its completion. Make one trace at a
-// time in a process.
+// operators. Beside the threads are the rank's buckets, from the post of a bucket's allreduce to its completion. Make
+// one trace at a time in a process.
 #pragma once
 
 #include <lockstep/ranks/rank.hpp>
@@ -30,8 +30,8 @@ class Trace {
   Trace(const Trace&) = delete;
   Trace& operator=(const Trace&) = delete;
 
-  // Call it on every rank before each of its steps, and end() after the last. kTracedSteps
-  // steps are traced after kTraceAfterSteps others; the ranks wait for each other where that begins and ends.
+  // Call before_step() on every rank before each step, and end() after the last. kTracedSteps steps are traced after
+  // kTraceAfterSteps others; the ranks wait for each other where that begins and ends.
   void before_step(Rank& rank);
   void end(Rank& rank);
 

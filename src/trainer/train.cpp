@@ -33,7 +33,7 @@ void warn_by_libtorch(const std::string& text) {
   warn_as_libtorch("lockstep: " + text);
 }
 
-// Rank 0 reports on its thread, and any rank may warn on its own. Under a launcher one process reports. In an elastic
+// Rank 0 reports, and any rank may warn, each on its own thread. Under a launcher one process reports. In an elastic
 // job any process may become that one, so all have callbacks.
 TrainCallbacks one_at_a_time(const TrainCallbacks& callbacks, std::mutex& mutex) {
   const bool elastic = ElasticJob::is_asked_for();

@@ -21,7 +21,7 @@
 
 namespace lockstep {
 
-// More than twelve functions: a step, its learning rate, its average, and the state of each for files and checks.
+// More than twelve functions: a step, the learning rate, the average, and the state of each for files and checks.
 class Update {
  public:
   // Updates the parameters of `net`. `module` is the argument of Task::groups; null: the rank's layers. Throws Error if
@@ -45,7 +45,7 @@ class Update {
   std::vector<at::Tensor> gradients() const { return optimizer_.gradients(); }
 
   // Gives the state that is the same on all ranks along the data axis (replica_check.hpp): weights that are not
-  // divided, their average, and the state of an optimizer that no rank has to itself.
+  // divided, their average, and the state of an optimizer that no rank has alone.
   io::NamedTensors replica() const;
 
   // These are about weights and optimizer state that this rank alone has, or may have: its slices, layers without
@@ -77,7 +77,7 @@ class Update {
   // Gives the average; none if the weights are evaluated, or before the first step.
   std::optional<WeightAverage>& average() { return average_; }
 
-  // save() puts the optimizer's state into a checkpoint, and load() takes it back; plain SGD has none. Call them on all
+  // save() puts the optimizer's state into a checkpoint, and load() takes it back; plain SGD has none. Call both on all
   // ranks, each with its Rank of the whole run. Throws Error if the state is of another network, or of other ranks than
   // it can go on with.
   void save(RunState& state, Rank& rank);

@@ -1,8 +1,8 @@
-// WaitClock measures how long a rank is held up by its calls to other ranks. The rest of its time is its own computing.
+// WaitClock measures how long a rank is held up by its calls to other ranks. The rest of the time the rank computes.
 //
 // On the CPU these are the seconds that its thread spends in calls. On a GPU the host does not see the waits: the
 // stream waits there. So two events of the stream stand around each wait, and the time between them is read later, when
-// both are done. No step waits for that. Use it from its rank's thread, and from autograd's in that rank's backward.
+// both are done. No step waits for that. Use it from the rank's thread, and from autograd's in that rank's backward.
 // Cost: two readings of the clock per call; on a GPU also two events per wait, and as many to be read.
 #pragma once
 
