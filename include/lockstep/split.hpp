@@ -1,11 +1,11 @@
 // split divides nets among ranks by layers, by channels, or both, and makes plans that say how. It is a wing: component
 // split, target lockstep::split.
-//   layout/model_split                    the shape of a mesh of ranks, and how a net is split over it
-//   layout/pipeline_schedule              the order in which a rank computes its stages' forwards and backwards
+//   layout/model_split                    the shape of a mesh of ranks, and the split of a net over the mesh
+//   layout/pipeline_schedule              the order of the forwards and backwards of a rank's stages
 //   plan/cluster                          devices and the links between them
 //   plan/model_profile                    the costs of each layer of a net
-//   plan/plan                             the best way to split a net, and its predicted cost
-//   profile/layer_profile                 measures a net's layers, the ranks' speeds and their links
+//   plan/plan                             the best way to split a net, and the predicted cost
+//   profile/layer_profile                 measures a net's layers, the ranks' speeds and the links between ranks
 //   split/mesh                            ranks as a block of three axes
 //   split/split_model                     SplitModel: data, layers and channels at once
 //   tensor_parallel/parallel_functions    the differentiable collectives

@@ -18,7 +18,7 @@
 // SyncBatchNorm normalises over all ranks' samples (0010).
 //
 // Grains begin in these files. src/data_parallel/loss_part.hpp cuts a part into its grains, and replica_grains.hpp
-// checks them and computes stand-ins. grain_terms.hpp takes each grain's gradients and averages their sums, which
+// checks the grains and computes stand-ins. grain_terms.hpp takes each grain's gradients and averages their sums, which
 // grain_sums.hpp adds up in one order (0021). Files of this room that do not name grains need not know them.
 #pragma once
 

@@ -11,8 +11,8 @@
 namespace lockstep {
 
 // Replaces each BatchNorm1d, 2d and 3d that is a layer of a torch::nn::Sequential or of a LayerHolder
-// (layer_holder.hpp), however deep in `module`. In its place comes a SyncBatchNorm over all of `rank`'s ranks, with a
-// group of its own. It takes over the tensors themselves (so optimizers stay valid), the options and the mode. Returns
+// (layer_holder.hpp), however deep in `module`. The new layer is a SyncBatchNorm over all of `rank`'s ranks, with a
+// group of its own. It takes over the tensors, not copies (so optimizers stay valid), the options and the mode. Returns
 // the number of replaced layers. Call it on all ranks with equal modules, before these are trained. Throws Error,
 // before anything is changed, for a BatchNorm in another place, such as a module's own member: C++ cannot replace it by
 // another type. The text names it; build that module with a SyncBatchNorm.

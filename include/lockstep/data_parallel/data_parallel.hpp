@@ -5,10 +5,10 @@
 // whole global batch. It does not matter how the batch was split; parts may be uneven or empty. Additions have a fixed
 // order, and all ranks get equal gradients.
 //
-// Use it from its rank's thread only. Cost: every gradient is averaged once per backward(). This happens in buckets,
-// whose allreduces run while backward computes earlier layers' gradients. A parameter's .grad is a view into its
-// bucket. Clipping and optimizers see ordinary tensors, and with zero_grad(/*set_to_none=*/false) nothing is copied. If
-// you keep a gradient beyond zero_grad(), it moves out of the bucket, at the cost of a copy.
+// Use a DataParallel from its rank's thread only. Cost: every gradient is averaged once per backward(). This happens in
+// buckets, whose allreduces run while backward computes earlier layers' gradients. A parameter's .grad is a view into
+// its bucket. Clipping and optimizers see ordinary tensors, and with zero_grad(/*set_to_none=*/false) nothing is
+// copied. If you keep a gradient beyond zero_grad(), it moves out of the bucket, at the cost of a copy.
 #pragma once
 
 #include <torch/enum.h>
@@ -211,8 +211,8 @@ class DataParallel : public Replicas {
   // grains, call backward() before the next loss(): BatchNorm's running statistics follow the last one. With a grain
   // and Sharded::parameters all ranks call it equally often, and never for an empty part. A rank with fewer grains
   // than another one computes stand-ins after its grains, of two samples, or of one if a grain has one. Their results
-  // are dropped, and the module's buffers stay as they are. But hooks on parameters see stand-ins, and so do counters
-  // in mean_of(): ask SampleScope::current()->place().again there.
+  // are dropped, and the module's buffers do not change. But hooks on parameters see stand-ins, and so do counters in
+  // mean_of(): ask SampleScope::current()->place().again there.
   //
   // Throws Error, with a grain: a batch whose samples are not this rank's grains; more than one intra-op thread; layers
   // whose results depend on the ranks (SyncBatchNorm, LibTorch's dropout); a communication hook, or average = false.

@@ -1,8 +1,8 @@
 // Loss: the mean loss of this rank's part of a batch, whose backward() averages the gradients over the ranks. NoSync
 // and Whole are guards: for backwards that only add up, and for the use of whole parameters.
 //
-// Use them from their rank's thread only. They keep their net alive. Once its Rank's run() is over, backwards throw
-// Error.
+// Use a Loss or a guard from its rank's thread only. Each keeps its net alive. Once the Rank's run() is over, backwards
+// throw Error.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,7 +14,7 @@ namespace lockstep {
 
 class Replica;
 
-// A Loss is the mean loss of this rank's part of a batch. It is no plain tensor, because its backward() also averages.
+// A Loss is the mean loss of this rank's part of a batch. It is no plain tensor, because backward() also averages.
 //
 // If the batch has a grain, the Loss holds the losses of this part's grains. Then backward() gives the same bits on any
 // number of ranks. It computes the gradient of each grain's summed loss, and adds the grains of all ranks in one order.
@@ -37,16 +37,16 @@ class [[nodiscard]] Loss {
   at::Tensor value() const;  // gives a scalar: this part's mean loss, zero for an empty part
   double item() const { return value().item<double>(); }
   // Gives the mean loss of the whole batch, or for a part by in_parts() that of all ranks' parts. Call it on all ranks.
-  // With a grain it has the same bits on any number of ranks, so a learning rate may follow it. Throws as Rank::mean
-  // does.
+  // With a grain the mean has the same bits on any number of ranks, so a learning rate may follow it. Throws as
+  // Rank::mean does.
   double global_item() const;
 
  private:
   std::shared_ptr<Part> part_;
 };
 
-// While it lives, Loss::backward() only adds to this rank's gradients. The next backward() without it averages them
-// all. Inside DataParallel::backward_through, put it around every backward but the last.
+// While it lives, Loss::backward() only adds to this rank's gradients. The next backward() without a NoSync averages
+// them all. Inside DataParallel::backward_through, put it around every backward but the last.
 class NoSync {
  public:
   explicit NoSync(std::shared_ptr<Replica> replica);

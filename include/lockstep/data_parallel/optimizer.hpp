@@ -10,9 +10,9 @@
 //   }
 //
 // The parameters become what an optimizer of LibTorch would make of them on one device. If no rank had a gradient of a
-// parameter, momentum and weight decay leave it alone too. Use it from its rank's thread only. Cost: the optimizer's
-// own. In a sharded net each rank has 1 / ranks of its state and work, and step() ends in an allgather of the
-// parameters (not with Sharded::parameters).
+// parameter, momentum and weight decay leave it alone too. Use an Optimizer from its rank's thread only. Cost: the
+// optimizer's own. In a sharded net each rank has 1 / ranks of its state and work, and step() ends in an allgather of
+// the parameters (not with Sharded::parameters).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -100,7 +100,7 @@ class Optimizer {
   // whose optimizers have different options (compared in steps 1, 2, 4, 8, …); and as Rank's collectives do.
   Step step(const StepOptions& options = {});
 
-  // Gives LibTorch's optimizer of the parameters, or of this rank's slices. Look at its state, but do not step it.
+  // Gives LibTorch's optimizer of the parameters, or of this rank's slices. Look at the state, but do not step it.
   const torch::optim::Optimizer& inner() const { return *inner_; }
 
   // Gives the groups, for their options. Set the same options on all ranks.

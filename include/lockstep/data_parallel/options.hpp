@@ -1,4 +1,4 @@
-// DataParallelOptions: how a DataParallel averages gradients, and what its ranks share out among themselves.
+// DataParallelOptions: how a DataParallel averages gradients, and what the ranks divide among themselves.
 #pragma once
 
 #include <cstdint>

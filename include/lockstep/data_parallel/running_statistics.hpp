@@ -4,7 +4,7 @@
 // Without SyncBatchNorm every rank's running mean and variance follow its own parts of the batches. But one network is
 // evaluated or kept. So all ranks take the mean of their statistics, weighted by each rank's number of samples: all
 // samples count the same. The mean of the parts' (unbiased) variances is an unbiased estimate of the variance
-// (docs/decisions/0010). Use it from its rank's thread only. Cost: two small allreduces.
+// (docs/decisions/0010). Use the function from its rank's thread only. Cost: two small allreduces.
 #pragma once
 
 #include <torch/nn/module.h>

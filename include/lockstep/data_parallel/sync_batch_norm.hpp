@@ -2,8 +2,8 @@
 //
 // In training mode run the same layers in the same order on all ranks, in forward and in backward. This includes ranks
 // with an empty part: DataParallel::loss() passes their empty batch through the network. In eval mode nothing is
-// exchanged: the running statistics are used, which are equal on all ranks. Use it from its rank's thread only, until
-// run() ends. Cost per layer: an allgather of two numbers per channel in forward, and an allreduce of as many in
+// exchanged: the running statistics are used, which are equal on all ranks. Use the layer from its rank's thread only,
+// until run() ends. Cost per layer: an allgather of two numbers per channel in forward, and an allreduce of as many in
 // backward.
 #pragma once
 
@@ -26,7 +26,7 @@ class SyncBatchNormImpl : public torch::nn::NormImplBase<0, SyncBatchNormImpl, t
   // make other calls through `rank` in between, and others not, give this layer a group of its own: see Rank::group.
   SyncBatchNormImpl(const torch::nn::BatchNormOptions& options, Rank& rank);
 
-  // Takes the options, the mode and the tensors themselves of a BatchNorm1d, 2d or 3d, and can replace it.
+  // Takes the options, the mode and the tensors, not copies, of a BatchNorm1d, 2d or 3d, and can replace it.
   template <size_t D, class Derived>
   SyncBatchNormImpl(const torch::nn::BatchNormImplBase<D, Derived>& norm, Rank& rank)
       : SyncBatchNormImpl(norm.options, rank) {

@@ -59,11 +59,11 @@ class Rank {
   // run.
   c10d::Backend& backend();
 
-  // These are the most used collectives. On the CPU they return when they are done. They change tensors in place. Give
-  // tensors on device(), of any strides. (Through backend() NCCL needs contiguous ones.) They throw Error when ranks
-  // disagree, when a rank is missing at the timeout, or when another rank failed. The text names this rank, the
-  // operation and the others' calls. Between GPUs they queue their work, and only barrier() waits for the others. If
-  // the run fails, queued calls leave no values in memory; the rank's next call throws.
+  // These are the most used collectives. On the CPU they return when done. They change tensors in place. Give tensors
+  // on device(), of any strides. (Through backend() NCCL needs contiguous ones.) They throw Error when ranks disagree,
+  // when a rank is missing at the timeout, or when another rank failed. The text names this rank, the operation and the
+  // others' calls. Between GPUs they queue work, and only barrier() waits for the others. If the run fails, queued
+  // calls leave no values in memory; the rank's next call throws.
   void allreduce(at::Tensor tensor, c10d::ReduceOp op = c10d::ReduceOp::SUM);
   void broadcast(at::Tensor tensor, int root = 0);
   void barrier();
@@ -104,7 +104,7 @@ class Rank {
   }
 
   // seed() gives RunOptions::seed. generator() gives this rank's own generator on device(), made from that seed and the
-  // rank's number in the whole run. All copies of this Rank share it, and so do the Ranks of its groups.
+  // rank's number in the whole run. All copies of this Rank share the generator, and so do the Ranks of its groups.
   uint64_t seed() const;
   at::Generator generator() const;
 
@@ -177,12 +177,12 @@ struct Process {
 // contradicts itself.
 Process this_process();
 
-// Calls body(rank) once per entry of `devices`, and waits for all of them. Each call has a thread of its own, with its
-// own intra-op thread count and devices[rank] as its current device. Runs may nest and repeat; nothing is left behind.
-// If a body throws, the other ranks' waits end at once. run() rethrows the first failure as an Error that names the
-// rank and the device, with the original exception nested. A rank that computes is not interrupted: it ends at its next
-// collective. Throws Error for no devices, a GPU that is not there, CPU and GPU mixed, threads_per_rank < 1, timeout <=
-// 0, or a silence below 1 s that is not 0.
+// Calls body(rank) once per entry of `devices`, and waits for all of them. Each call has a thread of its own, with a
+// separate intra-op thread count and devices[rank] as the current device. Runs may nest and repeat; nothing is left
+// behind. If a body throws, the other ranks' waits end at once. run() rethrows the first failure as an Error that names
+// the rank and the device, with the original exception nested. A rank that computes is not interrupted: it ends at the
+// next collective. Throws Error for no devices, a GPU that is not there, CPU and GPU mixed, threads_per_rank < 1,
+// timeout <= 0, or a silence below 1 s that is not 0.
 //
 // Under a launcher `devices` is the machine's list, and the processes of a machine divide it equally, in order. If the
 // list has one entry, each process gets one rank: on the CPU, or on the one GPU that it alone can see. Ranks are
@@ -192,7 +192,7 @@ Process this_process();
 // come in time, and one that runs another program or configuration. A process that dies is an Error too (but see
 // RunOptions::succession).
 //
-// If a body calls std::exit, the process ends with that status, once its other ranks have ended, each at its next
+// If a body calls std::exit, the process ends with that status, once its other ranks have ended, each at the next
 // collective. If that takes two seconds, the process ends without the rest of std::exit's work.
 void run(const Devices& devices, const std::function<void(Rank&)>& body, const RunOptions& options = {});
 

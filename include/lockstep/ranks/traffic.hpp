@@ -22,7 +22,7 @@ struct Traffic {
   double sent = 0;     // bytes sent
   double seconds = 0;  // seconds in calls: posting, polling and waiting
 
-  // Gives a rank that does what `rank` does, and counts its own calls and those of groups made from it.
+  // Gives a rank that does what `rank` does. `traffic` counts the new rank's calls, and those of groups made from it.
   static Rank observed(const Rank& rank, std::shared_ptr<Traffic> traffic);
 };
 

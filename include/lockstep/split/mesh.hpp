@@ -1,7 +1,7 @@
 // Mesh arranges the ranks of a run as a block of three axes, so that ways to split a network can be combined.
 //
 // Ranks along the data axis hold replicas and train different samples. Along the pipeline axis they hold different
-// layers, along the tensor axis different channels of the same layers. Use it on its rank's thread only. It makes a
+// layers, along the tensor axis different channels of the same layers. Use a Mesh on its rank's thread only. It makes a
 // group (Rank::group) for each axis that has several ranks, but not all of them; on GPUs also for one that has all.
 #pragma once
 

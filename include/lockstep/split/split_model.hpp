@@ -8,10 +8,10 @@
 //     sgd.step();
 //   }
 //
-// It splits layers by channels, cuts them into the stages of a pipeline, and averages gradients as DataParallel does:
-// one inside the other over the axes of a Mesh; axes of length 1 cost nothing. The contract: whatever the split,
+// It splits layers by channels, cuts the net into the stages of a pipeline, and averages gradients as DataParallel
+// does: one inside the other over the axes of a Mesh; axes of length 1 cost nothing. The contract: whatever the split,
 // gradients are those of the mean loss over the whole global batch. But BatchNorm normalises over what a rank computes
-// at once. Use it on its rank's thread only.
+// at once. Use a SplitModel on its rank's thread only.
 #pragma once
 
 #include <torch/nn/modules/container/sequential.h>
@@ -29,14 +29,14 @@ class Pipeline;
 
 class SplitModel {
  public:
-  // Call it on all ranks, with equal nets. It copies some of the net's layers, and takes over the others themselves.
-  // With a split by layers or channels their parameters' `.grad` is undefined outside of backwards: only an Optimizer
-  // of the SplitModel finds the gradients, since a rank's part of them is not the network's. With `takes_batch` the net
-  // is one layer whose forward takes a Batch, and gets it in the place of x. Throws Error as check_mesh, check_split
-  // and DataParallel do. So it does for a null net, for ranks whose splits differ, and for a layer that cannot be split
-  // by channels (the text names it, and what would fit). A pipeline throws Error for a parameter that two stages would
-  // share, and for a SyncBatchNorm. Layers of LibTorch that draw random numbers beside `recompute`, and a takes_batch
-  // beside a split by layers or channels, are such errors too.
+  // Call it on all ranks, with equal nets. It copies some of the net's layers, and takes over the others. With a split
+  // by layers or channels the parameters' `.grad` is undefined outside of backwards: only an Optimizer of the
+  // SplitModel finds the gradients, since a rank's part of them is not the network's. With `takes_batch` the net is one
+  // layer whose forward takes a Batch, and gets it in the place of x. Throws Error as check_mesh, check_split and
+  // DataParallel do. So it does for a null net, for ranks whose splits differ, and for a layer that cannot be split by
+  // channels (the text names the layer, and what would fit). A pipeline throws Error for a parameter that two stages
+  // would share, and for a SyncBatchNorm. Layers of LibTorch that draw random numbers beside `recompute`, and a
+  // takes_batch beside a split by layers or channels, are such errors too.
   SplitModel(const torch::nn::Sequential& net, Rank& rank, const ModelSplit& split,
              const DataParallelOptions& options = {}, bool takes_batch = false);
   SplitModel(const SplitModel&) = default;  // a handle: copies are the same model, and a move is a copy too
@@ -52,7 +52,7 @@ class SplitModel {
   // x. Throws Error for ranks of one data index whose batches differ in size or Batch::mark (on GPUs in the first
   // batches only). So it does for a grain beside a split by channels. backward() of a net that is split by layers or
   // channels throws Error without an Optimizer, and after a step whose gradients Optimizer::zero_grad() has not
-  // cleared. It also throws Error for a layer that cannot take its input, and as Loss::backward() does.
+  // cleared. backward() also throws Error for a layer that cannot take its input, and as Loss::backward() does.
   Loss loss(const Batch& batch, const Criterion& criterion);
   // Returns the same as loss(batch, Criterion(function, options)).
   template <class Options>
@@ -88,7 +88,7 @@ class SplitModel {
   const ModelSplit split_;
   const bool takes_batch_;
   Mesh mesh_;
-  torch::nn::Sequential module_;        // this rank's layers, or its slices of them
+  torch::nn::Sequential module_;        // this rank's layers, or slices of them
   std::shared_ptr<Pipeline> pipeline_;  // the pipeline; null: one stage, and one microbatch
   DataParallel<torch::nn::SequentialImpl> replicas_;
   int checked_ = 0;  // how many batches the tensor axis checked

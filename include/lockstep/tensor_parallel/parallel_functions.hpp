@@ -3,9 +3,9 @@
 //
 // Each exchange's gradient is another one, its conjugate. So all six can be differentiated twice. (Shoeybi et al. 2019,
 // "Megatron-LM", section 3, call copy_to_group f and reduce_from_group g.) Call the same functions in the same order on
-// all ranks of the group. In backward the ranks do so by themselves: autograd runs ready nodes in the reverse order of
-// their making, and numbers them per thread. So the order depends on the graph alone, also where branches meet, and
-// ranks that run the same layers have the same graph.
+// all ranks of the group. In backward the ranks do so by themselves: autograd numbers nodes per thread as they are
+// made, and runs ready nodes in the reverse order. So the order depends on the graph alone, also where branches meet,
+// and ranks that run the same layers have the same graph.
 //
 // Backward calls the group's backend on the thread that runs it, with forward's stream current. On the CPU this is the
 // rank's own thread. On a GPU it is autograd's thread of that GPU, while the rank's own thread waits. If ranks share a
@@ -41,7 +41,7 @@ at::Tensor gather_from_group(const at::Tensor& x, int64_t dim, Rank& rank, int64
 at::Tensor scatter_to_group(const at::Tensor& x, int64_t dim, Rank& rank);
 
 // Use it between two works that are split, if the second needs all that the first made. Returns the same as
-// copy_to_group(gather_from_group(x)). But its backward adds the ranks' gradients and gives each rank its slice in one
+// copy_to_group(gather_from_group(x)). But backward adds the ranks' gradients and gives each rank its slice in one
 // exchange, which sends half as much. The conjugate is reduce_scatter_in_group.
 at::Tensor gather_in_group(const at::Tensor& x, int64_t dim, Rank& rank, int64_t total = 0);
 

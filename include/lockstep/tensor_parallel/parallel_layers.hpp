@@ -1,16 +1,16 @@
 // These are the layers of tensor parallelism. Each is made from a whole layer, of which every rank of a group keeps a
 // slice. Build modules of your own from them for a SplitModel that splits by channels: see Shardable.
 //
-// Constructors copy this rank's slice to its device. The whole layer, equal on all ranks, stays as it is. They take
-// over types, frozen parameters and the training flag. They draw no random numbers and send nothing. Of n channels or
-// units every rank keeps n / ranks, and the first n % ranks one more. Channels of images must divide by the number of
-// ranks. Units need not, but each rank needs at least one. In a group of one rank each layer is the whole one.
+// Constructors copy this rank's slice to its device. The whole layer, equal on all ranks, stays as it is. Constructors
+// take over types, frozen parameters and the training flag. They draw no random numbers and send nothing. Of n channels
+// or units every rank keeps n / ranks, and the first n % ranks one more. Channels of images must divide by the number
+// of ranks. Units need not, but each rank needs at least one. In a group of one rank each layer is the whole one.
 //
 // "Whole" tensors are equal on all ranks, to the bit on CPUs. So are gradients of parameters that every rank holds
-// whole, such as a row-parallel layer's bias. Use a layer on its rank's thread only. Its cost is that of its functions
-// (parallel_functions.hpp). Constructors throw Error, on all ranks, for what cannot be split. The text says what would
-// fit. The layers' gradients are those of slices, so clip them by the Optimizer of a SplitModel. In a net that you put
-// together without one, LibTorch's clip_grad_norm_ takes the norm of a slice.
+// whole, such as a row-parallel layer's bias. Use a layer on its rank's thread only. A layer's cost is that of its
+// functions (parallel_functions.hpp). Constructors throw Error, on all ranks, for what cannot be split. The text says
+// what would fit. The layers' gradients are those of slices, so clip them by the Optimizer of a SplitModel. In a net
+// that you put together without one, LibTorch's clip_grad_norm_ takes the norm of a slice.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -60,8 +60,8 @@ class Sliced {
   const std::map<std::string, SlicedDimension>& sliced_dimensions() const { return dimensions_; }
 
  protected:
-  // Copies this rank's slice of the whole layer's tensor `name` to its device, and notes it in sliced_dimensions().
-  // Throws Error if the rank would get nothing.
+  // Copies this rank's slice of the whole layer's tensor `name` to the rank's device, and notes `how` in
+  // sliced_dimensions(). Throws Error if the rank would get nothing.
   at::Tensor slice(const std::string& name, const at::Tensor& whole, const SlicedDimension& how, const Rank& rank);
   at::Tensor slice(const std::string& name, const at::Tensor& whole, int64_t dim, const Rank& rank) {
     return slice(name, whole, SlicedDimension{.dim = dim}, rank);
@@ -119,7 +119,7 @@ TORCH_MODULE(RowParallelLinear);
 
 // Computes a torch::nn::Conv2d, split by output channels: weight [out / ranks, in / groups, kernel...], bias [out /
 // ranks].
-//   x        [n, in, height, width]; or with input_is_parallel this rank's slice of it, [n, in / ranks, height, width]
+//   x        [n, in, height, width]; or with input_is_parallel this rank's slice, [n, in / ranks, height, width]
 //   returns  [n, out / ranks, ...]
 // If the number of groups is a multiple of the ranks', each rank computes whole groups from its own slice of the input,
 // and nothing is gathered. AlexNet's two towers are such groups (Krizhevsky et al. 2012). If the number of ranks is a

@@ -16,9 +16,9 @@ namespace lockstep {
 
 // Options, results, files, errors and what a resumed run gives are those of train(), but
 // - options.model and options.data are train()'s, and refused here; memory_format "automatic" is contiguous;
-// - a run that goes on must have its task's name and ema_decay, and the samples that it had, with their weights or
-//   order. It compares the SHA-256 of samples in memory, and the number and version of samples that a function reads.
-//   It cannot compare the network's code, the criterion and an optimizer of the task's own;
+// - a run that goes on must have the name and ema_decay that its task had, and the same samples, with the same
+//   weights or order. It compares the SHA-256 of samples in memory, and the number and version of samples that a
+//   function reads. It cannot compare the network's code, the criterion and an optimizer of the task's own;
 // - EpochMetrics::test holds the loss and the metrics of the test samples;
 // - `lockstep eval` does not know the network; load_weights(run_dir / "model.safetensors", net) reads it.
 //

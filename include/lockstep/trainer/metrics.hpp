@@ -14,7 +14,7 @@ namespace lockstep {
 
 struct EpochMetrics {
   int epoch = 0;              // the epoch's number, from 1
-  double train_loss = 0;      // mean loss over the epoch's samples, each as its minibatch saw it
+  double train_loss = 0;      // mean loss over the epoch's samples, each as computed in its minibatch
   double train_accuracy = 0;  // accuracy in [0, 1], likewise; NaN: not counted
   double test_accuracy = 0;   // accuracy in [0, 1], after the epoch, every test sample counted once; NaN: not counted
   double seconds = 0;         // seconds of training, devices synchronised, evaluation not counted
@@ -34,7 +34,7 @@ struct EpochMetrics {
 
 // Writes one JSON object per line and epoch. A loss that is not finite is written as null, and read back as NaN. With
 // `synthetic` every line says that the data were synthetic; read_metrics ignores this. If it throws Error, the earlier
-// file stays as it was.
+// file does not change.
 void write_metrics(const std::filesystem::path& file, const std::vector<EpochMetrics>& history, bool synthetic = false);
 
 // Reads a file of write_metrics. Throws Error that names the file and the line.

@@ -39,7 +39,7 @@ class ModuleMaker {
           return in_turn(rank, seed, [&] { return made(make()); });
         }) {}
 
-  // make(seed) draws from a generator of its own. Ranks call it at the same time, so make it thread-safe.
+  // make(seed) draws from a generator of its own. Give a thread-safe function, since ranks call it at the same time.
   template <std::invocable<uint64_t> Make>
   ModuleMaker(Make make) : make_([make = std::move(make)](Rank&, uint64_t seed) { return made(make(seed)); }) {}
 

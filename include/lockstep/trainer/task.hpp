@@ -21,7 +21,7 @@ namespace lockstep {
 // Measures a value on the test samples after each epoch, beside the loss.
 struct Metric {
   std::string name;  // a name that is not "loss" and not "accuracy"
-  // A function (y_hat, y), or (y_hat, batch), of some samples -> a value for each of them [n], or their mean, one
+  // A function (y_hat, y), or (y_hat, batch), of some samples -> a value for each of them [n], or the values' mean, one
   // number. The metric is the mean over all test samples.
   detail::SampleFunction of;
   bool more_is_better = false;
@@ -41,7 +41,7 @@ struct Task {
   // The measure by which epochs are compared: "loss", "accuracy" or one of the metrics. The best epoch's checkpoint
   // stays. Empty: "accuracy" where that is counted, or else "loss".
   std::string best_by = {};
-  int patience = 0;  // the run ends when so many epochs in a row were no better than the best; 0: they never end it
+  int patience = 0;  // the run ends when so many epochs in a row were no better than the best; 0: it never ends so
   // The loss is a cross-entropy in nats, as of a language model. Then EpochMetrics::test also has "perplexity", its
   // exponential.
   bool perplexity = false;
@@ -51,13 +51,13 @@ struct Task {
   // the rank's slices: see Optimizer::Make. Empty: the options' optimizer.
   std::function<std::unique_ptr<torch::optim::Optimizer>(Groups groups)> optimizer = {};
   // Divides the network's parameters into the groups that `optimizer` gets, such as lockstep::decay_groups. With a
-  // split by layers or channels it is given the rank's layers. Make it thread-safe, since ranks may call it at the same
-  // time. Empty: all parameters are one group.
+  // split by layers or channels it is given the rank's layers. Give a thread-safe function, since ranks may call it at
+  // the same time. Empty: all parameters are one group.
   std::function<Groups(const torch::nn::Module& net)> groups = {};
   // Decay of an exponential moving average of the weights, from 0 to below 1, such as 0.999. After every step the
-  // average becomes ema_decay * average + (1 - ema_decay) * weights; after the first step it is the weights, as
-  // PyTorch's AveragedModel has it. The average is then evaluated and kept after an epoch, with the buffers of the
-  // network. 0: the weights are evaluated and kept.
+  // average becomes ema_decay * average + (1 - ema_decay) * weights; after the first step it is the weights, as in
+  // PyTorch's AveragedModel. The average is then evaluated and kept after an epoch, with the buffers of the network. 0:
+  // the weights are evaluated and kept.
   double ema_decay = 0;
 };
 

@@ -116,7 +116,7 @@ struct OptimizerOptions {
   double clip = 0;  // the largest norm of a step's gradients, which are scaled down to it; 0: none
 };
 
-// Has the values of a LearningRate that a user sets. The run adds its batch and its epochs.
+// Has the values of a LearningRate that a user sets. The run adds its batch and epochs.
 struct RateOptions {
   std::optional<double> lr = {};  // the rate for reference_batch samples; none: the optimizer's default_learning_rate
   int64_t reference_batch = 0;    // a number of samples; 0: the run's batch before it is scaled
@@ -141,11 +141,11 @@ struct KeepOptions {
   std::optional<Checkpoints> checkpoints = Checkpoints();  // checkpoints in run_dir; none: it gets none
   bool tensorboard = false;                                // run_dir also gets an event file for TensorBoard
   // File for a trace of some of the first steps, as Chrome's JSON; empty: none. A launcher's process N traces its own
-  // ranks alone, and its file has .N before the extension.
+  // ranks alone, in a file with .N before the extension.
   std::filesystem::path trace = {};
   // Checkpoint to go on from; the results are those of a run that never stopped. Empty: none. A run's folder means its
   // newest whole checkpoint, and on_warning is told of a damaged one; run_dir may be that folder. "auto" means the run
-  // in run_dir if it has a checkpoint, or else a new one, also in the place of a run that was killed before its first
+  // in run_dir if it has a checkpoint, or else a new one, also in the place of a run that was killed before the first
   // checkpoint.
   std::filesystem::path resume = {};
 };
@@ -179,7 +179,7 @@ struct TrainOptions {
 
 // to_json gives all options but resume, trace, timeout and silence as JSON text, enough to run again, and throws Error
 // for a path that is not UTF-8. train_options_from_json converts back. It throws Error, which names the key, for an
-// unknown key or a value of another type or out of its range. No value is rounded or cut, and absent keys keep their
+// unknown key or a value of another type or out of range. No value is rounded or cut, and absent keys keep their
 // defaults. It reads texts of lockstep 0.1 too. The text's devices must be on this machine, unless `devices` names
 // others in their place.
 std::string to_json(const TrainOptions& options);

@@ -39,8 +39,8 @@ struct SplitNetwork {
 struct Recorded {};
 
 // Sharded is ZeRO 1 to 3 (data_parallel.hpp); from stage 2 on `accumulate` averages each part, so that no rank keeps
-// gradients whole. With LocalSgdOptions each rank takes several steps of its own, then all average their parameters,
-// also at the end of each epoch (local_sgd.hpp).
+// gradients whole. With LocalSgdOptions each rank takes several steps of its own, then all average the parameters, also
+// at the end of each epoch (local_sgd.hpp).
 using Way = std::variant<Averaged, PowerSgd, Sharded, LocalSgdOptions, SplitNetwork, Recorded>;
 
 }  // namespace lockstep
