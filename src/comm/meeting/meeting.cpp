@@ -139,9 +139,10 @@ Roster roster_of(const std::vector<Introduction>& all) {
 // Names a GPU in all processes of all machines; gives "" for other devices. Several machines may have one name.
 std::string gpu(const c10::Device& device) {
   const std::string address = device.is_cuda() ? gpu_address(device.index()) : "";
+  if (address.empty()) return "";
   std::string boot;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
-  return address.empty() ? "" : address + " " + boot;
+  return address + " " + boot;
 }
 
 // Only Gloo, for the CPU, and NCCL connect processes.
