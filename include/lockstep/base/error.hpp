@@ -1,10 +1,10 @@
-// lockstep::Error is the one exception type of the library. It carries its cause, and the ranks and options at fault,
-// so that nobody has to search the text: catch an Error and compare cause(). Cause, ranks and options are the same on
+// lockstep::Error is the one exception type of the library. It carries a cause, and the ranks and options at fault, so
+// that nobody has to search the text: catch an Error and compare cause(). Cause, ranks and options are the same on
 // every rank and in every process of a run. Any thread may read an Error.
 //
-// Its text names, as far as they are known, the rank, the device, the operation and what to do.
-// When a rank fails for another reason (a c10::Error of LibTorch, a std::bad_alloc), run() rethrows
-// an Error with the original exception nested in it (std::rethrow_if_nested): of user_code, or of machine.
+// Its text names, as far as known, the rank, the device, the operation and what to do. When a rank fails for another
+// reason (a c10::Error of LibTorch, a std::bad_alloc), run() rethrows an Error with the original exception nested in it
+// (std::rethrow_if_nested): of user_code, or of machine.
 #pragma once
 
 #include <memory>
@@ -27,7 +27,7 @@ class Error : public std::runtime_error {
     not_finite,  // a loss or a gradient is not a number, or infinite
     death,       // a process of the run ended without a word
     late,        // a rank waited for another one longer than the timeout
-    stopped,     // its user asked for it
+    stopped,     // a user asked for it
   };
   struct Data {
     Cause cause = Cause::refused;

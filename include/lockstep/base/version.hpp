@@ -1,5 +1,5 @@
-// version: says which lockstep this is. `lockstep --version` prints it, the CMake package has it, and CHANGELOG.md says
-// what changed. Thread-safe, and costs nothing.
+// version: says which lockstep this is. `lockstep --version` prints the version, the CMake package has it, and
+// CHANGELOG.md says what changed. Thread-safe, and costs nothing.
 #pragma once
 
 #include <string>

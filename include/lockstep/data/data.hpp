@@ -19,7 +19,7 @@
 
 namespace lockstep {
 
-// Holds an image set on the CPU. It is read once per process, and ranks on the CPU share its tensors.
+// Holds an image set on the CPU. A process reads the images once, and ranks on the CPU share the tensors.
 struct ImageData {
   Dataset train;           // the samples to train on
   Dataset test;            // the samples to measure accuracy on
@@ -27,11 +27,11 @@ struct ImageData {
   bool synthetic = false;  // the images are made up; say so wherever you show results
 };
 
-// Loads Fashion-MNIST from `dir`: four IDX files, gzipped or plain. If `dir` is empty, it looks where Debian's package
-// dataset-fashion-mnist and `lockstep fetch-data` put them. Gives train [60000, 1, 28, 28] and test [10000, 1, 28, 28],
-// with 10 classes. Throws Error, which names the file and what is wrong: a folder without the files, corrupt gzip, a
-// wrong magic number, truncated or trailing bytes, images that are not 28 x 28, counts of images and labels that
-// differ, or a label above 9.
+// Loads Fashion-MNIST from `dir`: four IDX files, gzipped or plain. An empty `dir` means the places of Debian's package
+// dataset-fashion-mnist and of `lockstep fetch-data`. Gives train [60000, 1, 28, 28] and test [10000, 1, 28, 28], with
+// 10 classes. Throws Error, which names the file and what is wrong: a folder without the files, corrupt gzip, a wrong
+// magic number, truncated or trailing bytes, images that are not 28 x 28, counts of images and labels that differ, or a
+// label above 9.
 ImageData load_fashion_mnist(const std::filesystem::path& dir = {});
 
 struct Batch {
@@ -69,7 +69,7 @@ struct Batch {
 
   // These functions need a grain. grains() gives the number of grains in the whole batch, and most_grains() the number
   // that the partner with the most has. own_grains() gives the numbers of this partner's grains, and of_grain() one of
-  // them as a Batch. That lies in memory of its own, since the place of samples must not change how they are computed.
+  // them as a Batch. Such a Batch has memory of its own, since the place of samples must not change the results.
   int64_t grains() const { return (global_size + grain - 1) / grain; }
   int64_t most_grains() const;
   Range own_grains() const {
@@ -100,12 +100,12 @@ struct BatchOptions {
 // Gives one partner's part of every global batch of one epoch, in order: for (auto& batch : batches(...)). All partners
 // see the same sequence of global batches, whatever the number of partners. Making a Batches draws one permutation,
 // which takes about 1 ms for 60000 samples. Without shuffling a batch may share the dataset's memory. Keep a Batches
-// alive as long as its iterators; but iterators of a temporary keep it alive themselves.
+// alive as long as its iterators; but iterators of a temporary keep the temporary alive.
 //
-// If the data are on the CPU and the partner is on a CUDA GPU, nobody waits for the copies: they arrive on a stream of
+// If the data are on the CPU and the partner is on a CUDA GPU, nobody waits for the copies, which have a stream of
 // their own. When an iterator moves to a batch, the copy of the next one begins. So the GPU holds two batches, and a
-// batch has its rows as they were when its copy began. A batch is for the stream that is current when the iterator
-// moves to it.
+// batch has the rows as of the copy's beginning. A batch is for the stream that is current when the iterator moves to
+// it.
 class Batches {
  public:
   // Says which of `count` equal partners this is, and where it computes. Data handling needs no more of a rank.

@@ -1,8 +1,8 @@
 // fetch_data: downloads Fashion-MNIST where no package provides it.
 //
-// Only this needs libcurl, so it is a component of its own: find_package(lockstep COMPONENTS data), and link
-// lockstep::data. Each file is checked against its known SHA-256. It appears under its name only when it is complete
-// and right. Thread-safe for different folders.
+// Only this needs libcurl, hence the component of its own: find_package(lockstep COMPONENTS data), and link
+// lockstep::data. Each file is checked against its known SHA-256. A file gets its name only when complete and right.
+// Thread-safe for different folders.
 #pragma once
 
 #include <cstdint>

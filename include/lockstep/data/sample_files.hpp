@@ -3,10 +3,10 @@
 //   const auto data = lockstep::samples_of(lockstep::sample_files("crops"), {.shuffle_buffer = 20000});
 //   for (auto& batch : lockstep::batches(data, {.size = 256, .epoch = epoch}, rank)) …
 //
-// A file is a safetensors file, as save_tensors() and Python's safetensors write it. Its tensors have a row for each of
-// the file's samples, so they are [n, ...]. A rank reads the rows of its own samples alone, each from its place in the
-// file. Each rank's memory holds the batches that are read ahead, and 8 bytes per sample for the epoch's order. A run
-// goes on in the middle of an epoch without reading earlier samples, since its step alone tells its position.
+// A file is a safetensors file, as save_tensors() and Python's safetensors write it. Each tensor has a row for each of
+// the file's samples, and so the shape [n, ...]. A rank reads the rows of its own samples alone, each by a read at the
+// row's place. Each rank's memory holds the batches that are read ahead, and 8 bytes per sample for the epoch's order.
+// A run goes on in the middle of an epoch without reading earlier samples, since the step alone tells the position.
 #pragma once
 
 #include <lockstep/data/samples.hpp>

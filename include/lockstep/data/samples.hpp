@@ -28,13 +28,13 @@ struct Dataset {
   Tensors more = {};
 
   int64_t size() const { return x.size(0); }
-  // Returns this Dataset, sharing its memory, if it is on `device` already. Otherwise returns a copy.
+  // Returns this Dataset, and shares the memory, if it is on `device` already. Otherwise returns a copy.
   Dataset to(const c10::Device& device) const;
 };
 
 using TensorsByName [[deprecated("lockstep::Dataset::Tensors")]] = Dataset::Tensors;
 
-// More than twelve functions: they set the samples, their order and weights, and the reading ahead.
+// More than twelve functions: they set the samples, the order and weights, and the reading ahead.
 class Samples {
  public:
   // Returns the samples with these numbers, in this order, as tensors with a row for each. With a grain the rows of all
@@ -61,9 +61,9 @@ class Samples {
 
   Samples() = default;  // holds no samples
   Samples(Dataset tensors) : tensors_(std::move(tensors)) {}
-  // Makes samples 0 to size - 1, which `read` reads. Their values stay as they are: uint8 does not become float.
-  // `version` is any text that tells these samples from others: a resumed run refuses samples of another version or
-  // number. Throws Error for a size below 0 or an empty function.
+  // Makes samples 0 to size - 1, which `read` reads. The values stay as read: uint8 does not become float. `version` is
+  // any text that tells these samples from others: a resumed run refuses samples of another version or number. Throws
+  // Error for a size below 0 or an empty function.
   Samples(int64_t size, Read read, std::string version = {});
 
   int64_t size() const;

@@ -2,7 +2,7 @@
 //
 // LibTorch has the machinery (ATen/autocast_mode.h), but no guard for it. While an enabled Autocast lives, operations
 // that gain from it (convolutions, matrix products) read float32 tensors as `type`. Operations that need the range
-// (losses, softmax, norms) compute in float32. Parameters and their gradients keep their type. float64 tensors are left
+// (losses, softmax, norms) compute in float32. Parameters and gradients keep their type. float64 tensors are left
 // alone, so a float64 model gains nothing. Put forward and the loss into the scope, and backward outside of it:
 //
 //   lockstep::Loss loss = [&] {

@@ -32,7 +32,7 @@ Devices default_devices();
 // exchange tensors of one device type.
 Devices parse_devices(std::string_view spec);
 
-// Reads `spec` for a machine with these GPUs. Give them in the order of their types and indices.
+// Reads `spec` for a machine with these GPUs. Give them in the order of types and indices.
 Devices parse_devices(std::string_view spec, const Devices& gpus);
 
 // Waits until everything queued on `device` is done, so that a clock can measure the device's work. On the CPU there is

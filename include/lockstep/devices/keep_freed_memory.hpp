@@ -1,9 +1,9 @@
 // keep_freed_memory: lets a process keep the memory that it frees, which makes training on the CPU faster.
 //
-// The activations of a training step are large blocks that live for milliseconds. By default glibc gives them back to
-// the kernel when they are freed, and the kernel clears new pages at every step. Meanwhile the rank threads wait for
-// each other in its page fault handler. This can take a third of the time. Small tensors come and go too. LibTorch asks
-// glibc for memory in a way that keeps freed blocks from being used again.
+// The activations of a training step are large blocks that live for milliseconds. By default glibc gives freed blocks
+// back to the kernel, and the kernel clears new pages at every step. Meanwhile the rank threads wait for each other in
+// its page fault handler. This can take a third of the time. Small tensors come and go too. LibTorch asks glibc for
+// memory in a way that keeps freed blocks from being used again.
 #pragma once
 
 namespace lockstep {

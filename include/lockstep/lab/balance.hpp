@@ -10,8 +10,8 @@
 //   }
 //
 // Gradients stay those of the mean loss over the whole batch. Their rounding depends on the parts, and so on the clock:
-// two runs do not give the same bits. Use it from its rank's thread only. Cost: two small collectives every few steps.
-// docs/decisions/0015 gives the reasons.
+// two runs do not give the same bits. Use a Balance from its rank's thread only. Cost: two small collectives every few
+// steps. docs/decisions/0015 gives the reasons.
 #pragma once
 
 #include <lockstep/data_parallel/data_parallel.hpp>
@@ -47,7 +47,7 @@ class Balance {
   Balance(const Balance&) = delete;
   Balance& operator=(const Balance&) = delete;
 
-  // Ends a step, of which `batch` was this rank's part. If there are new parts, it gives `batches` their shares and
+  // Ends a step, of which `batch` was this rank's part. If there are new parts, step() gives `batches` their shares and
   // returns true. Only laps of full batches count; a batch is full if none was larger so far. A rank without samples of
   // a full batch cannot be measured; then parts stay as they are. Otherwise each rank keeps at least one sample. Call
   // it on all ranks.

@@ -16,7 +16,7 @@ class GrainCheck;
 // `fraction` is above 0 and at most 1. This fraction of the grains (BatchOptions::grain) is computed again by another
 // rank, after backward, and compared to the bit. If bits differ, all ranks compute that grain again, and backward()
 // throws Error on all ranks. Its text names the rank that most others contradict. With two ranks a third opinion is
-// missing: a rank is named if it contradicts itself, or else both are. Training's bits stay the same. With one rank
+// missing: a rank that contradicts itself is named, or else both are. Training's bits stay the same. With one rank
 // nothing is computed again. A function or criterion given to loss() is called again, also by ranks that do not own the
 // samples, until backward() has returned; SampleScope::current()->place().again is true then. Throws Error for another
 // fraction.

@@ -1,4 +1,4 @@
-// LocalSgd: ranks take several steps by themselves, and then average their parameters.
+// LocalSgd: ranks take several steps alone, and then average their parameters.
 //
 //   lockstep::DataParallel net(MyNet(), rank, {.average = false});
 //   torch::optim::SGD sgd(net->parameters(), /*lr=*/0.1);
@@ -14,7 +14,7 @@
 // Stich 2019, "Local SGD Converges Fast and Communicates Little". With an outer learning rate and momentum it is DiLoCo
 // (Douillard et al. 2023, "DiLoCo: Distributed Low-Communication Training of Language Models", algorithm 1). DiLoCo
 // takes the ranks' average movement for a gradient. With it an outer SGD with Nesterov momentum moves the parameters
-// from which the ranks started. Use it from its rank's thread only. Cost: an allreduce of the parameters every
+// from which the ranks started. Use a LocalSgd from its rank's thread only. Cost: an allreduce of the parameters every
 // sync_every steps, after the update and not beside it. An outer optimizer keeps the parameters once more, and with
 // momentum twice. In each round it also checks whether ranks have loaded other weights.
 #pragma once
@@ -52,9 +52,9 @@ struct LocalSgdOptions {
 class LocalSgd {
  public:
   // Give parameters that are equal on all ranks, in the same order, and on the rank's device. Frozen ones are left
-  // alone. Make it on all ranks: with an outer optimizer they compare their parameters. Throws Error if these differ,
-  // if no parameter needs a gradient, if sync_every < 1, if outer_lr is not above 0, or if outer_momentum is not
-  // in [0, 1).
+  // alone. Make it on all ranks: with an outer optimizer the ranks compare their parameters. Throws Error if these
+  // differ, if no parameter needs a gradient, if sync_every < 1, if outer_lr is not above 0, or if outer_momentum is
+  // not in [0, 1).
   LocalSgd(const std::vector<at::Tensor>& parameters, Rank& rank, const LocalSgdOptions& options = {});
   LocalSgd(const LocalSgd&) = delete;
   LocalSgd& operator=(const LocalSgd&) = delete;

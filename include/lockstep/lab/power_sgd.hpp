@@ -8,8 +8,8 @@
 // in two allreduces: n r + m r values rather than n m. It takes P Q^T for the average. P is orthogonal, and each step's
 // Q is the start of the next. What P Q^T leaves out of a rank's own M is kept, and added to the next gradient.
 //
-// Only its rank's backward uses it. Cost beside the exchange: on each rank, four products of n m r multiplications and
-// a QR of n x r per matrix. Memory: as much again as the gradients.
+// Only the backward of one rank uses a hook. Cost beside the exchange: on each rank, four products of n m r
+// multiplications and a QR of n x r per matrix. Memory: as much again as the gradients.
 #pragma once
 
 #include <lockstep/data_parallel/communication_hook.hpp>
@@ -34,7 +34,7 @@ class PowerSgdHook : public CommunicationHook {
   explicit PowerSgdHook(const PowerSgdOptions& options = {});
 
   // Vectors and numbers are averaged as they are, in the first allreduce. Gradients of 16 bits are computed and sent in
-  // float32. Each rank computes P Q^T by itself, so ranks get equal bits if their machines are equal.
+  // float32. Each rank computes P Q^T itself, so ranks on equal machines get equal bits.
   CommunicationHook::Round average(const GradientBucket& bucket, Rank& rank) override;
 
   // These give the hook's memory by the parameters' names, in the order of the names. It is empty before the first
@@ -45,9 +45,9 @@ class PowerSgdHook : public CommunicationHook {
   NamedTensors errors() const;
   NamedTensors queries() const;
 
-  // Goes on from the errors and queries of an earlier hook; they are copied to `device`. Throws Error if their names
-  // differ, or if a query does not fit its error or this hook's rank. If one does not fit a gradient, the first
-  // backward throws.
+  // Goes on from the errors and queries of an earlier hook; they are copied to `device`. Throws Error if names differ,
+  // or if a query does not fit its error or this hook's rank. If one does not fit a gradient, the first backward
+  // throws.
   void load(const NamedTensors& errors, const NamedTensors& queries, const c10::Device& device);
 
  private:

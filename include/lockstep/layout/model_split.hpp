@@ -50,8 +50,8 @@ struct ModelSplit {
   // The number of microbatches, nearly equal in size, into which one pipeline's part of a batch is cut. A smaller part
   // is cut into single samples. With Batch::grain the grains are the microbatches, and this is ignored.
   int microbatches = 1;
-  // If true, a stage keeps only its input until its backward, which computes the forward again. This takes less memory
-  // and more time. Use no layers that draw random numbers but lockstep::Dropout, which drops the same again.
+  // If true, a stage keeps only its input until backward, which computes the forward again. This takes less memory and
+  // more time. Use no layers that draw random numbers but lockstep::Dropout, which drops the same again.
   bool recompute = false;
   std::vector<int64_t> cuts = {};  // the first layers of stages 1, 2, …; empty: each stage gets nearly as many layers
 

@@ -1,4 +1,4 @@
-// Schedules of a pipeline: they order each rank's forwards and backwards of its stages.
+// Schedules of a pipeline: each orders a rank's forwards and backwards of its stages.
 //
 // A network's layers are cut into stages; stage s lives on rank s % ranks. A batch is cut into microbatches, so that
 // ranks compute different ones at once. The functions are pure, thread-safe and without LibTorch. For S ranks, v stages

@@ -1,9 +1,9 @@
 // Gpt is a language model, a decoder of transformer blocks (Radford et al. 2019, "Language Models are Unsupervised
 // Multitask Learners"). It has pre-LayerNorm, causal attention, learned positions, and a head tied to the embedding.
 //
-// It is a torch::nn::Sequential of the layers below, so that it can be split by layers and by channels. The attention
-// is LibTorch's scaled_dot_product_attention, which on CPUs never holds the matrix of all scores. First weights depend
-// on the low 32 bits of the seed alone. Use it from one thread at a time, like LibTorch's modules.
+// A Gpt is a torch::nn::Sequential of the layers below, and can be split by layers and by channels. The attention is
+// LibTorch's scaled_dot_product_attention, which on CPUs never holds the matrix of all scores. First weights depend on
+// the low 32 bits of the seed alone. Use it from one thread at a time, like LibTorch's modules.
 #pragma once
 
 #include <torch/nn/cloneable.h>
@@ -58,8 +58,8 @@ at::Tensor causal_attention(const at::Tensor& qkv, int64_t heads);
 at::Tensor token_cross_entropy(const at::Tensor& logits, const at::Tensor& targets);
 
 // Maps [n, length] tokens to [n, length, vocabulary] logits of the next token. The layers are embedding, block1,
-// block2, …, norm, head; by default they have 842,496 parameters. Throws Error for a size below 1 or above its limit
-// (the text names it), for heads that do not divide the embedding, and for a dropout that is not in [0, 1).
+// block2, …, norm, head; by default they have 842,496 parameters. Throws Error for a size below 1 or above its limit,
+// which the text names, for heads that do not divide the embedding, and for a dropout that is not in [0, 1).
 class GptImpl : public NamedSequentialImpl {
  public:
   explicit GptImpl(const GptOptions& options = {});

@@ -152,7 +152,7 @@ struct ResNet18Options {
 // This is ResNet-18 (He et al. 2015) for small images, as in the section after ours: the first convolution is 3 x 3,
 // and no pooling follows it. [n, in_channels, height, width] -> [n, classes]. Layers are [resize,] conv1, norm1, relu,
 // block1 to block8 (ResidualBlock), pool, flatten, fc. By default they have 11,172,810 parameters. Convolutions have no
-// biases, as in He's paper. The book's have biases, but the normalisation behind them removes their effect.
+// biases, as in He's paper. The book's have biases, whose effect the normalisation behind them removes.
 class ResNet18Impl : public NamedSequentialImpl {
  public:
   explicit ResNet18Impl(const ResNet18Options& options = {});

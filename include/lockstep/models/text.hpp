@@ -1,6 +1,6 @@
 // Text: makes the bytes of a file samples for a language model, which learns the next byte.
 //
-// A sample is a sequence of `context` bytes, and its targets are the bytes that follow each of them. Sequences lie one
+// A sample is a sequence of `context` bytes, and the targets are the bytes that follow each of them. Sequences lie one
 // behind the other, so every byte is a target once. The last tenth of the file is held out. Memory: the file's bytes.
 #pragma once
 

@@ -1,7 +1,7 @@
 // LayerHolder: lets convert_sync_batchnorm() replace a module's BatchNorms, as it replaces those of a
 // torch::nn::Sequential.
 //
-// Derive a module of your own from it, beside torch::nn::Module, if it keeps BatchNorms in members of the type
+// Derive a module of your own from LayerHolder, beside torch::nn::Module, if it keeps BatchNorms in members of the type
 // torch::nn::AnyModule. lockstep.hpp does not include it.
 #pragma once
 

@@ -6,8 +6,8 @@
 //   const double epochs_done = epoch + static_cast<double>(step) / steps_per_epoch;  // both from 0
 //   adam.set_lr(lockstep::learning_rate_at(rate, epochs_done));  // an Optimizer, before each step()
 //
-// The header has a plain value and pure functions, without LibTorch. Thread-safe. The formulas below have their sources
-// beside them; tests compare the code with the formulas.
+// The header has a plain value and pure functions, without LibTorch. Thread-safe. The formulas below name their
+// sources; tests compare the code with the formulas.
 #pragma once
 
 #include <cstdint>

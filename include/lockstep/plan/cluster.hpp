@@ -1,8 +1,8 @@
-// Cluster describes devices and the links between them, as a plan's predictions see them.
+// Cluster describes devices, and the links between them, for the predictions of a plan.
 //
 // measured_cluster() (layer_profile.hpp) measures this machine. A JSON file can describe others, also machines that do
-// not exist (docs/plan.md). These are plain values without LibTorch, which check_cluster() checks. They share no state,
-// so they are thread-safe.
+// not exist (docs/plan.md). These are plain values without LibTorch, which check_cluster() checks. They share no state:
+// thread-safe.
 #pragma once
 
 #include <filesystem>

@@ -1,7 +1,7 @@
 // ModelProfile holds the costs of each layer of a net: times, bytes, messages.
 //
 // profile() (layer_profile.hpp) measures it, and predictions know nothing else of a model. Bytes that grow with the
-// batch are per sample. These are plain values without LibTorch. They share no state, so they are thread-safe.
+// batch are per sample. These are plain values without LibTorch. They share no state: thread-safe.
 #pragma once
 
 #include <cstdint>

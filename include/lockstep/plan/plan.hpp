@@ -87,7 +87,7 @@ std::string to_json(const Plan& plan);
 Plan plan_from_json(std::string_view text);
 Plan read_plan(const std::filesystem::path& file);
 
-// Returns one line per layer: its name, and its parameters' names and shapes, as in "conv1: weight [20, 1, 3, 3], bias
+// Returns one line per layer: its name, and the parameters' names and shapes, as in "conv1: weight [20, 1, 3, 3], bias
 // [20]". A layer that resizes images (torch::nn::Upsample) has their size instead: "resize: to [96, 96]".
 std::vector<std::string> model_signature(const torch::nn::Sequential& net);
 

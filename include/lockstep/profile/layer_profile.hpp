@@ -24,8 +24,8 @@ struct ProfileOptions {
 
 // Measures times for 1, 2, 4, … samples up to all of `sample`, and keeps the best of several. Give a `sample` with as
 // many samples as a device will have at once. Layers are timed one by one within whole steps. Then their times are
-// scaled so that they add up to the time of a whole step. Fill in model and options yourself. Throws Error for an empty
-// net or sample, a layer that fails (the text names it), a net that cannot be cloned, and as Rank's collectives do.
+// scaled to add up to the time of a whole step. Fill in model and options yourself. Throws Error for an empty net or
+// sample, a layer that fails (the text names it), a net that cannot be cloned, and as Rank's collectives do.
 ModelProfile profile(const torch::nn::Sequential& net, const Batch& sample, const Criterion& criterion, Rank& rank,
                      const ProfileOptions& options = {});
 

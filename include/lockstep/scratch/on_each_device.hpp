@@ -13,7 +13,7 @@
 namespace lockstep {
 
 // Calls work(i) for every i < devices.size(), and waits for all calls. Each has a thread of its own, with devices[i] as
-// its current device and one intra-op thread. A list with one entry runs on a thread as well.
+// the current device and one intra-op thread. A list with one entry runs on a thread as well.
 //
 // A worker takes over its caller's modes (NoGradGuard, InferenceMode, autocast). For GPUs it also takes over the
 // caller's current stream of every device in the list. So GPU work is queued exactly where a plain loop would queue it.

@@ -2,10 +2,10 @@
 // Scaling Distributed Machine Learning with the Parameter Server, OSDI 2014).
 //
 // The last ranks are the servers. Parameters are cut along their first dimension into slices, which are spread over the
-// servers by size. Each server has an optimizer of its own for its slices. A worker pushes gradients and pulls
-// parameters: one message each way per server and step. Use it from its rank's thread only. It works for ranks on the
+// servers by size. Each server has an optimizer for its slices. A worker pushes gradients and pulls parameters: one
+// message each way per server and step. Use a ParameterServer from its rank's thread only. It works for ranks on the
 // CPU, as threads or processes, and for ranks that share GPUs, but not over NCCL. Memory: a server keeps its slices
-// beside the module, and in synchronous mode each worker's gradients of them.
+// beside the module, and in synchronous mode each worker's gradients of these slices.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -52,8 +52,8 @@ struct LostWorker {
 
 class ParameterServerRank;  // the state of a rank, whatever the module's type is
 
-// This is a worker, as its function sees it. Do not make collective calls on the run's Rank in the function, because
-// the servers do not make them. Copies are the same worker. After train() its calls to servers throw Error.
+// This is what a worker's function sees. Do not make collective calls on the run's Rank in the function, because the
+// servers do not make them. Copies are the same worker. After train() its calls to servers throw Error.
 class Worker {
  public:
   Worker(const Worker&) = default;  // a move is a copy too
@@ -98,10 +98,10 @@ class ParameterServer {
   using MakeOptimizer = std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<at::Tensor>)>;
   using Body = std::function<void(Worker&)>;
 
-  // Makes the modules equal, as DataParallel does: each moves to its rank's device, and its parameters and buffers
-  // become rank 0's. Call it on all ranks. Throws Error on every rank: a null module; no worker or no server; a
-  // negative staleness; options or modules that differ between ranks; no parameter that needs a gradient; fewer slices
-  // than servers.
+  // Makes the modules equal, as DataParallel does: each moves to its rank's device, and gets the parameters and buffers
+  // of rank 0. Call it on all ranks. Throws Error on every rank: a null module; no worker or no server; a negative
+  // staleness; options or modules that differ between ranks; no parameter that needs a gradient; fewer slices than
+  // servers.
   ParameterServer(std::shared_ptr<torch::nn::Module> module, Rank& rank, const MakeOptimizer& make_optimizer,
                   const ParameterServerOptions& options = {});
   template <class Module>
