@@ -1,6 +1,5 @@
-// Looks at averaged gradients before an Optimizer steps: takes their norm, clips them, and tells whether they are
-// finite. The gradients may lie in slices, or in parts of a network. Equal gradients give a norm of the same bits in
-// each layout.
+// Looks at averaged gradients before an Optimizer steps: takes the norm, clips, and tells whether they are finite. The
+// gradients may lie in slices, or in parts of a network. Equal gradients give a norm of the same bits in each layout.
 //
 // Use it from the rank's thread only. Call each function on all ranks.
 #pragma once

@@ -52,8 +52,8 @@ bool BackwardReport::reads_all() const {
   return rank_.device().is_cpu() || checked_ < kChecksOnGpu;
 }
 
-// The digest covers a few values, at another place each time that the parameter's turn comes. It is 0, which says
-// nothing, where reading them would cost too much.
+// The digest covers a few values, at another place each time that the parameter's turn comes. A digest of 0 says
+// nothing: reading the values would cost too much.
 int32_t BackwardReport::digest_of(const at::Tensor& values) const {
   if (rank_.world_size() == 1 || !reads_all() || !values.defined() || !values.is_contiguous() || values.numel() == 0)
     return 0;

@@ -1,7 +1,7 @@
-// Backwards: runs a replica's backwards. It says which backwards are averaged and of which batch they are, and refuses
+// Backwards: runs a replica's backwards. It says which backwards are averaged, and of which batch each is, and refuses
 // wrong ones.
 //
-// Use it from its rank's thread only.
+// Use it from the rank's thread only.
 #pragma once
 
 #include <torch/nn/module.h>

@@ -13,7 +13,7 @@ inline constexpr const char* kHowWithANet =
     "in a function of your own: net.loss(batch, function), or the criterion of fit(). Or count by hand, without a "
     "grain: net.mean(loss, counted_here, counted_on_all_ranks)";
 
-// `mean` is the loss of a part with so many samples, of a larger batch. Its graph is looked at near its root. Throws
+// `mean` is the loss of a part with so many samples, of a larger batch. Its graph is looked at near the root. Throws
 // Error, which begins with `name` and says `how` to compute the loss, for a mean over a number of targets that is no
 // multiple of `samples`. With equally many of each sample left out the average is right. If the caller counts targets
 // by hand, `samples` is their number. Losses of bfloat16 and half are not looked at. The host waits for a GPU. Cost:

@@ -123,8 +123,8 @@ void DividedParameters::complete(size_t index) {
   unit.version = version_of(unit.parameters);
 }
 
-// Waits for a gather under way, since the other ranks wait for it too. Their handles of the call may still hold a
-// tensor of its memory.
+// Waits for a gather under way, since the other ranks wait for it too. The handles of the call may still hold a tensor
+// of its memory.
 void DividedParameters::drop(size_t index) {
   Unit& unit = units_[index];
   if (unit.work) {
@@ -134,7 +134,7 @@ void DividedParameters::drop(size_t index) {
   unit.work.reset();
   unit.memory.reset();
   if (!unit.whole) return;
-  // The holder of all parameters may have changed them in ways that leave their versions alone.
+  // The holder of all parameters may have made changes that leave their versions alone.
   if (holds_ > 0 || unit.version != version_of(unit.parameters)) {
     unit.parameters.slice.copy_(slice_of_flat(unit.parameters.values, rank_));
   }

@@ -1,14 +1,14 @@
 // DividedParameters: parameters of which each rank keeps one slice, and which are whole only while they are used, as
 // with Sharded::parameters.
 //
-// A unit is a ShardedBucket. It is gathered when an operator of forward or backward is about to read one of its
-// parameters (memory_on_demand.hpp). It is given back when an operator reads another unit's.
+// A unit is a ShardedBucket. It is gathered when an operator of forward or backward is about to read a parameter of the
+// unit (memory_on_demand.hpp). It is given back when an operator reads another unit's.
 //
 //   1. Units are gathered in the order in which this rank's operators read them. So compute the same
 //      layers in the same order on all ranks. The collective call tells a rank that does not, and names its unit.
 //   2. Nothing is given back while an operator runs that was given parameters: its kernel may hold addresses.
-//   3. The next unit is gathered ahead: the one that came last time after the latest two. It is not if it and the
-//      present units are larger than the largest unit and a tenth of a rank's slices of parameters and gradients (or
+//   3. The next unit is gathered ahead: the one that came last time after the latest two. It is not if that unit and
+//   the present ones are larger than the largest unit and a tenth of a rank's slices of parameters and gradients (or
 //      128 KiB). So whole units stay small beside the slices, also where units are large. All ranks decide alike.
 //   4. Changes of a gathered parameter in place (by load_weights(), or an embedding's max_norm) show in its version,
 //      and are kept in the slices.

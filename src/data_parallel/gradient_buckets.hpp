@@ -1,15 +1,15 @@
 // GradientBuckets: averages a replica's gradients over the ranks during its backward. It notes which gradients are
-// there, and has each bucket of them averaged while backward still computes others. The Reducer and the ShardedReducer
-// say how a bucket is exchanged; GrainTerms adds up gradients of grains.
+// there, and has each bucket averaged while backward still computes others. The Reducer and the ShardedReducer say how
+// a bucket is exchanged; GrainTerms adds up gradients of grains.
 //
-// A bucket is a set of parameters whose gradients travel together. A hook behind each parameter notes that its gradient
-// is there and collects it into the bucket's memory.
+// A bucket is a set of parameters whose gradients travel together. A hook behind each parameter notes that the gradient
+// is there, and collects it into the bucket's memory.
 //
-//   1. A bucket is posted once per averaged backward: when its last gradient is there and every bucket before it is
-//      posted, or else after backward. So all ranks post the same buckets in the same order, whatever each computed,
+//   1. A bucket is posted once per averaged backward: when its last gradient is there and every earlier bucket is
+//   posted, or else after backward. So all ranks post the same buckets in the same order, whatever each computed,
 //      and none waits for a parameter that another rank did not use.
-//   2. The order is at first the reverse of registration. After the first backward in which rank 0 had a gradient it
-//      follows the order in which rank 0 got them, on all ranks.
+//   2. The order is at first the reverse of registration. After the first backward in which rank 0 had a gradient, the
+//   order is that in which rank 0 got them, on all ranks.
 //   3. Hooks run on the thread that computes: on GPUs autograd's thread of the device, with the gradient's stream
 //      current. They post and poll. Everything else runs on the rank's thread. mutex_ guards what both use.
 #pragma once
@@ -50,8 +50,8 @@ class GradientBuckets {
 
   // order() gives the learnt order of the gradients, as far as the averages' bits depend on it: the number of
   // parameters, then the parameters' numbers. It is empty while nothing was learnt, and equal on all ranks. A run that
-  // goes on with it takes the same steps as the run that learnt it. set_order ignores numbers below 0. If an order does
-  // not fit the parameters, it is learnt anew.
+  // goes on with it takes the same steps as the run before. set_order ignores numbers below 0. If an order does not fit
+  // the parameters, it is learnt anew.
   std::vector<int64_t> order() const;
   void set_order(const std::vector<int64_t>& order);
 
@@ -80,7 +80,7 @@ class GradientBuckets {
   // Posts buckets that are ready, and moves open works on, in the one order of all ranks. Stops at a bucket that is not
   // ready and, unless it may wait, at what is not complete.
   virtual void move_on(bool may_wait) = 0;
-  // Waits for all buckets; then their averages are where they belong. `partial`: other parts of the step follow.
+  // Waits for all buckets; then the averages are where they belong. `partial`: other parts of the step follow.
   virtual void complete(bool partial) = 0;
   // After a failure: forgets what was posted. If queues_calls_, the stream to which memory goes back waits for it.
   virtual void abandon() = 0;

@@ -27,7 +27,7 @@ class GradientHook {
   // 2.11 has a std::shared_ptr here, 2.15 an intrusive one.
   using Accumulator = decltype(torch::autograd::impl::grad_accumulator(std::declval<const at::Tensor&>()));
 
-  const Accumulator accumulator_;  // kept alive: autograd itself holds it only as long as a graph needs it
+  const Accumulator accumulator_;  // kept alive: autograd holds it only as long as a graph has that need
   const uintptr_t key_;
 };
 

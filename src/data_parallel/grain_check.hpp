@@ -1,6 +1,6 @@
 // GrainCheck: computes some of a batch's grains again and compares them. DataParallelOptions::grain_check is one.
 //
-// A replica calls it on its rank's thread, and note() on the thread that computes.
+// A replica calls it on the rank's thread, and note() on the thread that computes.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -8,7 +8,7 @@
 //   for (each of this rank's grains) statistics.forward(number, [&] { output = net->forward(x); });
 //   statistics.finish(batch.runs);  // once all parts of the batch were computed
 //
-// Use it from its rank's thread only. Cost per forward: a few small tensors per layer. Cost of finish(): one allgather
+// Use it from the rank's thread only. Cost per forward: a few small tensors per layer. Cost of finish(): one allgather
 // of 16 bytes per channel and grain. Without layers that have running statistics it costs nothing.
 #pragma once
 
@@ -31,7 +31,7 @@ class GrainStatistics {
   // is not LibTorch's BatchNorm or InstanceNorm: nobody knows how others change their statistics.
   GrainStatistics(const torch::nn::Module& module, const Rank& rank);
 
-  // Runs compute(), the forward of grain `number`. Layers in training mode leave their running statistics and
+  // Runs compute(), the forward of grain `number`. Layers in training mode leave running statistics and
   // num_batches_tracked as they were, and the change is noted, however often a layer is called. Layers in eval mode
   // compute as always. If a layer has notes of the grain already, as where a forward is computed again, these stay. If
   // compute() throws, nothing is noted. Throws Error: a forward within another one; a BatchNorm that gets one value per

@@ -1,6 +1,6 @@
 // GrainSums: one rank's sums of a bucket's gradients over its grains, in the tree of grain_tree.hpp.
 //
-// The sums of blocks lie in rows of memory, which come when they are needed. A gradient that completes blocks, as their
+// The sums of blocks lie in rows of memory, which come when they are needed. A gradient that completes blocks, as the
 // right half, is added to all of them at once, in one pass over memory. A left half is kept as it is, unless the right
 // half is another rank's. A parameter that a grain does not use counts as -0 there, and changes no bit of a sum. Use it
 // from one thread at a time. Cost: as many additions as one gradient that all grains add to.

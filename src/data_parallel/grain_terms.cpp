@@ -33,7 +33,7 @@ at::Tensor stacked(const Tensors& rows, int64_t slice, const at::TensorOptions& 
   return rows.size() == 1 ? rows[0].unsqueeze(0) : at::stack(rows);
 }
 
-// Each rank sends each other its slice of the rows. Then a rank has all rows of its own slice, and adds them.
+// Each rank sends each other its slice of the rows. Then a rank has all rows of its own slice, and adds these.
 CommunicationHook::Round post_by_alltoall(Rank& rank, const Tensors& rows, const std::vector<int64_t>& rows_of_ranks,
                                           const comm::TreeAverage& average, const at::Tensor& target, bool in_slices) {
   const int64_t slice = in_slices ? target.numel() : target.numel() / rank.world_size();

@@ -1,6 +1,6 @@
 // GrainTerms: adds up the gradients of a backward by grains: each gradient of a grain in its bucket's GrainSums.
 //
-// A gradient leaves .grad as soon as it is there, and without overlap at its grain's end. Between grains all .grad are
+// A gradient leaves .grad as soon as it is there, and without overlap at the grain's end. Between grains all .grad are
 // undefined. A linear layer hands over factors, and .grad stays undefined. Use it under GradientBuckets' mutex.
 #pragma once
 

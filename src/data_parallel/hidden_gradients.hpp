@@ -1,8 +1,8 @@
 // HiddenGradients: the gradients of a net of which each rank has a part. `.grad` is undefined outside of backwards, so
 // that LibTorch's optimizers and clip_grad_norm_ cannot take a part for the whole network. Nor does LibTorch's
-// zero_grad() clear them, so this class notes whether a step has used them already.
+// zero_grad() clear gradients, so this class notes whether a step has used them already.
 //
-// Use it from its rank's thread only. Cost: a pointer moves for each parameter, in each backward and step.
+// Use it from the rank's thread only. Cost: a pointer moves for each parameter, in each backward and step.
 #pragma once
 
 #include <torch/nn/module.h>

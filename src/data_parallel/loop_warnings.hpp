@@ -1,5 +1,5 @@
 // LoopWarnings: tells a user once of what looks like a mistake in the training loop but may be meant. Replica asks it.
-// Rank 0 warns, through RunOptions::on_warning. Use it from its rank's thread only. Cost: a few comparisons per
+// Rank 0 warns, through RunOptions::on_warning. Use it from the rank's thread only. Cost: a few comparisons per
 // backward.
 #pragma once
 

@@ -28,7 +28,7 @@ PartSizes sizes_of(const Batch& batch) {
   return {.local = batch.size(), .global = batch.global_size, .mark = batch.mark, .by_grains = batch.grain > 0};
 }
 
-// Tells whether an empty part must go through the layers too, because one of them exchanges in its forward.
+// Tells whether an empty part must go through the layers too, because one of them exchanges in forward.
 bool forwards_empty_parts(const Replica& replica) {
   return replica.divides_parameters() || has_sync_batchnorm(replica.module());
 }
@@ -197,7 +197,7 @@ void Loss::Part::check(const Term& term) const {
 }
 
 // Leaves gradients as they are if the mean has no graph, as for most empty parts. A stand-in has no samples, so its
-// gradients are zero, and they are dropped.
+// gradients are zero, and dropped.
 void Loss::Part::backward_of(const Term& term, int64_t stand_ins) const {
   if (!term.mean.requires_grad()) return;
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);  // forward chose the types
@@ -207,7 +207,7 @@ void Loss::Part::backward_of(const Term& term, int64_t stand_ins) const {
   replica_->grains().backward(
       term.number,
       [&] {
-        // A unit of divided parameters is reduced as soon as it has its gradients, so there no factors wait.
+        // A unit of divided parameters is reduced as soon as all gradients are there, so no factors wait.
         const FactorsScope scope(term.mean, [&](const auto& parameter, const auto& factors) {
           return !replica_->divides_parameters() && !weighed.weighs_gradients() &&
                  replica_->averaging()->take_factors(parameter, factors);

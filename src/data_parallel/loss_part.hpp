@@ -1,7 +1,7 @@
 // Loss::Part: the loss of this rank's part of a batch, as terms of a sum, and the one loop in which their gradients are
-// computed. The part is one term; by grains each of its grains is one, and stand-ins follow them.
+// computed. The part is one term; by grains each of its grains is one, and stand-ins follow.
 //
-// Use it from its rank's thread only.
+// Use it from the rank's thread only.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,8 +1,8 @@
-// Fills memory when an operator of LibTorch is about to read it, and gives it back in between.
+// Fills memory when an operator of LibTorch is about to read it, and frees the memory in between.
 //
 // LibTorch's C++ modules have no hooks around their forward. But every operator, in forward and in backward, is
 // reported to callbacks of its thread (at::RecordFunction) before it runs. The memory of tensors names its filler. So a
-// tensor, and all views of it, stay what they are while the memory behind them comes and goes.
+// tensor and all views of it stay the same while memory comes and goes.
 //
 // Code that reads a tensor by its address alone is no operator, and finds no memory. LibTorch's data_ptr<T>() throws
 // there. A kernel of one's own is seen if RECORD_USER_SCOPE_WITH_INPUTS around it names the tensors.

@@ -1,6 +1,6 @@
 // NetOptimizer: an Optimizer whose steps the trainer takes apart. The trainer's Update has one.
 //
-// Use it from its rank's thread only.
+// Use it from the rank's thread only.
 #pragma once
 
 #include <torch/optim/optimizer.h>

@@ -1,4 +1,4 @@
-// PartSizes and GrainPlan: a batch and the ranks' parts of it, as far as averaging gradients needs to know them.
+// PartSizes and GrainPlan: a batch and the ranks' parts of it, as far as averaging gradients needs to know.
 #pragma once
 
 #include <cstdint>

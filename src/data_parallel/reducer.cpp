@@ -93,7 +93,7 @@ void Reducer::collect(size_t index) {
 }
 
 // LibTorch's zero_grad() leaves a gradient to whoever keeps it. So it moves out of the bucket. A hook may have views of
-// its own, and a CUDA graph writes where it was recorded.
+// its own, and a CUDA graph writes to the recorded place.
 void Reducer::let_go_of(size_t index) {
   GradientSlot& slot = slots_[index];
   constexpr size_t kOwn = 2;  // the slot and the bucket's list hold the view

@@ -1,7 +1,7 @@
 // Reducer: averages a replica's gradients over the ranks, bucket by bucket, while backward still computes others.
 //
 // A bucket is flat memory that holds the gradients of several parameters of one type; each parameter's .grad
-// is a view into it. Its average is one allreduce on the rank's backend, or what a CommunicationHook makes of it. With
+// is a view into it. The average is one allreduce on the rank's backend, or what a CommunicationHook makes of it. With
 // a hook a bucket may take several rounds, whose order is as fixed as the buckets': see move_on().
 #pragma once
 
@@ -46,7 +46,7 @@ class Reducer : public GradientBuckets {
   void take_turns(bool may_wait);
   void poll();
   void leave_gradients();       // by grains: makes .grad the average, or adds it to what was there
-  void let_go_of(size_t slot);  // moves a gradient that somebody keeps beyond its step out of its bucket
+  void let_go_of(size_t slot);  // moves a gradient that somebody keeps beyond the step out of its bucket
   bool in_rounds() const { return options_.hook || by_grains(); }
   bool is_complete(const Exchange& exchange) const;  // tells whether its present round is complete
   void go_on(Exchange& exchange);                    // begins its next round; call it when the one before is complete

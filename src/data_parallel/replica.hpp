@@ -1,7 +1,7 @@
 // Replica: one rank's copy of a network, equal to the other ranks', whatever its module's type is. It is what a
 // DataParallel is a handle on, as parts that each do one thing.
 //
-// Use it from its rank's thread only.
+// Use it from the rank's thread only.
 #pragma once
 
 #include <torch/nn/module.h>

@@ -79,8 +79,8 @@ class MemoryWatch {
   bool has_notes() const { return has_notes_; }
 
   // Throws ReplicasDiffer on all ranks if one rank's tensors have changed since note(). The error names that rank; its
-  // ranks() are empty if no rank's tensors are as noted. Call it on all ranks of the run, each with the tensors that it
-  // noted.
+  // ranks() are empty if no rank's tensors are as noted. Call it on all ranks of the run, each with the tensors that
+  // were noted there.
   void check(const std::vector<WatchedTensor>& tensors, Rank& rank) const;
 
  private:

@@ -1,6 +1,6 @@
-// ReplicaGrains: computes a replica's grains, each by itself, and stand-ins where other ranks have more of them.
+// ReplicaGrains: computes a replica's grains, one at a time, and stand-ins where other ranks have more of them.
 //
-// Use it from its rank's thread only.
+// Use it from the rank's thread only.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,7 +1,7 @@
 // ShardedNet: what a replica keeps of a sharded net (ZeRO). It has the rank's slices of the parameters in flat memory,
 // and the reducer that gives the slice of the averaged gradients. An Optimizer updates the slices.
 //
-// Use it from its rank's thread only.
+// Use it from the rank's thread only.
 #pragma once
 
 #include <torch/nn/module.h>

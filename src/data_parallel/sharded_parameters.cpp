@@ -88,7 +88,7 @@ int64_t bytes_of(const NamedParameters& parameters) {
   return bytes;
 }
 
-// A rank has two or three units whole at once. So they must be small beside its slice, also where the net is small.
+// A rank has two or three units whole at once. So units must be small beside its slice, also where the net is small.
 int64_t most_bytes(const NamedParameters& parameters, const DataParallelOptions& options, const Rank& rank) {
   const int64_t units = std::max(kFewestUnits, kFewestOfASlice * rank.world_size());
   return std::min(options.bucket_bytes, std::max(bytes_of(parameters) / units, kLeastUnitBytes));

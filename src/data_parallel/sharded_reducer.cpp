@@ -62,8 +62,7 @@ void ShardedReducer::take_memory(size_t index) {
   }
 }
 
-// Nobody reads the memory any more, but other ranks may still have a tensor of it, by their handles of the finished
-// call.
+// Nobody reads the memory any more, but other ranks may still have a tensor of it, by handles of the finished call.
 void ShardedReducer::give_memory(size_t index) {
   Reduction& reduction = reductions_[index];
   for (const size_t slot : buckets_[index].slots) slots_[slot].view.reset();

@@ -1,14 +1,14 @@
-// ShardedReducer: averages a replica's gradients over the ranks so that each rank gets its slice of them, bucket by
+// ShardedReducer: averages a replica's gradients over the ranks so that each rank gets a slice of them, bucket by
 // bucket, while backward still computes others. A sharded net has it in place of the Reducer.
 //
-// A bucket's average is one reduce_scatter. A gradient moves into its bucket's flat memory as soon as it is there, so
+// A bucket's average is one reduce_scatter. A gradient moves into the bucket's flat memory as soon as it is there, so
 // that .grad is undefined after a backward. From Sharded::gradients on that memory is freed once it is reduced. There a
 // bucket is posted only when the one before is reduced. So at most two buckets are in memory, and those that have begun
 // to fill. With Sharded::parameters a bucket is a unit of DividedParameters. A unit gets memory only when all posted
 // ones are reduced. Backward has computed a layer's gradients meanwhile, and one bucket is in memory. Without overlap
 // it waits for a bucket as soon as that is posted.
 //
-// The averages' bits do not depend on the order of the buckets: a parameter stays at its place in its bucket.
+// The averages' bits do not depend on the order of the buckets: a parameter stays at its place in the bucket.
 #pragma once
 
 #include <lockstep/data_parallel/options.hpp>
