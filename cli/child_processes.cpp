@@ -254,7 +254,7 @@ void ChildProcesses::start(const std::vector<std::string>& words, const std::vec
 }
 
 // The system may give a process's number to another process once it is free. A child that has ended keeps its number,
-// and its group's, because nobody collects it before the end.
+// and the group's, because nobody collects children before the end.
 void ChildProcesses::send(int signal) const {
   for (const auto& child : children_) kill(-child.pid, signal);
 }
@@ -321,8 +321,8 @@ void ChildProcesses::pass_on(int signal) {
   if (next_step_ == Clock::time_point::max()) next_step_ = Clock::now() + options_.until_term_when_stopped;
 }
 
-// The terminal's Ctrl-Z reaches only this process, and its children would go on without its help. It sends them
-// SIGSTOP, because a process may ignore SIGTSTP.
+// The terminal's Ctrl-Z reaches only this process, and its children would go on. This process sends them SIGSTOP,
+// because a process may ignore SIGTSTP.
 void ChildProcesses::stand_still() {
   const auto begin = Clock::now();
   send(SIGSTOP);

@@ -34,7 +34,7 @@ bool MemoryKills::take() {
   return true;
 }
 
-// A container without its own view of control groups is told a path of its host, but sees its own group at the top.
+// A container without a view of control groups is told a path of the host, but sees its own group at the top.
 // /proc/vmstat counts all kills of the machine. This file serves where Linux has control groups of the first version.
 MemoryKills::Files MemoryKills::files_of_kernel() {
   Files files;

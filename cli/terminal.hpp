@@ -10,7 +10,7 @@ bool is_terminal(int fd);
 // is a terminal: then mpirun has made that one, and copies it line by line to an unknown place.
 bool can_redraw(int fd);
 
-// Gives the columns of the terminal as it is now (a user may resize it at any time); 80 if the terminal does not say.
+// Gives the columns of the terminal now (a user may resize it at any time); 80 if the terminal does not say.
 int terminal_width(int fd);
 
 // Tells whether the user's locale writes UTF-8.

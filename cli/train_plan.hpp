@@ -16,9 +16,9 @@ Devices devices_of(const Plan& plan, const std::string& file);
 // for as many devices as there are. (Under a launcher the number of ranks is checked when all have come.)
 void follow(const Plan& plan, const std::string& file, TrainOptions& options);
 
-// Measures the options' network on their devices, and splits it in the best way. Returns a line that says how. Under a
-// launcher call it on all processes. With --grain this and follow() leave the plan's microbatches out, since the grains
-// are the microbatches. Throws Error as measure_model() and candidate_plans() do.
+// Measures the network of the options on their devices, and splits the network in the best way. Returns a line that
+// says how. Under a launcher call it on all processes. With --grain this and follow() leave the plan's microbatches
+// out, since the grains are the microbatches. Throws Error as measure_model() and candidate_plans() do.
 std::string plan_here(TrainOptions& options);
 
 }  // namespace lockstep::cli

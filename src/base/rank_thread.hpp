@@ -24,7 +24,7 @@ class UserCode {
 };
 
 bool is_rank_thread();
-void set_rank_thread(UserCode& code);  // run() calls it in each of its threads. Keep `code` alive until the thread ends
+void set_rank_thread(UserCode& code);  // run() calls it in each rank's thread. Keep `code` alive until the thread ends
 
 // While an InUserCode lives, this rank thread is in code that its user gave. On other threads it says nothing.
 class InUserCode {

@@ -16,10 +16,9 @@ inline bool is_ignored(int signal) {
 
 // While a SignalBlocked lives, a system call of this thread that would raise the signal only fails; the process goes
 // on.
-// SIGPIPE  a write to a connection that the peer has closed. Gloo writes without MSG_NOSIGNAL, in the thread that calls
-//          it and in threads of its own, which inherit the mask of the thread that starts them.
-// SIGXFSZ  a write beyond the limit on the size of files.
-// SignalBlocked acts on one thread and one signal, costs four system calls, and leaves errno alone.
+// SIGPIPE  a write to a connection that the peer has closed. Gloo writes without MSG_NOSIGNAL, in the calling thread
+// and in threads of its own, which inherit the calling thread's mask. SIGXFSZ  a write beyond the limit on the size of
+// files. SignalBlocked acts on one thread and one signal, costs four system calls, and leaves errno alone.
 class SignalBlocked {
  public:
   explicit SignalBlocked(int signal) : signal_(signal) {

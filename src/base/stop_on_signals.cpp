@@ -40,7 +40,7 @@ StopOnSignals::StopOnSignals(Told told) : told_(std::move(told)) {
   waiting_thread.wait(-1);
   for (auto& [signal, before] : before_) {
     struct sigaction sending {};
-    // Passes the signal on. Threads that were there before do not block the signal, so it may come to one of them.
+    // Passes the signal on. Earlier threads do not block the signal, so one of these may get it.
     sending.sa_handler = [](int coming) {
       const pid_t thread = waiting_thread;
       if (thread > 0) tgkill(getpid(), thread, coming);
@@ -59,7 +59,7 @@ StopOnSignals::~StopOnSignals() {
   waiter_.join();
   waiting_thread = 0;
   // A signal that came before, and that the waiter has not taken, asks for a stop too. It must not end a program that
-  // is about to say why its run has failed.
+  // is about to say why a run has failed.
   const timespec no_time{};
   while (sigtimedwait(&awaited_, nullptr, &no_time) > 0) source_.request_stop();
   pthread_sigmask(SIG_SETMASK, &mask_before_, nullptr);

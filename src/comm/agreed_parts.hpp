@@ -1,4 +1,4 @@
-// AgreedParts: while it lives, all ranks know all parts of the alltoalls and of the averages in a tree that its thread
+// AgreedParts: while one lives, all ranks know all parts of the alltoalls and of the averages in a tree that its thread
 // posts.
 #pragma once
 

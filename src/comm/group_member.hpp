@@ -22,7 +22,7 @@ struct GroupMember {
   // The number of connections to each peer. Messages take different ones if their tags differ modulo this number.
   int connections = 1;
   std::function<void()> shut = {};  // needs GroupPlace::guarded: after it nobody can connect
-  // NCCL alone has these two. They are null for Gloo, whose waits end by themselves and say why.
+  // NCCL alone has these two. Gloo has null, since its waits end and say why.
   std::function<Failure()> error = {};                  // why calls ended without their values; none: they did not
   std::function<void(std::stop_token)> take_down = {};  // waits for all calls, then lets go what they needed
 };
@@ -45,8 +45,8 @@ struct CallNotes {
   std::function<void(int peer, bool sends)> message;        // `peer` as the group numbers it
 };
 
-// Connects to all other members; call it on all of them. Use it for tensors on the CPU. `local_address` is where peers
-// reach this machine; GLOO_SOCKET_IFNAME in the environment overrules it. Throws Error in a build without Gloo.
+// Connects to all other members; call this on all of them. Use it for tensors on the CPU. `local_address` is where
+// peers reach this machine; GLOO_SOCKET_IFNAME in the environment overrules it. Throws Error in a build without Gloo.
 GroupMember make_gloo_group(const GroupPlace& place, const std::string& local_address);
 
 // Connects to all other members, without a limit of time: only its waits in the store can end early. `place.timeout` is

@@ -1,6 +1,6 @@
-// A JobKey is a secret of 256 bits that the processes of a job know, and nobody else. Two processes prove, without
-// saying the key, that they know it: each signs (HMAC-SHA256) a nonce that the other has just made up. No text of the
-// key exists anywhere, so none can be printed. A JobKey is thread-safe. A signature takes about a microsecond.
+// A JobKey is a secret of 256 bits that the processes of a job know, and nobody else. Two processes prove to each other
+// that both know the key, and do not say it: each signs (HMAC-SHA256) a nonce that the other has just made up. No text
+// of the key exists anywhere, so none can be printed. A JobKey is thread-safe. A signature takes about a microsecond.
 #pragma once
 
 #include <array>

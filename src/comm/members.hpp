@@ -7,7 +7,7 @@
 
 namespace lockstep::comm {
 
-// A group numbers its ranks anew, in the order of their numbers in the world.
+// A group numbers its ranks anew, in the order of the world's numbers.
 struct Members {
   std::string name = {};        // the group's name, unique in its run; empty: the whole world
   std::vector<int> ranks = {};  // numbers in the world, by number in the group

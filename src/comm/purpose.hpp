@@ -1,4 +1,4 @@
-// Purpose: says in errors what its thread's calls are for while it lives: "DataParallel's backward 3".
+// Purpose: says in errors what a thread's calls are for while it lives: "DataParallel's backward 3".
 #pragma once
 
 #include <string>

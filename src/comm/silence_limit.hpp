@@ -2,7 +2,7 @@
 // longest gap between beats that was seen lately: short on a quiet machine, longer on a busy one. (This is a simple
 // relative of Hayashibara's accrual failure detector, SRDS 2004.)
 //
-// A process that beats knows its own gaps best, and sends its limit with each beat. A process that watches keeps a
+// A process that beats knows its own gaps best, and sends the limit with each beat. A process that watches keeps a
 // limit of its own looks: if these are late, the others' beats may be late too. The longest of these limits counts. Use
 // it from one thread.
 #pragma once

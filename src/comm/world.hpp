@@ -1,5 +1,5 @@
-// A World holds the ranks of one run together: it gives each its backend, and tells the others when one fails or is
-// done. Ranks are named by their index in the whole world, of which this process may hold only some.
+// A World holds the ranks of one run together: it gives each a backend, and tells the others when one fails or is done.
+// Ranks are named by their index in the whole world, of which this process may hold only some.
 #pragma once
 
 #include <lockstep/devices/devices.hpp>
@@ -52,10 +52,10 @@ class World {
   // member of each group, from that rank's thread.
   virtual c10::intrusive_ptr<c10d::Backend> backend(int rank, const Members& members) = 0;
 
-  // Throws Error on rank `rank` if the run has failed. Backends whose calls throw by themselves do not override it.
+  // Throws Error on rank `rank` if the run has failed. Worlds whose backends' calls throw do not override it.
   virtual void check(int /*rank*/) {}
 
-  // Throws likewise. Call it when the host of rank `rank` has waited for its device: after a failure, calls left no
+  // Throws likewise. Call it when the host of rank `rank` has waited for the device: after a failure, calls left no
   // values there.
   virtual void check_values(int /*rank*/) {}
 

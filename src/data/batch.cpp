@@ -13,7 +13,7 @@ namespace lockstep {
 namespace {
 
 // Copies rows to where a tensor of their own would begin, as far as kernels care. CPU kernels look at 64 bytes, the
-// vectors of AVX-512, and a GPU's at more. So a grain's bits do not depend on where it lies in its batch.
+// vectors of AVX-512, and a GPU's at more. So a grain's bits do not depend on its place in the batch.
 at::Tensor aligned_rows(const at::Tensor& tensor, int64_t begin, int64_t end) {
   const at::Tensor rows = tensor.slice(0, begin, end);
   const auto address = reinterpret_cast<std::uintptr_t>(rows.const_data_ptr());

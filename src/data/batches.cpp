@@ -108,7 +108,7 @@ Batches::Batches(Samples samples, const BatchOptions& options, const Batches::Pa
     order_ = samples_.order(options.seed, options.epoch);
     source_ = mix({source_, hash_of_order(order_)});
   } else if (options.shuffle) {
-    // The generator uses only the low 32 bits of its seed, so seed and epoch must both reach them.
+    // The generator uses only the low 32 bits of a seed, so seed and epoch must both reach them.
     at::Generator generator = at::detail::createCPUGenerator(mix({options.seed, static_cast<uint64_t>(options.epoch)}));
     order_ = at::randperm(samples_.size(), generator, at::TensorOptions(at::kLong));
   }

@@ -18,7 +18,7 @@ struct DataDigests {
   bool operator==(const DataDigests&) const = default;
 };
 
-// Describes one of the digests: its member, its key in files, and its name for people.
+// Describes one of the digests: the member, the key in files, and the name for people.
 struct DataPart {
   std::string DataDigests::*digest;
   const char* key;

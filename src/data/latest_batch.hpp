@@ -12,8 +12,8 @@
 
 namespace lockstep {
 
-// Gives Batch::mark, which tells whole batches apart. It is even if their order was shuffled, else odd. Make `mixed`
-// from everything that decides on the whole batch's samples.
+// Gives Batch::mark, which tells whole batches apart. It is even if the order was shuffled, else odd. Make `mixed` from
+// everything that decides on the whole batch's samples.
 inline int32_t mark_from(uint64_t mixed, bool shuffled) {
   const auto half = static_cast<uint64_t>(std::numeric_limits<int32_t>::max() / 2);
   return 2 * static_cast<int32_t>(mixed % half) + (shuffled ? 2 : 1);

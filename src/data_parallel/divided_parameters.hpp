@@ -8,7 +8,7 @@
 //      layers in the same order on all ranks. The collective call tells a rank that does not, and names its unit.
 //   2. Nothing is given back while an operator runs that was given parameters: its kernel may hold addresses.
 //   3. The next unit is gathered ahead: the one that came last time after the latest two. It is not if that unit and
-//   the present ones are larger than the largest unit and a tenth of a rank's slices of parameters and gradients (or
+//      the present ones are larger than the largest unit and a tenth of a rank's slices of parameters and gradients (or
 //      128 KiB). So whole units stay small beside the slices, also where units are large. All ranks decide alike.
 //   4. Changes of a gathered parameter in place (by load_weights(), or an embedding's max_norm) show in its version,
 //      and are kept in the slices.

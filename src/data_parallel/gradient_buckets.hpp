@@ -6,10 +6,10 @@
 // is there, and collects it into the bucket's memory.
 //
 //   1. A bucket is posted once per averaged backward: when its last gradient is there and every earlier bucket is
-//   posted, or else after backward. So all ranks post the same buckets in the same order, whatever each computed,
+//      posted, or else after backward. So all ranks post the same buckets in the same order, whatever each computed,
 //      and none waits for a parameter that another rank did not use.
 //   2. The order is at first the reverse of registration. After the first backward in which rank 0 had a gradient, the
-//   order is that in which rank 0 got them, on all ranks.
+//      order is that in which rank 0 got them, on all ranks.
 //   3. Hooks run on the thread that computes: on GPUs autograd's thread of the device, with the gradient's stream
 //      current. They post and poll. Everything else runs on the rank's thread. mutex_ guards what both use.
 #pragma once

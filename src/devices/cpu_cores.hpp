@@ -1,4 +1,4 @@
-// Reads the limits of this process's work on the CPU: its affinity mask, and its cgroup's CPU quota.
+// Reads the limits of this process's work on the CPU: its affinity mask, and the CPU quota of the cgroup.
 //
 // The folders are parameters, so that a test can show other machines than its own. Linux only. No function here throws:
 // a limit that cannot be read counts as none.
@@ -11,7 +11,7 @@
 namespace lockstep {
 
 // Lists the logical CPUs that this thread may run on. OMP_PROC_BIND, OMP_PLACES or GOMP_CPU_AFFINITY make OpenMP bind
-// the thread that loads it to the first of its places. Then all places count, which together are the mask before.
+// the thread that loads it to the first place. Then all places count, which together are the mask before.
 std::vector<int> affinity_cpus();
 
 // Tells whether OpenMP binds its threads. Then a thread that lets several threads compute is bound too.

@@ -13,9 +13,9 @@
 namespace lockstep {
 namespace {
 
-// This mutex guards a GPU's default generator. A graph registers with the generator when it is recorded, moves it on
-// with each replay, and unregisters when it is destroyed. LibTorch guards little of that against ranks that share a
-// GPU. Each GPU needs its own mutex: a full queue can hold up a replay until other GPUs' ranks have queued theirs.
+// This mutex guards a GPU's default generator. A graph registers with the generator when recorded, moves it on with
+// each replay, and unregisters when destroyed. LibTorch guards little of that against ranks that share a GPU. Each GPU
+// needs its own mutex: a full queue can hold up a replay until other GPUs' ranks have queued theirs.
 std::mutex& generator_of(c10::DeviceIndex device) {
   static std::array<std::mutex, std::numeric_limits<c10::DeviceIndex>::max() + 1> mutexes;
   return mutexes.at(device);

@@ -13,9 +13,9 @@ class Graph {
  public:
   virtual ~Graph() = default;
 
-  // Calls work(), and records what it queues instead of running it. work() may queue on the calling thread's current
-  // stream, and on streams that wait for that stream and are waited for again. Call record() once per Graph. Tensors
-  // that work() makes live as long as the Graph. If work() throws, or calls something that cannot be recorded, record()
+  // Calls work(), whose queued work is recorded and not run. work() may queue on the calling thread's current stream,
+  // and on streams that wait for that stream and are waited for again. Call record() once per Graph. Tensors that
+  // work() makes live as long as the Graph. If work() throws, or calls something that cannot be recorded, record()
   // throws, and the Graph cannot be used.
   virtual void record(const std::function<void()>& work) = 0;
 

@@ -9,7 +9,7 @@ GpuMath::GpuMath(const GpuMathOptions& options)
       convolutions_before_(at::globalContext().allowTF32CuDNN()),
       benchmark_before_(at::globalContext().benchmarkCuDNN()),
       reproducible_before_(at::globalContext().deterministicCuDNN()) {
-  if (options.tf32) {  // else it stays as the user has set it: by default convolutions use TF32, and products do not
+  if (options.tf32) {  // else the user's setting stays: by default convolutions use TF32, and products do not
     at::globalContext().setAllowTF32CuBLAS(true);
     at::globalContext().setAllowTF32CuDNN(true);
   }

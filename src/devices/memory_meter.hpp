@@ -1,10 +1,10 @@
 // MemoryMeter: measures how many bytes of tensors some code needed at most.
 //
-// While a MemoryMeter lives, it counts what LibTorch's allocators, on the CPU and on GPUs, give to its thread and take
-// back. Autograd's threads that work for its thread count, too. So ranks that are threads of one process are told
-// apart, as the process's memory could not do. Memory from before the meter does not count when it is freed. Memory
-// that another thread frees stays counted, unless a meter of that thread shares the ledger. Meters nest, and a profiler
-// around one goes on. Cost: a lock and an entry in a table per tensor.
+// A MemoryMeter counts what LibTorch's allocators, on the CPU and on GPUs, give to its thread and take back. Autograd's
+// threads that work for its thread count, too. So ranks that are threads of one process are told apart, as the
+// process's memory could not do. Memory from before the meter does not count when it is freed. Memory that another
+// thread frees stays counted, unless a meter of that thread shares the ledger. Meters nest, and a profiler around one
+// goes on. Cost: a lock and an entry in a table per tensor.
 #pragma once
 
 #include <c10/util/ThreadLocalDebugInfo.h>

@@ -17,8 +17,8 @@ namespace lockstep {
 // Returns what tensor.to(device) returns. A copy from the CPU to a CUDA GPU goes through that GPU's current stream.
 at::Tensor upload(const at::Tensor& tensor, const c10::Device& device);
 
-// Sends batches up on a stream of their own. So a copy does not wait for the step that is queued before it, and no step
-// waits for the copy of the batch behind its own.
+// Sends batches up on a stream of their own. So a copy does not wait for the step queued before, and no step waits for
+// the copy of the batch behind its own.
 class BatchUpload {
  public:
   // `order` (int64) holds the numbers of rows; an undefined one stands for 0, 1, 2, ….

@@ -1,9 +1,9 @@
 // FolderLock: lets one process at a time work in a folder. However a process ends, the system gives the lock back.
 //
 // It holds the file `.lock` in the folder, which keeps processes of all machines out (see FileLock). It also holds the
-// folder itself (flock), as earlier versions did: so old and new versions keep each other out. If the file cannot be
-// locked, other machines are not kept out. If the folder cannot be locked either, nobody is kept out. doubt() says
-// which case it is. Use it from one thread.
+// folder (flock), as earlier versions did: so old and new versions keep each other out. If the file cannot be locked,
+// other machines are not kept out. If the folder cannot be locked either, nobody is kept out. doubt() says which case
+// it is. Use it from one thread.
 //
 // The file stays when the lock is given back.
 #pragma once
@@ -57,7 +57,7 @@ class FolderLock {
   // gets true. Call take() once.
   bool take(const std::filesystem::path& folder);
 
-  // Says what the user can do ("wait for it, or stop it…"). Call it after take() gave false.
+  // Says what the user can do: "wait for it, …". Call it after take() gave false.
   const std::string& advice() const { return advice_; }
 
   // Says why the lock may keep nobody out ("runs/a cannot be locked (No locks available), …"), or "". Call it after

@@ -1,4 +1,4 @@
-// GzipReader: reads a file's bytes, and decompresses them if the file's content (not its name) is gzip.
+// GzipReader: reads a file's bytes, and decompresses them if the content (not the name) is gzip.
 //
 // It is strict: a stream that is cut off, damaged (checksum, length) or followed by something else is an Error that
 // names the file. Use it from one thread at a time. Memory: two small buffers. The first gzipped file loads zlib.

@@ -23,11 +23,11 @@ namespace lockstep::io {
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
 // Names the first tensor that no file can hold, and says why: the format lacks its type (ComplexDouble, quantized
-// types), or it is sparse. It gives "" if a file can hold all of them.
+// types), or has no sparse tensors. Gives "" if a file can hold all of them.
 std::string what_a_file_lacks(const NamedTensors& tensors);
 
-// Gives a tensor with the bytes that a file holds: on the CPU, in the order of its sizes. This is `tensor` itself if it
-// is so already.
+// Gives a tensor with the bytes that a file holds: on the CPU, in the order of its sizes. This is `tensor` if it is so
+// already.
 at::Tensor as_in_a_file(const at::Tensor& tensor);
 
 // Writes the tensors, from whatever device, and replaces `file` whole. `metadata` joins {"format": "pt"} in the header.
@@ -61,7 +61,7 @@ FileLayout read_layout(const std::filesystem::path& file);
 // Throws Error for a tensor of bools that holds other bytes than 0 and 1, since reading them as bools is undefined.
 void check_bool(const at::Tensor& tensor, const std::string& name);
 
-// A file's metadata may have under this key digest_of() of its tensors and of the rest of its metadata.
+// A file's metadata may have under this key digest_of() of its tensors and of the rest of the metadata.
 inline constexpr const char* kDigestKey = "sha256";
 
 // Gives the SHA-256 of the texts and the tensors by name, in hexadecimal digits. {"format": "pt"} is one of the texts.

@@ -38,7 +38,7 @@ uint32_t masked(uint32_t crc) {
   return ((crc >> 15) | (crc << 17)) + 0xA282EAD8u;
 }
 
-// ---- protocol buffers: a field is its number and how it is coded, then the value
+// ---- protocol buffers: a field is its number and coding, then the value
 
 enum Coding { varint = 0, eight_bytes = 1, counted = 2, four_bytes = 5 };
 

@@ -1,4 +1,4 @@
-// name_dropouts: names the Dropout layers of a network, so that their masks follow from their names.
+// name_dropouts: names the Dropout layers of a network, so that masks follow from their names.
 #pragma once
 
 #include <torch/nn/module.h>

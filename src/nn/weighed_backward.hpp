@@ -1,9 +1,9 @@
 // WeighedBackward: multiplies the gradients of a loss's backward by `weight`, whatever the loss's type is.
 //
 // Backward begins with the weight, which autograd rounds to the loss's type: bfloat16 makes 1.3359375 of 4/3, and
-// float16 infinity of 70000. If this would change the weight, backward begins with 1. Then each gradient is weighed in
-// its own type, when it is whole and before it is added to .grad. Backward always begins with the weight if the loss
-// has 32 bits or more.
+// float16 infinity of 70000. If this would change the weight, backward begins with 1. Then each whole gradient is
+// weighed in its own type, before the addition to .grad. Backward always begins with the weight if the loss has 32 bits
+// or more.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,6 +1,6 @@
-// Computes a Euclidean norm whose bits depend on the values alone: neither on their order nor on how they are divided.
+// Computes a Euclidean norm whose bits depend on the values alone: neither on order nor on how they are divided.
 //
-// A sum of floating-point numbers depends on its order, because it rounds. Here each square is rounded first, to a
+// A sum of floating-point numbers depends on the order, because it rounds. Here each square is rounded first, to a
 // multiple of a unit so coarse that the sum is exact in any order: pre-rounding (Demmel and Nguyen 2015, "Parallel
 // Reproducible Summation"). The rest of each square is summed likewise with a finer unit. The largest value decides the
 // units, so the ranks agree on that first:

@@ -1,5 +1,5 @@
-// Attempt: connects a group, or takes one down, on a thread of its own, since Gloo and NCCL cannot be called off while
-// they do so. A caller that no longer wants the result leaves the thread alone. The thread ends soon if it waits in the
+// Attempt: connects a group, or takes one down, on a thread of its own, since Gloo and NCCL cannot be called off
+// meanwhile. A caller that no longer wants the result leaves the thread alone. The thread ends soon if it waits in the
 // store, or else at Gloo's timeout or with the process. All calls are thread-safe.
 #pragma once
 

@@ -1,6 +1,5 @@
 // These functions keep the store of a job over the system's sockets, and connect to one. All other code of a job
-// reaches its store through them, so tests of whole runs can put a store of their own in their place
-// (tools/simulated_jobs).
+// reaches the store through them, so tests of whole runs can put another store there (tools/simulated_jobs).
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Store.hpp>

@@ -242,7 +242,7 @@ Roster meet(c10d::Store& store, const LaunchEnvironment& launch, const Devices& 
     const std::string &theirs = all[process].configuration, &first = all[0].configuration;
     if (theirs == first) continue;
     std::string differs = only_in(theirs, first), of_first = only_in(first, theirs);
-    if (differs.empty() && of_first.empty()) {  // they differ in their order, or in how often a setting occurs
+    if (differs.empty() && of_first.empty()) {  // they differ in order, or in how often a setting occurs
       differs = theirs;
       of_first = first;
     }

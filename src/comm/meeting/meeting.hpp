@@ -1,6 +1,6 @@
 // Meeting: the processes of a job come together at the start of a run, and say farewell at its end.
 //
-// Each leaves its ranks and its configuration in the store, and nobody starts before all have come. A process that runs
+// Each leaves its ranks and configuration in the store, and nobody starts before all have come. A process that runs
 // another program or configuration is refused, with both shown. Every wait has a deadline.
 #pragma once
 
@@ -34,7 +34,7 @@ Roster meet(c10d::Store& store, const LaunchEnvironment& launch, const Devices& 
 void call_off(c10d::Store& store, const Failure& failure);
 
 // Call this from a launcher that keeps the store and sees how its processes end. Processes that wait for this one, or
-// will, are told at once; the other processes of its run are told if it failed. A failure that a rank left before
+// will, are told at once; the other processes of its run are told of a failure. A failure that a rank left before
 // stays. A process that a user stopped counts as a stop to the processes that wait for its coming.
 struct ProcessEnd {
   bool failed = false;

@@ -1,5 +1,5 @@
-// A PortNote is a file of the temporary folder. By it the process of rank 0 tells the others of its machine the port of
-// the job's store. The file may be left from an earlier job, so check that a store answers at the port.
+// A PortNote is a file of the temporary folder. By it the process of rank 0 tells the others of this machine the port
+// of the job's store. The file may be left from an earlier job, so check that a store answers at the port.
 #pragma once
 
 #include <string>

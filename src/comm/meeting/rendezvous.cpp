@@ -23,7 +23,7 @@ constexpr auto kPause = std::chrono::milliseconds(30);
 // The key of the job's size, in words, which the process that keeps the store leaves.
 const std::string kSize = "lockstep/size";
 
-// Such a name means the machine itself on every machine, so it is a mistake for several machines. Other names may mean
+// Such a name means another machine on each machine, so it is a mistake for several machines. Other names may mean
 // loopback on one machine alone: Debian's /etc/hosts gives a machine's own name the address 127.0.1.1.
 bool is_every_machines_own(const std::string& host) {
   return is_loopback(host) || host.find("localhost") != std::string::npos || host == "ip6-loopback";
@@ -97,7 +97,7 @@ void Rendezvous::host() {
 }
 
 // Rank 0's machine reaches its own name by loopback, which the other machines do not reach. So the other machines leave
-// their address, and they reach this machine at its address towards there.
+// their address, and reach this machine at the address towards there.
 void Rendezvous::learn_local_address(Clock::time_point deadline, const WaitLimit& limit) {
   const auto store = connect("network");
   while (!store->check({"address"})) {
@@ -137,7 +137,7 @@ void Rendezvous::find_host(Clock::time_point deadline, const WaitLimit& limit) {
 }
 
 // The process that keeps the store has the port, so the processes of another job are wrong here. Let them leave nothing
-// that this job's processes would take for a message of their own job.
+// that this job's processes would take for a message of this job.
 void Rendezvous::check_size(Clock::time_point deadline, const WaitLimit& limit) {
   const StorePtr store = idle_client();
   deadline = std::min(deadline, Clock::now() + std::chrono::seconds(5));  // an older release does not say its size

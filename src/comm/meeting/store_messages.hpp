@@ -1,10 +1,10 @@
 // These bytes go over a connection to the job's store (store_server.hpp). Lengths have four bytes, the lowest first.
 //
-//  1. The server greets: the protocol's name, and a nonce. The client answers with a nonce of its own and its signature
-//     of both; the server with its own signature of both. Each has to be the job key's. Until then the server takes 64
+//  1. The server greets: the protocol's name, and a nonce. The client answers with a second nonce and its signature of
+//     both; the server with its own signature of both. Each has to be the job key's. Until then the server takes 64
 //     bytes, and says nothing more.
-//  2. Then messages follow in turn: a question, its answer. A message is its length and its fields; a field is its
-//     length and its bytes.
+//  2. Then messages follow in turn: a question, its answer. A message is its length and then fields; a field is its
+//     length and then bytes.
 #pragma once
 
 #include "comm/job_key.hpp"

@@ -143,7 +143,7 @@ void CallLog::complete(int rank, const std::string& group, int64_t number) {
   for (const auto& [other, calls] : by_rank_) {
     if (calls.collective.contains(group)) least = std::min(least, calls.of(group).complete);
   }
-  // A broadcast can be complete on its root before another rank of this process has posted it.
+  // A broadcast can be complete on its root before another rank of this process has posted.
   changed_.erase(changed_.lower_bound({group, 0}), changed_.lower_bound({group, least}));
 }
 

@@ -53,8 +53,8 @@ class CallLog {
 
   void join(int rank, const std::string& group);  // makes the rank a member from now on
   int64_t add_collective(int rank, const std::string& group, const std::string& text);  // gives its number in the group
-  // Notes which memory this call changes, until it is complete on all ranks of this process that are members. Gives
-  // another rank whose call of this number changes some of it too, or nothing.
+  // Notes which memory this call changes, until complete on all ranks of this process that are members. Gives another
+  // rank whose call of this number changes some of that memory too, or nothing.
   std::optional<int> changes(int rank, const std::string& group, int64_t number, const at::Tensor& memory);
   void complete(int rank, const std::string& group, int64_t number);  // says that this call came about
   int64_t add_message(int rank, int peer, bool sends);                // gives how many there are now in this direction

@@ -19,7 +19,7 @@ std::vector<int> doors_told_in(const std::vector<uint8_t>& bytes);
 // Says why a door is not hushed, or "" if all are.
 [[nodiscard]] std::string hush_doors(const std::vector<int>& doors);
 
-// Opens doors again, and leaves a door as it is that is not shut, or that its owner has closed meanwhile.
+// Opens doors again. A door that is open, or that its owner has closed meanwhile, stays so.
 void open_doors(const std::vector<int>& doors);
 
 }  // namespace lockstep::comm

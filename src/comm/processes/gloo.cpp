@@ -37,8 +37,8 @@ constexpr std::chrono::milliseconds kUntilEnded{20}, kUntilForgotten{500};
 
 // Insides names members of c10d's class that only a derived class may name.
 struct Insides : ProcessGroupGloo {
-  // c10d counts its collectives and takes the count as their tag. Our tag says more (see tag_of in
-  // process_backend.cpp), so the count is set before each call.
+  // c10d counts its collectives and takes the count as the tag. Our tag says more (see tag_of in process_backend.cpp),
+  // so the count is set before each call.
   static void set_counter(ProcessGroupGloo& group, uint32_t count) { group.*(&Insides::collectiveCounter_) = count; }
 
   // Gives the collective calls that the group's threads work at, or have in their queue.
@@ -107,9 +107,9 @@ void end_forgotten_calls(const c10::intrusive_ptr<ProcessGroupGloo>& group) {
   [[maybe_unused]] const auto* const kept = c10::intrusive_ptr<ProcessGroupGloo>(group).release();
 }
 
-// A Gate is the store as Gloo sees it while a guarded group connects. For each device, Gloo writes its own listening
-// address there, and connects to the others once it has read theirs. So a door is open from when all members have one
-// until all are connected, and nobody learns sooner where it is.
+// A Gate is the store as Gloo sees it while a guarded group connects. For each device, Gloo writes a listening address
+// there, and connects to the others after reading theirs. So a door is open from when all members have one until all
+// are connected, and nobody learns sooner where it is.
 class Gate : public c10d::PrefixStore {
  public:
   explicit Gate(GroupPlace place) : PrefixStore("gloo", place.store), place_(std::move(place)) {}
@@ -152,8 +152,8 @@ GroupMember make_gloo_group(const GroupPlace& place, const std::string& local_ad
   options->devices = naming_thread_limit([&] { return devices_for(local_address); });
   const auto contexts = static_cast<int>(options->devices.size());
   options->threads = 2 * contexts;
-  // c10d ends the process if it can start only some of its threads. Members on this machine, which have the same limit,
-  // start theirs at the same time.
+  // c10d ends the process if only some of its threads can be started. Members on this machine, which have the same
+  // limit, start theirs at the same time.
   check_that_threads_start(std::min(options->threads * place.size, kMostThreadsTried));
   const auto gate = place.guarded ? c10::make_intrusive<Gate>(place) : c10::intrusive_ptr<Gate>();
   const auto store = gate ? c10::intrusive_ptr<c10d::Store>(gate) : place.store;

@@ -43,7 +43,7 @@ class Job {
   }
   void end() { running_ = false; }
 
-  // Gives this process's place, as its launcher says, or in the generation that it has entered. A process of an elastic
+  // Gives this process's place, as the launcher says, or in the generation that it has entered. A process of an elastic
   // job that has not entered a generation yet is rank 0 only if it is member 0.
   std::optional<LaunchEnvironment> launch() const {
     auto launch = read_launch_environment(std::getenv);
@@ -76,7 +76,7 @@ class Job {
     return *rendezvous_;
   }
 
-  // Does `work` on a thread of its own, once the work before it is done.
+  // Does `work` on a thread of its own, once the work before is done.
   void do_beside(std::function<void()> work) {
     const std::lock_guard lock(beside_mutex_);
     if (beside_.joinable()) beside_.join();

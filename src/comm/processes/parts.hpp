@@ -12,7 +12,7 @@ namespace lockstep::comm {
 
 // Leaves under `key` + `rank` what the rank sends to each rank (`inputs`) and expects of each (`outputs`). Compares it
 // with what others have left under `key`. The later of two ranks sees the other's parts, so at least one throws Error
-// before both have begun. Gives the key that the rank left. Delete it once the rank has all its parts: then all have
+// before both have begun. Gives the key that the rank left. Delete it once the rank has all parts: then all have
 // compared.
 std::string compare_parts(c10d::Store& store, const std::string& key, int rank, const std::vector<at::Tensor>& inputs,
                           const std::vector<at::Tensor>& outputs);

@@ -222,7 +222,7 @@ WorkPtr ProcessBackend::_reduce_scatter_base(Tensor& output, Tensor& input, cons
   return scatter_reduced(OpType::_REDUCE_SCATTER_BASE, parts, output, options);
 }
 
-// Every rank gets its part of all ranks' inputs and adds them in the order of the ranks.
+// Every rank gets its part of all ranks' inputs and adds these in the order of the ranks.
 WorkPtr ProcessBackend::scatter_reduced(OpType type, const Tensors& inputs, const Tensor& output,
                                         const c10d::ReduceScatterOptions& options) {
   const auto op = arguments_.checked_op(options.reduceOp, output, "reduce_scatter");

@@ -40,8 +40,8 @@ class OpenWorks {
 
 class ProcessWork : public c10d::Work {
  public:
-  // `rank` is the calling rank's number in its group, as c10d has it. `result` are the tensors that hold the result
-  // once the work is complete. `timeout` holds for waits without a timeout of their own.
+  // `rank` is the calling rank's number in its group, as in c10d. `result` are the tensors that hold the result once
+  // the work is complete. `timeout` holds for waits without a timeout of their own.
   ProcessWork(int rank, c10d::OpType type, std::shared_ptr<Monitor> monitor, OpenCall call, Pending pending,
               std::chrono::milliseconds timeout, std::vector<at::Tensor> result, std::weak_ptr<OpenWorks> open)
       : Work(rank, type),

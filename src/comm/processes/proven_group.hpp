@@ -27,7 +27,7 @@ struct ProvenPlace {
   std::chrono::milliseconds silence;
 };
 
-// Connects to all other members; call it on all of them. Warns of strangers that were turned away. Throws Error if
+// Connects to all other members; call this on all of them. Warns of strangers that were turned away. Throws Error if
 // strangers were faster in each try. Throws what make_gloo_group throws, and DistStoreError once a stop is requested.
 GroupMember make_proven_group(const ProvenPlace& place, const std::stop_token& stop);
 

@@ -1,5 +1,5 @@
-// By its RankState a rank of a run in several processes says in the store what it waits for, or that it is done.
-// blame.hpp concludes from the states who is to blame.
+// A RankState says in the store what a rank of a run in several processes waits for, or that it is done. blame.hpp
+// concludes from the states who is to blame.
 #pragma once
 
 #include "calls.hpp"

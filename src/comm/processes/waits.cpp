@@ -68,7 +68,7 @@ Failure Waits::failure() const {
 }
 
 void Waits::wake() {
-  { const std::lock_guard lock(mutex_); }  // after this no sleep() is between its condition and its sleep
+  { const std::lock_guard lock(mutex_); }  // after this no sleep() is between the condition and the sleep
   changed_.notify_all();
 }
 

@@ -3,7 +3,7 @@
 //  1. One mutex guards everything here. Nobody talks to the store while holding it.
 //  2. Under the mutex two things are called: the waits' interrupts, and the conditions of sleep(). These take locks of
 //     their own (of a work), and never call Waits.
-//  3. A wait begins before its rank looks whether it is in vain. A failure is known before the waits are interrupted.
+//  3. A wait begins before the rank looks whether it is in vain. A failure is known before the waits are interrupted.
 //     So each wait either sees the failure or is interrupted.
 //  4. end() takes the mutex. So no interrupt runs once its wait has ended.
 //  5. The first failure stays.

@@ -164,7 +164,7 @@ void WatchedWorld::close() {
   }
 }
 
-// Gloo takes some 10 ms for each of its connections, and for its thread.
+// Gloo takes some 10 ms for each connection, and for its thread.
 void WatchedWorld::let_groups_go() {
   struct Remains {
     std::vector<std::shared_ptr<OpenWorks>> open_works;  // first, since Gloo may write to their tensors until the end

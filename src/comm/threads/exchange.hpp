@@ -5,13 +5,13 @@
 // rank that waits spins for some microseconds, as long as every rank can have a core, and then sleeps. All calls are
 // thread-safe.
 //
-//  1. A rank makes its calls of a group in one order, and its n-th call meets the others' n-th.
+//  1. A rank makes the calls of a group in one order, and its n-th call meets the others' n-th.
 //  2. Share i always covers the same elements and adds them in the order of the ranks. So a result does not depend on
 //     who did what.
 //  3. One mutex guards all that is agreed. Shares run outside of it.
-//  4. The tensors of a call live until all members have posted it and its last share is done.
-//  5. A rank does its calls in the order in which they were made, as far as all members have posted them. Calls without
-//     a wait are done too, in the rank's next wait or when it leaves.
+//  4. The tensors of a call live until all members have posted it and the last share is done.
+//  5. A rank's calls are done in the order in which they were made, as far as all members have posted. Calls without a
+//     wait are done too, in the rank's next wait or when it leaves.
 //  6. The first failure is final: it ends every present and later wait of every rank. A failure is calls that differ, a
 //     rank that left, a timeout, ranks that wait for each other, or an exception in a share.
 #pragma once
@@ -60,8 +60,7 @@ class Exchange {
   // Rank `rank` makes its next collective call. Throws Error if another rank's call at this place differs.
   std::shared_ptr<Operation> post(Group& group, int rank, Call call);
 
-  // Rank `rank` makes its call of a message, whose source or destination it is. Messages of one side are matched in
-  // order.
+  // Rank `rank`, the source or destination of a message, makes its call. Messages of one side are matched in order.
   std::shared_ptr<Operation> post_message(Group& group, const Side& side, int rank, Call call);
   // Receives the message of this tag that any rank sent first, or else the next one that any rank will send.
   std::shared_ptr<Operation> post_recv_any(Group& group, int rank, int tag, Call call);
@@ -89,7 +88,7 @@ class Exchange {
   using Lock = std::unique_lock<std::mutex>;
   using Operations = c10::SmallVector<std::shared_ptr<Operation>, 2>;
 
-  // Open has the calls of one rank that it has neither waited for nor, on a CPU, seen complete, in their order.
+  // Open has the calls of one rank, in order, that it has neither waited for nor, on a CPU, seen complete.
   struct Open {
     std::mutex mutex;  // may be taken while mutex_ is held, not the other way round
     std::vector<std::shared_ptr<Operation>> calls;

@@ -53,7 +53,7 @@ Pointers rows_of_all(const Operation& operation) {
   return rows;
 }
 
-// Ranks that change the same memory would add it to itself.
+// Ranks that change the same memory would add that to itself.
 std::string check_own_memory(const Operation& operation) {
   const auto& members = operation.members();
   for (size_t i = 1; i < members.size(); ++i) {

@@ -14,7 +14,7 @@ Operation::Operation(const Members& of, uint64_t number) : of_(of), place_(numbe
 }
 
 Operation::Operation(const Members& of, const Side& side) : of_(of), place_(side) {
-  // The receiver comes first: a receive from any rank may change its sender while the receiver looks itself up.
+  // The receiver comes first: a receive from any rank may change the sender while the receiver looks itself up.
   members_.push_back({side.destination});
   members_.push_back({side.source});
 }
