@@ -53,7 +53,7 @@ bool BackwardReport::reads_all() const {
 }
 
 // The digest covers a few values, at another place each time that the parameter's turn comes. A digest of 0 says
-// nothing: reading the values would cost too much.
+// nothing: there is nothing to compare, or reading would cost too much.
 int32_t BackwardReport::digest_of(const at::Tensor& values) const {
   if (rank_.world_size() == 1 || !reads_all() || !values.defined() || !values.is_contiguous() || values.numel() == 0)
     return 0;

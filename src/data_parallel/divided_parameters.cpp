@@ -123,8 +123,8 @@ void DividedParameters::complete(size_t index) {
   unit.version = version_of(unit.parameters);
 }
 
-// Waits for a gather under way, since the other ranks wait for it too. The handles of the call may still hold a tensor
-// of its memory.
+// Waits for a gather under way, since the other ranks wait for it too. Other ranks' handles of the call may still hold
+// a tensor of the unit's memory.
 void DividedParameters::drop(size_t index) {
   Unit& unit = units_[index];
   if (unit.work) {

@@ -12,7 +12,7 @@ std::string gpu_name(int index);
 std::string gpu_kind(int index);
 
 // Gives the place of GPU `index` on this machine's PCI bus, which is the same in every process, whatever the index
-// there; "" like gpu_name. MIG slices of one GPU have one place: NCCL tells GPUs apart by it.
+// there; "" like gpu_name. MIG slices of one GPU have one place.
 std::string gpu_address(int index);
 
 }  // namespace lockstep

@@ -163,8 +163,8 @@ void warn_of_machine(comm::RunningWorld& running, comm::World& world, const RunO
   }
   if (world.shares_gpus() && world.process() == 0) {
     running.warn(
-        "ranks share a GPU over NCCL (NCCL_MULTI_RANK_GPU_ENABLE), and take turns of milliseconds there. That is for "
-        "tests, and no measure of speed");
+        "ranks share a GPU over NCCL (NCCL_MULTI_RANK_GPU_ENABLE), and may wait for each other for milliseconds there. "
+        "That is for tests, and no measure of speed");
   }
   if (!running.mixed_processors.empty() && world.process() == 0) {
     running.warn(running.mixed_processors +

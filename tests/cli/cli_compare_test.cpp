@@ -1,4 +1,4 @@
-// Labels: program long thorough
+// Labels: program long repeated
 // lockstep-bench compare: every scheme trains the same, and what it reports of bytes is exact.
 #include <nlohmann/json.hpp>
 

@@ -1,4 +1,4 @@
-// Labels: thorough
+// Labels: repeated
 // What is measured of small nets: bytes exactly, times plausibly.
 #include <gmock/gmock.h>
 #include <torch/torch.h>

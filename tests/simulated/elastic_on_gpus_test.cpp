@@ -1,4 +1,4 @@
-// Labels: simulated processes thorough
+// Labels: simulated processes repeated
 // An elastic job on GPUs, over NCCL: killed processes change neither the weights nor the metrics.
 #include "comm/processes/elastic_fixture.hpp"
 

@@ -1,4 +1,4 @@
-// Labels: processes program long thorough
+// Labels: processes program long repeated
 // lockstep train under lockstep launch --elastic: killed processes change neither the weights nor the metrics.
 #include <lockstep/models/models.hpp>
 

@@ -2,10 +2,10 @@
 //
 //   lockstep::DataParallel net(MyNet(), rank, {.hook = std::make_shared<lockstep::HalfPrecisionHook>(at::kBFloat16)});
 //
-// Each rank divides its gradients by the number of ranks, before any rounding. The quotients are rounded to `type`.
-// c10d's allreduce then adds them in that type, so every addition rounds (bfloat16: 8 bits, float16: 11 bits). Threads
-// of one process add in the order of the ranks. Between processes and GPUs the backend's order holds. All ranks get the
-// same bits.
+// Each rank divides its gradients by the number of ranks, in the gradients' precision, and rounds the quotients to
+// `type`. c10d's allreduce then adds them in that type, so every addition rounds (bfloat16: 8 bits, float16: 11 bits).
+// Threads of one process add in the order of the ranks. Between processes and GPUs the backend's order holds. All ranks
+// get the same bits.
 #pragma once
 
 #include <lockstep/data_parallel/communication_hook.hpp>

@@ -185,7 +185,7 @@ Process this_process();
 // timeout <= 0, or a silence below 1 s that is not 0.
 //
 // Under a launcher `devices` is the machine's list, and the processes of a machine divide it equally, in order. If the
-// list has one entry, each process gets one rank: on the CPU, or on the one GPU that it alone can see. Ranks are
+// list has one entry, each process gets one rank: on the CPU, or on a GPU that no other process sees. Ranks are
 // numbered by process. Make the same runs in the same order in all processes. Each run() waits until the ranks of all
 // processes are done. If one fails, every process's run() throws that rank's Error. A run() inside of body is a world
 // of its own: threads of this process. It also throws Error for a list that cannot be divided, a process that does not

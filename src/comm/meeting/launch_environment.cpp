@@ -235,7 +235,7 @@ bool mixed_processors_in(const Environment& environment) {
 
 Devices share_out(const Devices& devices, int local_rank, int local_world_size) {
   const auto count = static_cast<int>(devices.size());
-  if (count == 1) return devices;  // meet() refuses one GPU in several processes
+  if (count == 1) return devices;  // meet() looks whether processes may share one GPU
   if (count % local_world_size != 0) {
     throw Error(
         "the device list " + to_string(devices) + " has " + std::to_string(count) + " entries, which the " +

@@ -142,7 +142,7 @@ std::string gpu(const c10::Device& device) {
   if (address.empty()) return "";
   std::string boot;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
-  return address + " " + boot;
+  return address + " of " + host_name() + ", " + boot;
 }
 
 // Only Gloo, for the CPU, and NCCL connect processes.
@@ -173,11 +173,12 @@ bool share_gpus(const std::vector<Introduction>& all) {
                     ". Over NCCL they would wait for each other on its stream; ranks can share one in a run of one "
                     "process");
       }
-      const std::string& why = unshared.empty() ? all[owner->second].unshared : unshared;
-      if (!why.empty()) {
+      const int unwilling = unshared.empty() ? owner->second : process;
+      if (const std::string& why = all[unwilling].unshared; !why.empty()) {
         throw Error("processes " + std::to_string(owner->second) + " and " + std::to_string(process) +
-                    " both use one GPU of " + host + ", or slices of it (" + devices[i].str() + " of the second). " +
-                    why + ". Ranks that are threads of one process can share one");
+                    " both use one GPU of " + host + ", or slices of it (" + devices[i].str() +
+                    " of the second). Process " + std::to_string(unwilling) + ": " + why +
+                    ". Ranks that are threads of one process can share one");
       }
       shared = true;
     }

@@ -195,11 +195,11 @@ GroupMember make_nccl_group(const GroupPlace& place, const c10::Device& device, 
 
 std::string why_no_gpu_is_shared() {
   const char* const set = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");
-  const bool is_set = set != nullptr && std::strtol(set, nullptr, 10) != 0;
+  const bool is_set = set != nullptr && std::strtoll(set, nullptr, 0) != 0;
   if (is_set && c10d::getNcclVersionNumber() >= kFirstWithSharedGpus) return "";
   return "NCCL needs a GPU for each rank. From 2.30 on it lets ranks share one, for tests, if "
-         "NCCL_MULTI_RANK_GPU_ENABLE=1 is set in all processes; here it is NCCL " +
-         c10d::getNcclVersion() + (is_set ? "" : ", and the variable is not set");
+         "NCCL_MULTI_RANK_GPU_ENABLE=1 is in the environment of all processes; here it is NCCL " +
+         c10d::getNcclVersion() + (is_set ? "" : ", without that variable");
 }
 
 std::unique_ptr<World> make_nccl_world(const Devices& devices, std::chrono::milliseconds timeout) {

@@ -182,7 +182,7 @@ bool Exchange::all_done(const Operations& earlier) {
 void Exchange::complete(const Operations& earlier, int rank, std::chrono::milliseconds timeout) {
   for (const auto& call : earlier) {
     if (!call->posted_) continue;
-    if (can_spin_) spin(*call, {});
+    if (can_spin_ && !call->complete_) spin(*call, {});
     if (!call->complete_) sleep(*call, {}, call->of_.index_of(rank), timeout);
     streams_.wait(call->done_, devices_[rank]);
   }

@@ -43,7 +43,7 @@ TEST(Meeting, AForeignIntroductionIsShown) {
 
 // Process 0 is on the CPU, and meets two processes whose ranks have these GPUs.
 comm::Roster met_by(const std::vector<std::string>& gpus_of_1, const std::string& gpu_of_2,
-                    const std::string& unshared_of_2) {
+                    const std::string& unshared_of_2, const std::string& unshared_of_1 = "") {
   const auto introduction = [](const std::vector<std::string>& gpus, const std::string& unshared) {
     const std::vector<std::string> devices(gpus.size(), "cuda:0");
     return nlohmann::json{
@@ -51,7 +51,7 @@ comm::Roster met_by(const std::vector<std::string>& gpus_of_1, const std::string
         .dump();
   };
   const comm::StorePtr store = c10::make_intrusive<c10d::HashStore>();
-  store->set("config/1", introduction(gpus_of_1, ""));
+  store->set("config/1", introduction(gpus_of_1, unshared_of_1));
   store->set("config/2", introduction({gpu_of_2}, unshared_of_2));
   auto first = process(0);
   first.world_size = 3;
@@ -63,6 +63,7 @@ TEST(Meeting, ProcessesShareAGpuWhereNcclLetsAllOfThem) {
   EXPECT_FALSE(met_by({"one"}, "another", "NCCL is too old").shares_gpus);
   EXPECT_TRUE(met_by({"one"}, "one", "").shares_gpus);
   EXPECT_THAT(error_of([] { met_by({"one"}, "one", "NCCL is too old"); }), Fails(Error::refused));
+  EXPECT_THAT(error_of([] { met_by({"one"}, "one", "", "NCCL is too old"); }), Fails(Error::refused));
   EXPECT_FALSE(met_by({""}, "", "NCCL is too old").shares_gpus);
   EXPECT_THAT(error_of([] { met_by({"one", "one"}, "another", ""); }), Fails(Error::refused));
 }
