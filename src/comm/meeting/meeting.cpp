@@ -229,7 +229,7 @@ Roster meet(c10d::Store& store, const LaunchEnvironment& launch, const Devices& 
     throw Error(text);
   }
   Introduction mine{configuration, host_name(), devices_here};
-  mine.unshared = why_no_gpu_is_shared();
+  if (devices_here[0].is_cuda()) mine.unshared = why_no_gpu_is_shared();
   for (const auto& device : devices_here) {
     mine.gpus.push_back(gpu(device));
     mine.kinds.push_back(processor_kind(device));
