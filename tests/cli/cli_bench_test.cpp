@@ -1,4 +1,4 @@
-// Labels: program thorough
+// Labels: program repeated
 // lockstep-bench: what it prints and writes, and that bad flags are told.
 #include <nlohmann/json.hpp>
 
