@@ -53,7 +53,4 @@ GroupMember make_gloo_group(const GroupPlace& place, const std::string& local_ad
 // for calls. Throws Error in a build without CUDA.
 GroupMember make_nccl_group(const GroupPlace& place, const c10::Device& device, const CallNotes& notes);
 
-// Says why ranks cannot share a GPU over NCCL here, and what lets them. Empty: they can.
-std::string why_no_gpu_is_shared();
-
 }  // namespace lockstep::comm

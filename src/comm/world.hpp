@@ -96,8 +96,12 @@ inline Members World::everybody() const {
 // Makes a world of threads that exchange through shared memory, or between GPUs through peer copies, on any devices.
 std::unique_ptr<World> make_in_process_world(const Devices& devices, std::chrono::milliseconds timeout);
 
-// Makes a world of threads that exchange through NCCL; give it distinct GPUs. Gives null in a build without CUDA.
+// Makes a world of threads that exchange through NCCL. Give it distinct GPUs, unless ranks can share one. Gives null in
+// a build without CUDA.
 std::unique_ptr<World> make_nccl_world(const Devices& devices, std::chrono::milliseconds timeout);
+
+// Says why ranks cannot share a GPU over NCCL here, and what lets them. Empty: they can.
+std::string why_no_gpu_is_shared();
 
 // JobOptions has the fields of RunOptions (rank.hpp) that the processes of a job need, under the same names.
 struct JobOptions {

@@ -1,7 +1,6 @@
 #include "reducer.hpp"
 
 #include <ATen/ops/zeros.h>
-#include <c10/core/Event.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/StreamGuard.h>
 #include <lockstep/base/error.hpp>
@@ -16,16 +15,6 @@
 #include <utility>
 
 namespace lockstep {
-namespace {
-
-// Makes `later` wait for all that is on `earlier` by now. On the CPU there is nothing to wait for.
-void queue_after(const c10::Stream& earlier, const c10::Stream& later) {
-  c10::Event event(earlier.device_type());
-  event.record(earlier);
-  event.block(later);
-}
-
-}  // namespace
 
 Reducer::Reducer(const torch::nn::Module& module, const Rank& rank, const DataParallelOptions& options)
     : GradientBuckets(rank, {.collective = "allreduce", .overlap = options.overlap, .check = options.grain_check}),

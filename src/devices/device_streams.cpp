@@ -1,5 +1,6 @@
 #include "device_streams.hpp"
 
+#include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 namespace lockstep {
@@ -21,6 +22,12 @@ c10::Stream stream_beside(const c10::Device& device, bool high_priority) {
   } catch (const c10::Error&) {  // the type has no pool: c10 throws
     return current_stream(device);
   }
+}
+
+void queue_after(const c10::Stream& earlier, const c10::Stream& later) {
+  c10::Event event(earlier.device_type());
+  event.record(earlier);
+  event.block(later);
 }
 
 void keep_for(const at::Tensor& tensor, const c10::Stream& stream) {

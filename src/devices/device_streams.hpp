@@ -13,6 +13,9 @@ c10::Stream current_stream(const c10::Device& device);
 // current stream. Then work is done in the order in which it is queued, and results are right too.
 c10::Stream stream_beside(const c10::Device& device, bool high_priority = false);
 
+// Makes `later` wait for all that is on `earlier` by now. On the CPU there is nothing to wait for.
+void queue_after(const c10::Stream& earlier, const c10::Stream& later);
+
 // Tells the allocator that `stream` uses `tensor` as well. So the tensor's memory is not given away before the stream
 // is done. Does nothing for a type whose memory does not need this. (The operator record_stream is CUDA's and Intel's
 // alone.)

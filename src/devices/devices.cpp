@@ -12,6 +12,7 @@
 #include <iterator>
 #include <limits>
 #include <optional>
+#include <set>
 
 #include "base/classic.hpp"
 #include "check_devices.hpp"
@@ -218,6 +219,12 @@ void check_devices(const Devices& devices) {
                   {.options = {"devices"}});
     }
   }
+}
+
+bool share_a_gpu(const Devices& devices) {
+  std::set<c10::DeviceIndex> indices;
+  for (const auto& device : devices) indices.insert(device.index());
+  return !devices[0].is_cpu() && indices.size() < devices.size();
 }
 
 void synchronize(const c10::Device& device) {

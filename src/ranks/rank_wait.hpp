@@ -2,6 +2,7 @@
 // does not see them. So wait for a graph with these functions alone.
 #pragma once
 
+#include <lockstep/devices/devices.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include "devices/device_wait.hpp"
@@ -37,6 +38,12 @@ inline void drain(const Rank& rank) {
 // Gives whether the rank's calls are queued on streams of NCCL's own. Then their Work's wait() keeps no host waiting.
 inline bool queues_its_calls(Rank& rank) {
   return !rank.device().is_cpu() && rank.backend().getBackendName() == "nccl";
+}
+
+// Waits for all that may have used the rank's memory. Over shared memory other ranks use it on streams of theirs. Over
+// NCCL what waits on another rank's stream of this GPU may wait for this rank's next call.
+inline void synchronize_users(Rank& rank) {
+  queues_its_calls(rank) ? synchronize(rank) : synchronize(rank.device());
 }
 
 // Use it after a failure: the current stream, and not the host, waits for a call that is still under way. Otherwise the

@@ -2,6 +2,7 @@
 #include <ATen/ThreadLocalState.h>
 #include <c10/core/AutogradState.h>
 #include <c10/core/DeviceGuard.h>
+#include <c10/core/StreamGuard.h>
 #include <pthread.h>
 #include <lockstep/base/error.hpp>
 #include <lockstep/ranks/rank.hpp>
@@ -14,6 +15,7 @@
 #include "comm/world.hpp"
 #include "devices/check_devices.hpp"
 #include "devices/cpu_cores.hpp"
+#include "devices/device_streams.hpp"
 #include "open_ranks.hpp"
 #include "rank_exit.hpp"
 #include "rank_generators.hpp"
@@ -26,7 +28,6 @@
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -104,14 +105,6 @@ void check(const Devices& devices, const RunOptions& options) {
   }
 }
 
-// Autograd has one thread per GPU. If ranks share a GPU, a rank that waits for another in backward would keep the other
-// from running its own there. So each rank runs backward on its own thread.
-bool share_a_gpu(const Devices& devices) {
-  std::set<c10::DeviceIndex> indices;
-  for (const auto& device : devices) indices.insert(device.index());
-  return !devices[0].is_cpu() && indices.size() < devices.size();
-}
-
 comm::JobOptions job_options(const RunOptions& options) {
   return {.timeout = options.timeout,
           .rendezvous_timeout = options.rendezvous_timeout,
@@ -135,7 +128,8 @@ std::unique_ptr<comm::World> make_world(const Devices& listed, const RunOptions&
     if (auto world = comm::make_processes_world(listed, job_options(options))) return world;
     devices = of_this_process(listed);
   }
-  if (devices.size() > 1 && devices[0].is_cuda() && !share_a_gpu(devices)) {
+  // Ranks that share a GPU exchange through NCCL on demand: where NCCL's variable lets them.
+  if (devices.size() > 1 && devices[0].is_cuda() && (!share_a_gpu(devices) || comm::why_no_gpu_is_shared().empty())) {
     if (auto world = comm::make_nccl_world(devices, options.timeout)) return world;
   }
   return comm::make_in_process_world(devices, options.timeout);
@@ -188,14 +182,27 @@ class RanksHere {
   // Calls the body on each of them, and waits for all.
   void run() {
     const int threads_before = at::get_num_threads();
+    give_streams();
     start();
     open_.wait([this] { return why(); }, [this](const std::string& text) { warn(text); });
     for (auto& thread : threads_) thread.join();
+    for (const auto& stream : streams_) queue_after(stream, current_stream(stream.device()));
     at::set_num_threads(threads_before);  // the ranks' last call of it counts for threads that have not computed yet
     failure_.rethrow(world_.finish());
   }
 
  private:
+  // On one stream of a GPU, what waits for another rank's call over NCCL would stand before that call.
+  void give_streams() {
+    const auto here = world_.ranks_here();
+    const Devices devices(devices_.begin() + here.begin, devices_.begin() + here.end);
+    if (!world_.shares_gpus() || !share_a_gpu(devices)) return;
+    for (const auto& device : devices) {
+      streams_.push_back(stream_beside(device));
+      queue_after(current_stream(device), streams_.back());
+    }
+  }
+
   void start() {
     const auto last = static_cast<int>(world_.ranks_here().end);
     for (auto index = static_cast<int>(world_.ranks_here().begin); index < last; ++index) {
@@ -216,7 +223,11 @@ class RanksHere {
       set_rank_thread(code);
       const at::ThreadLocalStateGuard modes_here(modes_);
       const c10::OptionalDeviceGuard device(devices_[index].is_cpu() ? std::nullopt : std::optional(devices_[index]));
+      c10::OptionalStreamGuard stream;
+      if (!streams_.empty()) stream.reset_stream(streams_[index - world_.ranks_here().begin]);
       at::set_num_threads(options_.threads_per_rank);
+      // Autograd has one thread per GPU. If ranks share a GPU, a rank that waits for another in backward would keep the
+      // other from running its own there. So each rank runs backward on its own thread.
       if (share_a_gpu(devices_)) c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
       Rank rank =
           comm::RankPlace::rank(running_, index, world_.everybody(), random_of(index, devices_[index], options_.seed));
@@ -263,6 +274,7 @@ class RanksHere {
   OpenRanks open_;
   RankExit early_exit_{/*nested=*/is_rank_thread()};
   const at::ThreadLocalState modes_;  // the caller's NoGradGuard, autocast, … hold in its ranks too
+  std::vector<c10::Stream> streams_;  // streams of the ranks here, if each needs its own; else empty
   std::vector<std::thread> threads_;
 };
 

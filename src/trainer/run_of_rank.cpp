@@ -1,10 +1,10 @@
 #include "run_of_rank.hpp"
 
-#include <lockstep/devices/devices.hpp>
 #include <lockstep/nn/tensor_files.hpp>
 
 #include "common_settings.hpp"
 #include "devices/cuda_graph.hpp"
+#include "ranks/rank_wait.hpp"
 #include "train_options.hpp"
 
 #include <algorithm>
@@ -69,7 +69,7 @@ void RunOfRank::train_epochs() {
     if (is_enough(history_, judge_, task_.patience)) break;
     EpochMetrics metrics = trainer_.epoch(number, keep_);
     if (trainer_.regroups()) return;
-    synchronize(rank_.device());  // other ranks may have written the values read below
+    synchronize_users(rank_);  // other ranks may have written the values read below
     if (!trainer_.not_finite().empty()) {
       if (is_first_here_) run_.not_finite = trainer_.not_finite();
       break;

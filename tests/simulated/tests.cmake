@@ -95,6 +95,10 @@ foreach(entry ${simulated_tests})
   endif()
   set(${group}_program ${${file}_program})
   list(APPEND groups ${group})
+  string(REGEX MATCH "-.*" ${file}_left_out "${filter}")
+  if(NOT ${file}_left_out)
+    set(${file}_left_out "-")
+  endif()
   foreach(way ${ways_of_file})
     set(separator "-")
     if(filter MATCHES "-")
@@ -120,6 +124,27 @@ foreach(group ${groups})
     endif()
   endforeach()
 endforeach()
+
+# What benchmarks/gpu_report runs in processes that share a GPU over NCCL: tests that run in processes on CPUs too. Left
+# out are tests of lockstep's own exchange, tests whose bodies make tensors on the CPU, and two sends that meet, for which
+# NCCL would wait for ever.
+set(not_in_processes "*ResidualBlocksCompute*:*DropoutIsTheSame*:*LibTorchsDropouts*:*StateOfEachRank*:*GroupsCallFor*")
+foreach(job 2x2 3x3 4x4)
+  string(REGEX REPLACE "x.*" "" ranks ${job})
+  set(programs)
+  foreach(file ${tests_${job}})
+    if(DEFINED ${file}_left_out AND NOT file MATCHES "^(in_process|parameter_server)_test$")
+      list(APPEND programs ${${file}_program})
+      string(APPEND ${${file}_program}_in_${ranks}
+        "${file}.cpp|Sizes/*Worlds.*/${ranks}Ranks*${${file}_left_out}:${not_in_processes}\n")
+    endif()
+  endforeach()
+  list(REMOVE_DUPLICATES programs)
+  foreach(program ${programs})
+    file(CONFIGURE OUTPUT ${CMAKE_CURRENT_BINARY_DIR}/simulated/${program}_in_${ranks}_processes.txt
+      CONTENT "${${program}_in_${ranks}}")
+  endforeach()
+endforeach()
 if(NOT with_simulated_device)
   return()
 endif()
@@ -133,11 +158,11 @@ add_test(NAME schemes_test_with_delays
   COMMAND ${schemes_test_command} --gtest_filter=All/Schemes.*/0:All/Schemes.*/7:All/Schemes.*/10:All/Schemes.*/11)
 set_tests_properties(schemes_test_with_delays PROPERTIES TIMEOUT ${seconds_per_test} LABELS "simulated;repeated"
   ENVIRONMENT "${gpu_environment};SIMULATED_DELAY_US=100")
-# Over NCCL's stand-in: grains, SyncBatchNorm, ZeRO 3, pipeline, mesh.
+# Over NCCL's stand-in, also ranks that share a GPU: grains, SyncBatchNorm, ZeRO 3, pipeline, mesh.
 add_test(NAME schemes_test_over_nccl COMMAND $<TARGET_FILE:gpu_tests> --only schemes_test.cpp
   --gtest_filter=All/Schemes.*/3:All/Schemes.*/4:All/Schemes.*/7:All/Schemes.*/10:All/Schemes.*/12)
 set_tests_properties(schemes_test_over_nccl PROPERTIES TIMEOUT ${seconds_per_test} LABELS "simulated;repeated"
-  ENVIRONMENT "${test_environment}")
+  ENVIRONMENT "${test_environment};NCCL_MULTI_RANK_GPU_ENABLE=1")
 # A rank is lost at each of its calls over NCCL's stand-in.
 add_test(NAME elastic_steps_test_over_nccl COMMAND $<TARGET_FILE:gpu_tests> --only elastic_steps_test.cpp
   --gtest_filter=*AreWholeWheneverARankIsGone)

@@ -11,6 +11,7 @@
 #include "data_parallel/replica_check.hpp"
 #include "devices/gpu_math.hpp"
 #include "ranks/observed_backend.hpp"
+#include "ranks/rank_wait.hpp"
 #include "support/test_devices.hpp"
 #include "support/time_limits.hpp"
 #include "trainer/elastic.hpp"
@@ -37,17 +38,17 @@ constexpr int kStride = kSlowdown;
 // that is posted.
 class EndsAtCall : public CallObserver {
  public:
-  EndsAtCall(int call, const c10::Device& device) : left_(call), device_(device) {}
+  EndsAtCall(int call, Rank& rank) : left_(call), rank_(rank) {}
   void posts(c10d::OpType, int64_t, int) override {
     if (--left_ != 0) return;
-    synchronize(device_);
+    synchronize_users(rank_);
     throw std::runtime_error("gone");
   }
   void spent(double) override {}
 
  private:
   int left_;
-  const c10::Device device_;
+  Rank& rank_;
 };
 
 TrainOptions small_options() {
@@ -87,7 +88,7 @@ std::optional<States> left_at(int call, const TrainOptions& options, const Image
   const TrainCallbacks callbacks;
   States left(static_cast<size_t>(ranks));
   const auto body = [&](Rank& rank) {
-    Rank with_end = rank.index() == gone ? observed(rank, {std::make_shared<EndsAtCall>(call, rank.device())}) : rank;
+    Rank with_end = rank.index() == gone ? observed(rank, {std::make_shared<EndsAtCall>(call, rank)}) : rank;
     RankTrainer trainer(options, callbacks, task_of(options, data), with_end, nullptr, nullptr);
     trainer.be_elastic({});
     try {

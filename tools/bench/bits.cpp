@@ -39,9 +39,10 @@ namespace fs = std::filesystem;
 
 const char* const bench_bits_explanation =
     "The same run with --grain, on one layout of ranks after the other: threads,\n"
-    "processes and an elastic job of them (on CPUs), ZeRO, unequal parts, pipelines,\n"
-    "data times pipeline, and stopped within an epoch and gone on with on other\n"
-    "numbers of ranks. Each is a lockstep train of its own, whose command is printed.\n"
+    "processes and an elastic job of them (on CPUs, and on a GPU that they may share\n"
+    "over NCCL: NCCL_MULTI_RANK_GPU_ENABLE=1), ZeRO, unequal parts, pipelines, data\n"
+    "times pipeline, and stopped within an epoch and gone on with on other numbers of\n"
+    "ranks. Each is a lockstep train of its own, whose command is printed.\n"
     "All must have the same train loss and the same hash of the weights, to the bit;\n"
     "otherwise the exit code is 1. The runs are kept if their bits differ, or if one\n"
     "of them fails.\n"
@@ -122,12 +123,15 @@ class Layouts {
     const auto add = [&](const std::string& name, int ranks, const Words& more = {}, const Words& launch = {}) {
       all.push_back(laid_out(name, ranks, more, launch));
     };
-    const auto add_split = [&](const std::string& name, const ModelSplit& split) {
-      add(name, split.mesh.size(), {"--config", config_of(name, split).string()});
+    const auto add_split = [&](const std::string& name, const ModelSplit& split, int processes = 1) {
+      add(name, split.mesh.size() / processes, {"--config", config_of(name, split).string()},
+          processes == 1 ? Words{} : Words{"-n", std::to_string(processes)});
     };
     for (int ranks = 1; ranks <= 8; ++ranks) add(plural(static_cast<size_t>(ranks), "rank"), ranks);
-    const bool on_cpu = torch::Device(flags_.device).is_cpu();
-    if (on_cpu) {  // NCCL gives no two processes one GPU
+    // NCCL gives two processes one GPU only where its variable is set.
+    const bool in_processes =
+        torch::Device(flags_.device).is_cpu() || std::getenv("NCCL_MULTI_RANK_GPU_ENABLE") != nullptr;
+    if (in_processes) {
       add("2 processes", 1, {}, {"-n", "2"});
       add("3 processes", 1, {}, {"-n", "3"});
       add("2 processes, 2 ranks each", 2, {}, {"-n", "2"});
@@ -136,7 +140,7 @@ class Layouts {
     add("ZeRO 1, 3 ranks", 3, {"--zero-stage", "1"});
     add("ZeRO 2, 2 ranks", 2, {"--zero-stage", "2"});
     add("ZeRO 3, 5 ranks", 5, {"--zero-stage", "3"});
-    if (on_cpu) add("ZeRO 3, 3 processes", 1, {"--zero-stage", "3"}, {"-n", "3"});
+    if (in_processes) add("ZeRO 3, 3 processes", 1, {"--zero-stage", "3"}, {"-n", "3"});
     add("ZeRO 3, accumulate 2", 3, {"--zero-stage", "3", "--accumulate", "2"});
     add("accumulate 2", 2, {"--accumulate", "2"});
     add("balance 2:1", 2, {"--balance", "2,1"});
@@ -144,6 +148,7 @@ class Layouts {
     add_split("pipeline of 2", {.mesh = {.pipeline = 2}});
     add_split("pipeline of 2, gpipe", {.mesh = {.pipeline = 2}, .schedule = PipelineSchedule::gpipe});
     add_split("2 pipelines of 2", {.mesh = {.data = 2, .pipeline = 2}});
+    if (in_processes) add_split("2 pipelines of 2, 4 processes", {.mesh = {.data = 2, .pipeline = 2}}, 4);
     for (auto& run : stopped_and_gone_on()) all.push_back(std::move(run));
     return all;
   }

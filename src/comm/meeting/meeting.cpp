@@ -7,6 +7,7 @@
 
 #include "base/seconds.hpp"
 #include "comm/group_member.hpp"
+#include "comm/world.hpp"
 #include "devices/cuda_info.hpp"
 #include "devices/processor_kind.hpp"
 #include "stored.hpp"
@@ -157,7 +158,7 @@ void check_that_something_connects(const std::vector<Introduction>& all) {
   }
 }
 
-// Tells whether ranks of several processes share a GPU, and throws Error unless NCCL lets them. Indices do not tell: if
+// Tells whether ranks share a GPU, and throws Error unless NCCL lets them. Indices do not tell: if
 // a launcher shows each process another GPU (CUDA_VISIBLE_DEVICES), each calls its own cuda:0.
 bool share_gpus(const std::vector<Introduction>& all) {
   std::map<std::string, int> owners;
@@ -168,17 +169,11 @@ bool share_gpus(const std::vector<Introduction>& all) {
       if (gpus[i].empty()) continue;
       const auto [owner, is_new] = owners.emplace(gpus[i], process);
       if (is_new) continue;
-      if (owner->second == process) {
-        throw Error("two ranks of process " + std::to_string(process) + " share " + devices[i].str() +
-                    ". Over NCCL they would wait for each other on its stream; ranks can share one in a run of one "
-                    "process");
-      }
       const int unwilling = unshared.empty() ? owner->second : process;
       if (const std::string& why = all[unwilling].unshared; !why.empty()) {
-        throw Error("processes " + std::to_string(owner->second) + " and " + std::to_string(process) +
-                    " both use one GPU of " + host + ", or slices of it (" + devices[i].str() +
-                    " of the second). Process " + std::to_string(unwilling) + ": " + why +
-                    ". Ranks that are threads of one process can share one");
+        throw Error("ranks of processes " + std::to_string(owner->second) + " and " + std::to_string(process) +
+                    " use one GPU of " + host + ", or slices of it (" + devices[i].str() + " of the second). Process " +
+                    std::to_string(unwilling) + ": " + why + ". Ranks can share one in a run of one process");
       }
       shared = true;
     }

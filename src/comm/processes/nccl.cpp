@@ -11,6 +11,7 @@
 #include "comm/group_member.hpp"
 #include "comm/signature.hpp"
 #include "comm/texts.hpp"
+#include "devices/check_devices.hpp"
 #include "keys_of_members.hpp"
 #include "watched_world.hpp"
 
@@ -205,7 +206,7 @@ std::string why_no_gpu_is_shared() {
 std::unique_ptr<World> make_nccl_world(const Devices& devices, std::chrono::milliseconds timeout) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   return std::make_unique<WatchedWorld>(
-      WatchedPlace{.roster = {{devices}},
+      WatchedPlace{.roster = {.by_process = {devices}, .shares_gpus = share_a_gpu(devices)},
                    .monitor_store = store,
                    .groups_store = store,
                    .timeout = timeout,

@@ -58,14 +58,15 @@ comm::Roster met_by(const std::vector<std::string>& gpus_of_1, const std::string
   return comm::meet(*store, first, {torch::kCPU}, "x", limit);
 }
 
-TEST(Meeting, ProcessesShareAGpuWhereNcclLetsAllOfThem) {
+TEST(Meeting, RanksShareAGpuWhereNcclLetsAllOfThem) {
   EXPECT_FALSE(met_by({"one"}, "another", "").shares_gpus);
   EXPECT_FALSE(met_by({"one"}, "another", "NCCL is too old").shares_gpus);
   EXPECT_TRUE(met_by({"one"}, "one", "").shares_gpus);
   EXPECT_THAT(error_of([] { met_by({"one"}, "one", "NCCL is too old"); }), Fails(Error::refused));
   EXPECT_THAT(error_of([] { met_by({"one"}, "one", "", "NCCL is too old"); }), Fails(Error::refused));
   EXPECT_FALSE(met_by({""}, "", "NCCL is too old").shares_gpus);
-  EXPECT_THAT(error_of([] { met_by({"one", "one"}, "another", ""); }), Fails(Error::refused));
+  EXPECT_TRUE(met_by({"one", "one"}, "another", "").shares_gpus);
+  EXPECT_THAT(error_of([] { met_by({"one", "one"}, "another", "", "NCCL is too old"); }), Fails(Error::refused));
 }
 
 TEST(Meeting, ForeignCountsAreShown) {
