@@ -1,7 +1,6 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <lockstep/devices/device_info.hpp>
-#include <lockstep/devices/devices.hpp>
 #include <lockstep/profile/layer_profile.hpp>
 
 #include <algorithm>
@@ -13,6 +12,7 @@
 
 #include "base/seconds_since.hpp"
 #include "ranks/gather.hpp"
+#include "ranks/rank_wait.hpp"
 
 namespace lockstep {
 namespace {
@@ -27,11 +27,11 @@ constexpr int tag = 0;
 // Measures the seconds of the fastest call. Call it on all ranks; all make as many calls, and rank 0's clock counts.
 double seconds_of(Rank& rank, const std::function<void()>& call) {
   call();  // the first call makes connections and touches memory
-  synchronize(rank.device());
+  synchronize_users(rank);
   rank.barrier();
   auto start = std::chrono::steady_clock::now();
   call();
-  synchronize(rank.device());
+  synchronize_users(rank);
   at::Tensor count = at::zeros({1}, at::kLong);
   count[0] = std::clamp<int64_t>(std::llround(seconds_per_round / seconds_since(start)), 1, 1000);
   count = count.to(rank.device());
@@ -42,7 +42,7 @@ double seconds_of(Rank& rank, const std::function<void()>& call) {
     rank.barrier();
     start = std::chrono::steady_clock::now();
     for (int64_t i = 0; i < calls; ++i) call();
-    synchronize(rank.device());
+    synchronize_users(rank);
     best = std::min(best, seconds_since(start) / static_cast<double>(calls));
   }
   return best;

@@ -40,8 +40,9 @@ inline bool queues_its_calls(Rank& rank) {
   return !rank.device().is_cpu() && rank.backend().getBackendName() == "nccl";
 }
 
-// Waits for all that may have used the rank's memory. Over shared memory other ranks use it on streams of theirs. Over
-// NCCL what waits on another rank's stream of this GPU may wait for this rank's next call.
+// Waits for all that may use the rank's memory. Over shared memory other ranks use that memory on their own streams, so
+// the host waits for the whole GPU. Over NCCL this rank's stream alone uses the memory, and the whole GPU may be
+// waiting for this rank's next call.
 inline void synchronize_users(Rank& rank) {
   queues_its_calls(rank) ? synchronize(rank) : synchronize(rank.device());
 }

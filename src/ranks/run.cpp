@@ -128,7 +128,7 @@ std::unique_ptr<comm::World> make_world(const Devices& listed, const RunOptions&
     if (auto world = comm::make_processes_world(listed, job_options(options))) return world;
     devices = of_this_process(listed);
   }
-  // Ranks that share a GPU exchange through NCCL on demand: where NCCL's variable lets them.
+  // Ranks that share a GPU exchange through NCCL only if the user has set NCCL_MULTI_RANK_GPU_ENABLE.
   if (devices.size() > 1 && devices[0].is_cuda() && (!share_a_gpu(devices) || comm::why_no_gpu_is_shared().empty())) {
     if (auto world = comm::make_nccl_world(devices, options.timeout)) return world;
   }
@@ -186,7 +186,7 @@ class RanksHere {
     start();
     open_.wait([this] { return why(); }, [this](const std::string& text) { warn(text); });
     for (auto& thread : threads_) thread.join();
-    for (const auto& stream : streams_) queue_after(stream, current_stream(stream.device()));
+    join_streams();
     at::set_num_threads(threads_before);  // the ranks' last call of it counts for threads that have not computed yet
     failure_.rethrow(world_.finish());
   }
@@ -198,8 +198,24 @@ class RanksHere {
     const Devices devices(devices_.begin() + here.begin, devices_.begin() + here.end);
     if (!world_.shares_gpus() || !share_a_gpu(devices)) return;
     for (const auto& device : devices) {
-      streams_.push_back(stream_beside(device));
-      queue_after(current_stream(device), streams_.back());
+      const c10::Stream stream = stream_beside(device);
+      if (std::find(streams_.begin(), streams_.end(), stream) != streams_.end()) {
+        throw Error("run: more ranks share " + device.str() +
+                        " over NCCL than it has streams; take fewer ranks, or unset "
+                        "NCCL_MULTI_RANK_GPU_ENABLE",
+                    {.options = {"devices"}});
+      }
+      streams_.push_back(stream);
+      queue_after(current_stream(device), stream);
+    }
+  }
+
+  // The caller's streams wait for the ranks'. A GPU that has failed refuses that, and the run's failure says why.
+  void join_streams() noexcept {
+    try {
+      for (const auto& stream : streams_) queue_after(stream, current_stream(stream.device()));
+    } catch (const std::exception&) {
+      return;
     }
   }
 

@@ -89,7 +89,7 @@ void ParameterServerRank::check_options() {
   }
   if (const auto backend = rank_.backend().getBackendName(); backend != "lockstep") {
     throw Error("ParameterServer: servers receive from any rank, which " + backend +
-                " cannot. Use CPU ranks, or GPU ranks of one process that share a GPU");
+                " cannot. Use CPU ranks, or ranks of one process that share a GPU without NCCL");
   }
 }
 

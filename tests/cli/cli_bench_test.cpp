@@ -1,4 +1,4 @@
-// Labels: program repeated
+// Labels: program thorough
 // lockstep-bench: what it prints and writes, and that bad flags are told.
 #include <nlohmann/json.hpp>
 
@@ -87,7 +87,7 @@ TEST_F(CliBench, BitsAreTheSameOnEveryLayout) {
                              HasSubstr("\nthe same bits on all of them\n")));
   const auto json = nlohmann::json::parse(std::ifstream(work_ / "bits.json"));
   EXPECT_EQ(json.at("same"), true);
-  EXPECT_EQ(json.at("layouts").size(), 26u);
+  EXPECT_EQ(json.at("layouts").size(), 27u);
   for (const auto& layout : json.at("layouts")) {
     EXPECT_EQ(layout.at("weights"), json.at("layouts").at(0).at("weights")) << layout;
     EXPECT_EQ(layout.at("train_loss"), json.at("layouts").at(0).at("train_loss")) << layout;

@@ -142,18 +142,21 @@ cd "$work"
 build=$work/gpus
 mkdir -p "$build/tests/simulated"
 # shellcheck disable=SC2016
-printf '#!/bin/bash\n%s\n' 'case $1 in devices) echo "cuda:0  $0";; *) sleep 5;; esac' >"$build/lockstep"
+printf '#!/bin/bash\n%s\n' 'case $1 in devices) echo "cuda:0  $0";; launch) ;; *) sleep 5;; esac' >"$build/lockstep"
 printf '#!/bin/bash\necho "no peer"; exit 1\n' >"$build/lockstep-bench"
 printf '#!/bin/bash\necho "ran $(basename "$0") $NCCL_MULTI_RANK_GPU_ENABLE $(cat "$2")"\n' >"$build/tests/unit_tests"
-printf 'a_test|*\nmesh_test|*\n' >"$build/tests/simulated/wings_unit_tests_shared.txt"
+printf 'a_test|*\n' >"$build/tests/simulated/wings_unit_tests_shared.txt"
+cp "$build/tests/simulated/wings_unit_tests_shared.txt" "$build/tests/simulated/wings_unit_tests_over_nccl.txt"
 chmod +x "$build/lockstep" "$build/lockstep-bench" "$build/tests/unit_tests"
 stand_in nvidia-smi 'echo "driver 1"'
 stand_in python3 'exit 1'
 stand_in compute-sanitizer 'echo "0 errors"'
 report_gpus() { LOCKSTEP_STEP_SECONDS=1 HOME=$work "$root/benchmarks/gpu_report" "$build" report.md "$@" >"$work/said" 2>&1; }
 if report_gpus "bench step, cuda:0" "lenet, cuda:0, eager" wings_unit_tests driver memcheck PyTorch; then fail "a step failed, and the report did not"; fi
-for how in tests NCCL; do grep -qx "| $how, wings_unit_tests_shared | ok | . |" report.md || fail "the tests are not in the report"; done
-grep -qx 'ran unit_tests 1 a_test|\*' report.md || fail "over NCCL not the list without what cannot run there"
+for how in tests,\ wings_unit_tests_shared NCCL,\ wings_unit_tests_over_nccl; do
+  grep -qx "| $how | ok | . |" report.md || fail "the tests are not in the report"
+done
+grep -qx 'ran unit_tests 1 a_test|\*' report.md || fail "the tests over NCCL do not run over it"
 grep -qF '| bench step, cuda:0 | FAILED (1) |' report.md || fail "a failure is not in the report"
 grep -qF '| lenet, cuda:0, eager | stopped after 1 s |' report.md || fail "a step without an end is not in the report"
 grep -qF '| beside PyTorch | not run: no Python PyTorch' report.md || fail "what was not run is not in the report"

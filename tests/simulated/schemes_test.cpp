@@ -1,7 +1,8 @@
 // Labels: simulated long thorough
 // Every way to train, on lists of simulated GPUs, on the default stream and on streams of the ranks' own: the losses of
 // as many CPU ranks, no report of the device, and no wait of the host in a step. SIMULATED_DELAY_US holds tasks up.
-// What this prints is the table of docs/results.
+// What this prints is the table of docs/results. With NCCL_MULTI_RANK_GPU_ENABLE ranks that share a GPU go over NCCL,
+// and have streams of their own either way.
 #include <c10/core/StreamGuard.h>
 #include <gmock/gmock.h>
 #include <torch/torch.h>
@@ -20,6 +21,7 @@
 
 #include <algorithm>
 #include <barrier>
+#include <cstdlib>
 #include <functional>
 #include <iostream>
 #include <map>
@@ -103,6 +105,8 @@ Trained train(const Scheme& scheme, const ModelSplit& split, const Devices& devi
   Trained trained;
   std::barrier everybody(static_cast<std::ptrdiff_t>(devices.size()));  // NCCL's own would let hosts wait
   run(devices, [&](Rank& rank) {
+    const bool on_demand = rank.device().is_cuda() && std::getenv("NCCL_MULTI_RANK_GPU_ENABLE") != nullptr;
+    if (on_demand && rank.world_size() > 1) EXPECT_EQ(rank.backend().getBackendName(), "nccl");
     c10::OptionalStreamGuard stream;
     if (own_streams) stream.reset_stream(stream_beside(rank.device()));
     auto whole = rank.in_turn([&] { return make_net(scheme.sync_batchnorm); });

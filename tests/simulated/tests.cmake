@@ -64,6 +64,8 @@ set(simulated_tests
   "weights_test|CheckpointTest.AShardedNetsOptimizerGoesOn*|shared"
   "trainer_test|Trainer.Evaluates*:Trainer.ARequest*|own")
 
+file(REMOVE_RECURSE ${CMAKE_CURRENT_BINARY_DIR}/simulated)  # lists of groups that there were
+
 # A program runs all of its files in one process: starting it, and loading LibTorch, takes a second each time. Those of
 # the core's rooms run in CI each time, and the wings' in turns.
 set(ways own shared)
@@ -125,9 +127,15 @@ foreach(group ${groups})
   endforeach()
 endforeach()
 
-# What benchmarks/gpu_report runs in processes that share a GPU over NCCL: tests that run in processes on CPUs too. Left
-# out are tests of lockstep's own exchange, tests whose bodies make tensors on the CPU, and two sends that meet, for which
-# NCCL would wait for ever.
+# What benchmarks/gpu_report runs over NCCL, in threads that share a GPU. Left out are tests of lockstep's own exchange,
+# two sends that meet, for which NCCL would wait for ever, and many nets in one run, since a GPU has 32 streams for all.
+foreach(group ${groups})
+  string(REGEX REPLACE "(in_process|parameter_server|mesh|split_model)_test.cpp[^\n]*\n" "" list "${${group}_shared}")
+  file(CONFIGURE OUTPUT ${CMAKE_CURRENT_BINARY_DIR}/simulated/${group}_over_nccl.txt CONTENT "${list}")
+endforeach()
+
+# What benchmarks/gpu_report runs in processes that share a GPU over NCCL: tests that run in processes on CPUs too, for
+# all sizes of worlds. Left out are these sends, lockstep's own exchange, and tests whose bodies make tensors on the CPU.
 set(not_in_processes "*ResidualBlocksCompute*:*DropoutIsTheSame*:*LibTorchsDropouts*:*StateOfEachRank*:*GroupsCallFor*")
 foreach(job 2x2 3x3 4x4)
   string(REGEX REPLACE "x.*" "" ranks ${job})

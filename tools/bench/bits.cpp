@@ -25,6 +25,7 @@
 #include "cli/flag_checks.hpp"
 #include "cli/text.hpp"
 #include "cli/usage.hpp"
+#include "comm/world.hpp"
 #include "io/links.hpp"
 #include "io/reason.hpp"
 #include "io/run_program.hpp"
@@ -128,9 +129,7 @@ class Layouts {
           processes == 1 ? Words{} : Words{"-n", std::to_string(processes)});
     };
     for (int ranks = 1; ranks <= 8; ++ranks) add(plural(static_cast<size_t>(ranks), "rank"), ranks);
-    // NCCL gives two processes one GPU only where its variable is set.
-    const bool in_processes =
-        torch::Device(flags_.device).is_cpu() || std::getenv("NCCL_MULTI_RANK_GPU_ENABLE") != nullptr;
+    const bool in_processes = torch::Device(flags_.device).is_cpu() || comm::why_no_gpu_is_shared().empty();
     if (in_processes) {
       add("2 processes", 1, {}, {"-n", "2"});
       add("3 processes", 1, {}, {"-n", "3"});

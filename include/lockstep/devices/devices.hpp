@@ -36,7 +36,8 @@ Devices parse_devices(std::string_view spec);
 Devices parse_devices(std::string_view spec, const Devices& gpus);
 
 // Waits until everything queued on `device` is done, so that a clock can measure the device's work. On the CPU there is
-// nothing to wait for.
+// nothing to wait for. Do not call this in a rank that shares a GPU over NCCL with others of the process, whose work
+// there may wait for this rank's next call.
 void synchronize(const c10::Device& device);
 
 // Counts the CPU cores that this process may use: physical cores within its affinity mask and CPU quota, at least 1.

@@ -5,10 +5,10 @@
 // rank is a thread of one of these processes. The program is the same. Use a Rank on its own thread only.
 //
 // Its backend has c10d's interface. Threads of one process use lockstep's own backend, processes on the CPU use Gloo.
-// Distinct GPUs use NCCL if this build has it. Cost of run(): one thread per rank, and between processes connections of
-// each rank to all others. Every wait has a timeout, and a rank that fails ends the others. A Rank is a handle: copies
-// are the same rank, and whatever takes a Rank keeps a copy. Once its run() is over, its calls throw an Error that says
-// so.
+// Distinct GPUs use NCCL if this build has it, shared ones on demand. Cost of run(): one thread per rank, and between
+// processes connections of each rank to all others. Every wait has a timeout, and a rank that fails ends the others. A
+// Rank is a handle: copies are the same rank, and whatever takes a Rank keeps a copy. Once its run() is over, its calls
+// throw an Error that says so.
 #pragma once
 
 #include <ATen/core/Generator.h>

@@ -158,8 +158,8 @@ void check_that_something_connects(const std::vector<Introduction>& all) {
   }
 }
 
-// Tells whether ranks share a GPU, and throws Error unless NCCL lets them. Indices do not tell: if
-// a launcher shows each process another GPU (CUDA_VISIBLE_DEVICES), each calls its own cuda:0.
+// Tells whether ranks share a GPU, and throws Error unless NCCL lets them. Indices do not tell: if a launcher shows
+// each process another GPU (CUDA_VISIBLE_DEVICES), each calls its own cuda:0.
 bool share_gpus(const std::vector<Introduction>& all) {
   std::map<std::string, int> owners;
   bool shared = false;
@@ -171,9 +171,11 @@ bool share_gpus(const std::vector<Introduction>& all) {
       if (is_new) continue;
       const int unwilling = unshared.empty() ? owner->second : process;
       if (const std::string& why = all[unwilling].unshared; !why.empty()) {
-        throw Error("ranks of processes " + std::to_string(owner->second) + " and " + std::to_string(process) +
-                    " use one GPU of " + host + ", or slices of it (" + devices[i].str() + " of the second). Process " +
-                    std::to_string(unwilling) + ": " + why + ". Ranks can share one in a run of one process");
+        const bool of_one = owner->second == process;
+        throw Error((of_one ? "two ranks of process " : "processes " + std::to_string(owner->second) + " and ") +
+                    std::to_string(process) + (of_one ? "" : " both") + " use one GPU of " + host +
+                    ", or slices of it (" + devices[i].str() + " of the second). Process " + std::to_string(unwilling) +
+                    ": " + why + ". Ranks can share one in a run of one process");
       }
       shared = true;
     }
