@@ -62,7 +62,9 @@ class Job:
         for _ in range(LIMIT * 100):
             found = sorted(self.folder.glob(f"pid-{rank}-*"), key=lambda path: path.stat().st_mtime)
             if found and (text := found[-1].read_text().strip()):
-                self.port = self.port or environment_of(int(text)).get("MASTER_PORT")
+                for word in words_of(text, "environ"):
+                    if word.startswith("MASTER_PORT="):
+                        self.port = word.removeprefix("MASTER_PORT=")
                 return int(text)
             time.sleep(0.01)
         raise RuntimeError(f"rank {rank} did not start")
@@ -76,31 +78,32 @@ class Job:
 
     def kill(self):
         self.process.kill()
-        for pid in self.pids():
-            if environment_of(pid).get("MASTER_PORT") == self.port:  # and not another one's, of the same number
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+        for pid in self.alive():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         self.process.wait()
         self.reader.join()
 
-    def pids(self):
-        return [int(path.read_text()) for path in self.folder.glob("pid-*") if path.read_text().strip()]
+    def alive(self):
+        """Gives the ranks' processes that there are. Others may have got their numbers, but have no such argument."""
+        return [int(pid) for path in self.folder.glob("pid-*")
+                if (pid := path.read_text().strip()) and str(self.folder) in words_of(pid, "cmdline")]
 
     def leftovers(self):
         """Gives what the job left behind, in words."""
-        left = [f"process {pid}" for pid in self.pids() if Path(f"/proc/{pid}").exists()]
+        left = [f"process {pid}" for pid in self.alive()]
         with socket.socket() as probe:
             if self.port and probe.connect_ex(("127.0.0.1", int(self.port))) == 0:
                 left.append(f"port {self.port}")
         return left
 
 
-def environment_of(pid):
+def words_of(pid, kind):
+    """Gives the process's arguments ("cmdline") or environment ("environ"); none if it is gone."""
     try:
-        words = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
+        return Path(f"/proc/{pid}/{kind}").read_bytes().decode(errors="replace").split("\0")
     except OSError:
-        return {}
-    return dict(word.split("=", 1) for word in words if "=" in word)
+        return []
 
 
 def memory_used():
