@@ -3,7 +3,7 @@
 
   benchmarks/nccl_failures.py LOCKSTEP [CASE...]
 
-LOCKSTEP is the program; CASE is part of a case's name, to run those alone. Prints a line per case: how long it took from
+LOCKSTEP is the program of a build with tests; CASE is part of a case's name, to run those alone. Prints a line per case: how long it took from
 the signal until somebody named what was wrong, and until all had ended; and what was left (processes, the job's port,
 memory of the GPU). Exit code 1 if one was wrong. NCCL must be 2.30 or newer. gpu_report calls this.
 """
@@ -25,22 +25,26 @@ ENDED = 6  # seconds more until all have ended: lockstep launch ends a process t
 LIMIT = 120  # seconds that anything may take
 ENVIRONMENT = os.environ | {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}
 lockstep = str(Path(sys.argv[1]).resolve())
+nccl_ranks = str(Path(sys.argv[1]).resolve().parent / "tests" / "nccl_ranks")
 only = sys.argv[2:]
 
 
-class Job:
-    """A job of processes of lockstep train that share cuda:0, in a session of its own."""
+def training(folder, flags):
+    grain = () if "--cuda-graph" in flags else ("--grain", "500")
+    return [lockstep, "train", "--devices", "cuda:0", "--data", "synthetic", "--model", "mlp", "--width", "0.125",
+            "--batch-size", "6000", "--runs-dir", str(folder), "--name", "run", *flags, *grain]
 
-    def __init__(self, folder, flags, processes=3, launch=(), changes_of_1=""):
+
+class Job:
+    """A job of three processes of a command that share cuda:0, in a session of its own."""
+
+    def __init__(self, folder, command, launch=(), changes_of_1=""):
         # Each process writes its number: lockstep's children are not all ranks.
         started = f'echo $$ > "{folder}/pid-$RANK-$$"; [ $RANK != 1 ] || {{ {changes_of_1 or ":"}; }}; exec "$0" "$@"'
-        train = ["train", "--devices", "cuda:0", "--data", "synthetic", "--model", "mlp", "--width", "0.125",
-                 "--batch-size", "6000", "--runs-dir", str(folder), "--name", "run", *flags]
-        if "--cuda-graph" not in flags:
-            train += ["--grain", "500"]
         self.folder, self.text, self.text_changed = folder, "", threading.Condition()
+        # A process's arguments hold the folder, by which alive() knows it.
         self.process = subprocess.Popen(
-            [lockstep, "launch", "-n", str(processes), *launch, "sh", "-c", started, lockstep, *train],
+            [lockstep, "launch", "-n", "3", *launch, "sh", "-c", started, *command],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=ENVIRONMENT, start_new_session=True)
         self.reader = threading.Thread(target=self._read)
         self.reader.start()
@@ -126,13 +130,15 @@ class Cases:
         self.failed = False
         self.memory = memory_used()
 
-    def run(self, name, act, *flags, says=None, within=SOON, codes=range(256), **job):
+    def run(self, name, act, *flags, fails=None, says=None, within=SOON, codes=range(256), then=None, **job):
         """`act` gets the job and gives the time of the fault. Within so many seconds the job must say what `says` matches.
-        In the end its exit code must be one of `codes`."""
+        In the end its exit code must be one of `codes`. `then` gets the job's folder and gives a text of its own. The job
+        trains with these flags, or `fails` as nccl_ranks does."""
         if only and not any(part in name for part in only):
             return ""
         with tempfile.TemporaryDirectory() as folder:
-            made = Job(Path(folder), flags, **job)
+            command = [nccl_ranks, "fails", "cuda:0", fails, folder] if fails else training(folder, flags)
+            made = Job(Path(folder), command, **job)
             wrong = []
             named = seconds = float("nan")
             ended = None
@@ -163,7 +169,7 @@ class Cases:
             if wrong:
                 self.failed = True
                 print(made.text[-3000:], flush=True)
-            return made.text
+            return then(folder) if then else made.text
 
 
 def main():
@@ -207,17 +213,42 @@ def main():
                   within=LIMIT, says=r"rank 1 .*out of memory",
                   changes_of_1="export PYTORCH_CUDA_ALLOC_CONF=per_process_memory_fraction:0.0001")
 
-    # A job that is asked to stop keeps the run. An elastic job with a kill has the weights of one in peace.
+    # Without a program that fails as it is told, these are not run.
+    def as_told(job):
+        job.wait_for("fails now")
+        return time.monotonic()
+
+    if not Path(nccl_ranks).exists():
+        print("| ranks that throw, return early, make other calls | | | | | not run: no tests/nccl_ranks |")
+    else:
+        for where in ("first", "group", "call", "values", "replay"):
+            cases.run(f"throws ({where})", as_told, fails=f"{where}-throws", codes=(3,),
+                      says=r"process 0: .*rank 1 .*: out of luck")
+        cases.run("returns early", as_told, fails="return-early", codes=(3,), says=r"process 0: rank 1 .* returned without")
+        cases.run("calls with another size", as_told, fails="size-differs", codes=(3,), within=3 + SOON,
+                  says=r"process 0: .*(Last calls: |calls differ)")
+
+    # A job that is asked to stop keeps the run, which goes on to the same bits. So does an elastic job with a kill.
+    def resumed(folder):
+        command = [lockstep, "launch", "-n", "3", lockstep, "train", "--resume", f"{folder}/run"]
+        return subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT,
+                              timeout=LIMIT, check=False).stdout
+
     epochs = ("--epochs", "12")
     peace = cases.run("elastic, in peace", lambda job: time.monotonic(), *epochs, codes=(0,), launch=("--elastic",))
-    cases.run("SIGTERM of the launcher, then what is kept",
-              lambda job: (job.wait_for(in_training), time.monotonic(), os.kill(job.process.pid, signal.SIGTERM))[1],
-              *long, codes=(143,), says="the run is kept in")
+    stopped = cases.run(
+        "SIGTERM of the launcher, then resumed",
+        lambda job: (job.wait_for(in_training), time.monotonic(), os.kill(job.process.pid, signal.SIGTERM))[1],
+        *epochs, codes=(143,), says="the run is kept in", then=resumed)
     killed = cases.run("elastic, kill -9", signalled(1, signal.SIGKILL, in_training), *epochs, codes=(0,),
                        launch=("--elastic",))
-    if killed and ("process 3 has joined" not in killed or not weights(peace) or weights(killed) != weights(peace)):
+    if killed and "process 3 has joined" not in killed:
         cases.failed = True
-        print(f"no successor joined, or the weights are others: {weights(killed)}, not {weights(peace)}")
+        print("no successor joined")
+    for name, text in (("resumed", stopped), ("killed", killed)):
+        if text and peace and (not weights(peace) or weights(text) != weights(peace)):
+            cases.failed = True
+            print(f"the weights of the job that was {name} are {weights(text)}, not {weights(peace)}: {text[-1000:]}")
     sys.exit(cases.failed)
 
 

@@ -23,6 +23,11 @@ TEST(NcclProcesses, MakeEveryCall) {
   expect_all_ok(launched(3, ranks("collectives", 3, "")), 3);
 }
 
+TEST(NcclProcesses, ReplayTheirExchange) {
+  expect_all_ok(launched(2, ranks("replays", 2, "")), 2);
+  expect_all_ok(launched(2, ranks("recorded", 2, "")), 2);
+}
+
 TEST(NcclProcesses, TrainLikeThreads) {
   const ScratchFolder folder;
   const auto as_processes = folder / "processes", as_threads = folder / "threads";
@@ -57,7 +62,9 @@ void expect_that_all_end_soon(const Fault& fault) {
     const std::string name = "process " + std::to_string(process) + ": ";
     ASSERT_THAT(finished.err, HasSubstr(name)) << all;
     const size_t at = finished.err.find(name);
-    EXPECT_THAT(finished.err.substr(at, finished.err.find('\n', at) - at), HasSubstr(said)) << all;
+    const std::string text = finished.err.substr(at, finished.err.find('\n', at) - at);
+    EXPECT_THAT(text, HasSubstr(said)) << all;
+    if (killed) EXPECT_THAT(text, testing::ContainsRegex(R"(\. Last calls: ranks 0, .*: .*)")) << all;
   }
   EXPECT_THAT(finished.out, testing::Not(HasSubstr("goes on"))) << all;
   EXPECT_THAT(job.leftovers(), IsEmpty()) << all;
@@ -89,6 +96,15 @@ TEST(NcclProcesses, EndSoonIfARankReturnsWithoutTheOthersCall) {
   expect_that_all_end_soon({"return", "early",
                             "rank 1 (cuda:1) returned without the call that rank 0 (cuda:0) waits for: allreduce(sum) "
                             "of float [3] (collective call 0)"});
+}
+
+// NCCL's stand-in lets calls of different sizes come about.
+TEST(NcclProcesses, EndSoonIfTheirCallsDiffer) {
+  expect_that_all_end_soon(
+      {"size", "differs",
+       "made 2 collective calls each, but not the same ones; those that differ never came about. The "
+       "last was allreduce(sum) of float [3000000] on rank 1 (cuda:1) and allreduce(sum) of float [3] "
+       "on rank 0 (cuda:0)"});
 }
 
 }  // namespace nccl_processes_test

@@ -174,20 +174,19 @@ TEST(NcclFailures, WhileAnotherHasReturnedWithACallUnderWay) {
 }
 
 TEST(NcclFailures, ACallThatARankDoesNotMake) {
-  EXPECT_THAT(soon_ended(
-                  gpus(2),
-                  [&](Rank& rank) {
-                    if (rank.index() == 1) {
-                      std::this_thread::sleep_for(2s);
-                      return;
-                    }
-                    Tensor sum = one_to(rank, 3);
-                    rank.allreduce(sum);
-                    sum.cpu();
-                    rank.barrier();
-                  },
-                  /*timeout=*/500ms),
-              Fails(Error::late));
+  const auto late = soon_ended(
+      gpus(2),
+      [&](Rank& rank) {
+        if (rank.index() == 1) return std::this_thread::sleep_for(2s);
+        Tensor sum = one_to(rank, 3);
+        rank.allreduce(sum);
+        sum.cpu();
+        rank.barrier();
+      },
+      /*timeout=*/500ms);
+  EXPECT_THAT(late, Fails(Error::late));
+  EXPECT_THAT(
+      late, testing::HasSubstr(". Last calls: rank 0: allreduce(sum) of float [3] (collective call 0); rank 1: none"));
   EXPECT_THAT(lockstep::simulated::take_reports(), IsEmpty());  // the watchdog spared the process
 }
 

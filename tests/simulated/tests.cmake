@@ -127,7 +127,8 @@ endforeach()
 # What benchmarks/gpu_report runs over NCCL, in threads that share a GPU. Left out are tests of lockstep's own exchange,
 # two sends that meet, for which NCCL would wait for ever, and many nets in one run, since a GPU has 32 streams for all.
 foreach(group ${groups})
-  string(REGEX REPLACE "(in_process|parameter_server|mesh|split_model)_test.cpp[^\n]*\n" "" list "${${group}_shared}")
+  string(REGEX REPLACE "(in_process|parameter_server|split_model)_test.cpp[^\n]*\n" "" list "${${group}_shared}")
+  string(REPLACE "|*-Groups.*" "|*-Groups.*:*GroupsCallFor*" list "${list}")
   file(CONFIGURE OUTPUT ${CMAKE_CURRENT_BINARY_DIR}/simulated/${group}_over_nccl.txt CONTENT "${list}")
 endforeach()
 

@@ -32,6 +32,7 @@
 #include "devices/check_devices.hpp"
 #include "io/atomic_file.hpp"
 #include "io/run_program.hpp"
+#include "ranks/rank_wait.hpp"
 #include "report.hpp"
 
 namespace lockstep::cli {
@@ -83,14 +84,15 @@ torch::Tensor zeros(int64_t bytes, const c10::Device& device) {
   return torch::zeros({bytes / 4}, torch::TensorOptions().device(device));
 }
 
-// Gives the seconds per call of `call`. The first calls are not counted.
-double time_of(int64_t bytes, const Devices& devices, const std::function<void()>& call) {
+// Gives the seconds per call of `call`. The first calls are not counted. `wait` waits until all calls are done.
+double time_of(
+    int64_t bytes, const std::function<void()>& call, const std::function<void()>& wait = [] {}) {
   const int calls = calls_for(bytes);
   for (int i = 0; i < std::max(calls / 10, 2); ++i) call();
-  for (const auto& device : devices) synchronize(device);
+  wait();
   const auto start = Clock::now();
   for (int i = 0; i < calls; ++i) call();
-  for (const auto& device : devices) synchronize(device);
+  wait();
   return std::chrono::duration<double>(Clock::now() - start).count() / calls;
 }
 
@@ -99,7 +101,8 @@ void time_ranks(const Devices& devices, Sizes& sizes) {
     for (auto& size : sizes) {
       const torch::Tensor tensor = zeros(size.bytes, rank.device());
       rank.barrier();
-      const double seconds = time_of(size.bytes, {rank.device()}, [&] { rank.allreduce(tensor); });
+      const double seconds = time_of(
+          size.bytes, [&] { rank.allreduce(tensor); }, [&] { synchronize_users(rank); });
       if (rank.index() == 0) size.best.add("ranks", seconds);
     }
   });
@@ -114,7 +117,7 @@ void time_grains(const Devices& devices, Sizes& sizes) {
       const int64_t values = (size.bytes / 4 + ranks - 1) / ranks * ranks;
       const torch::Tensor gradients = zeros(4 * values, rank.device());
       rank.barrier();
-      const double seconds = time_of(size.bytes, {rank.device()}, [&] {
+      const auto average = [&] {
         CommunicationHook::Round round =
             post_grain_average(rank, {gradients}, {.runs = runs, .samples = ranks}, gradients, false);
         for (;; round = round.next()) {
@@ -122,7 +125,8 @@ void time_grains(const Devices& devices, Sizes& sizes) {
           if (!round.next) break;
         }
         if (round.finish) round.finish();
-      });
+      };
+      const double seconds = time_of(size.bytes, average, [&] { synchronize_users(rank); });
       if (rank.index() == 0) size.best.add("grains", seconds);
     }
   });
@@ -133,9 +137,12 @@ void time_lists(const Devices& devices, Sizes& sizes) {
   for (auto& size : sizes) {
     std::vector<torch::Tensor> tensors;
     for (const auto& device : devices) tensors.push_back(zeros(size.bytes, device));
+    const auto wait = [&] {
+      for (const auto& device : devices) synchronize(device);
+    };
     for (const auto algorithm : {naive, sharded, ring, tree}) {
-      size.best.add(std::string(to_string(algorithm)),
-                    time_of(size.bytes, devices, [&] { allreduce(tensors, algorithm); }));
+      size.best.add(std::string(to_string(algorithm)), time_of(
+                                                           size.bytes, [&] { allreduce(tensors, algorithm); }, wait));
     }
   }
 }
@@ -144,7 +151,7 @@ void time_memcpy(Sizes& sizes) {
   for (auto& size : sizes) {
     const std::vector<char> from(size.bytes, 1);
     std::vector<char> to(size.bytes, 2);
-    size.best.add("memcpy", time_of(size.bytes, {}, [&] {
+    size.best.add("memcpy", time_of(size.bytes, [&] {
                     std::memcpy(to.data(), from.data(), from.size());
                     asm volatile("" : : "r"(to.data()) : "memory");  // the compiler must believe that the copy is read
                   }));
@@ -164,7 +171,7 @@ void time_gloo(const Devices& devices, Sizes& sizes) {
     for (auto& size : sizes) {
       std::vector<torch::Tensor> tensors{zeros(size.bytes, rank.device())};
       rank.barrier();
-      const double seconds = time_of(size.bytes, {}, [&] { group.backend->allreduce(tensors)->wait(); });
+      const double seconds = time_of(size.bytes, [&] { group.backend->allreduce(tensors)->wait(); });
       if (rank.index() == 0) size.best.add("gloo", seconds);
     }
     rank.barrier();  // nobody may close its connections before all are done

@@ -22,6 +22,7 @@
 #include "cli/measured_model.hpp"
 #include "cli/text.hpp"
 #include "cli/usage.hpp"
+#include "ranks/rank_wait.hpp"
 #include "report.hpp"
 
 namespace lockstep::cli {
@@ -88,11 +89,11 @@ BestTimes measure_grain(const Devices& devices, const BenchGrainFlags& flags) {
     Training plain(flags.model, rank), grained(flags.model, rank);
     const auto time = [&](const char* name, Training& training, const Batch& batch) {
       training.step(batch);  // makes its memory warm again
-      synchronize(rank.device());
+      synchronize_users(rank);
       rank.barrier();
       const auto start = std::chrono::steady_clock::now();
       for (int i = 0; i < flags.steps; ++i) training.step(batch);
-      synchronize(rank.device());
+      synchronize_users(rank);
       if (rank.index() == 0) best.add(name, seconds_since(start) / flags.steps);
     };
     for (int round = 0; round < flags.rounds; ++round) {

@@ -28,6 +28,7 @@
 #include "cli/usage.hpp"
 #include "data/parts.hpp"
 #include "ranks/observed_backend.hpp"
+#include "ranks/rank_wait.hpp"
 #include "report.hpp"
 
 namespace lockstep::cli {
@@ -183,7 +184,7 @@ class Runner {
 
   Sample step(const Batch& batch) {
     times_->begin_step(parameters() * static_cast<int64_t>(sizeof(float)));
-    synchronize(rank_.device());
+    synchronize_users(rank_);
     const auto start = Clock::now();
     sgd_.zero_grad();
     if (variant_ == alone) {
@@ -192,7 +193,7 @@ class Runner {
       net_->loss(batch, torch::nn::functional::cross_entropy).backward();
     }
     sgd_.step();
-    synchronize(rank_.device());
+    synchronize_users(rank_);
     const bool during = variant_ == overlapped;  // otherwise even the posts come after backward
     return {
         .seconds = seconds_since(start),

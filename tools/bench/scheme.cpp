@@ -19,6 +19,7 @@
 #include "base/seconds_since.hpp"
 #include "devices/memory_meter.hpp"
 #include "ranks/observed_backend.hpp"
+#include "ranks/rank_wait.hpp"
 
 namespace lockstep::cli {
 
@@ -73,7 +74,7 @@ Samples train_on(Rank& world, const Scheme& scheme, const SchemeOptions& options
   for (auto& batch : all) {
     if (step == options.steps) break;
     rank.barrier();
-    synchronize(rank.device());
+    synchronize_users(rank);
     *traffic = {};
     meter.reset_peak();
     const auto start = Clock::now();
@@ -82,7 +83,7 @@ Samples train_on(Rank& world, const Scheme& scheme, const SchemeOptions& options
     loss.backward();
     samples.cost.gradients = bytes_in(sgd.gradients()) + (scheme.zero_stage == 1 ? parameters : 0);
     sgd.step();
-    synchronize(rank.device());
+    synchronize_users(rank);
     const double seconds = seconds_since(start);
     if (step >= 0) {
       samples.seconds.push_back(seconds);

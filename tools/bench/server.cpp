@@ -25,6 +25,7 @@
 #include "cli/flag_checks.hpp"
 #include "cli/text.hpp"
 #include "cli/usage.hpp"
+#include "ranks/rank_wait.hpp"
 #include "report.hpp"
 
 namespace lockstep::cli {
@@ -100,7 +101,7 @@ std::vector<Point> curve_of(Rank& rank, torch::nn::Sequential net, const Dataset
     rank.barrier();
     const auto start = Clock::now();
     train_epoch(epoch);
-    synchronize(rank.device());
+    synchronize_users(rank);
     rank.barrier();
     seconds += seconds_since(start);
     points.push_back({seconds, evaluate([&](const torch::Tensor& x) { return net->forward(x); }, test, rank)});

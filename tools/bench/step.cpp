@@ -18,6 +18,7 @@
 #include "cli/flag_checks.hpp"
 #include "cli/text.hpp"
 #include "cli/usage.hpp"
+#include "ranks/rank_wait.hpp"
 #include "report.hpp"
 
 namespace lockstep::cli {
@@ -69,7 +70,7 @@ BestTimes measure(const Devices& devices, const BenchStepFlags& flags) {
       rank.barrier();
       const auto start = Clock::now();
       for (int i = 0; i < flags.steps; ++i) step();
-      synchronize(rank.device());
+      synchronize_users(rank);
       const double seconds = seconds_since(start) / flags.steps;
       if (rank.index() == 0) best.add(name, seconds);
     };

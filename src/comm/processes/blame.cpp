@@ -3,6 +3,7 @@
 #include "comm/texts.hpp"
 
 #include <algorithm>
+#include <map>
 
 namespace lockstep::comm {
 
@@ -84,8 +85,8 @@ Failure early_return(int rank, const Calls& calls, const std::vector<RankState>&
       if (found == theirs.collective.end() || found->second.count >= mine.count) continue;  // it is no member, or fine
       const int64_t number = found->second.count;
       const std::string text = mine.text_of(number);
-      const std::string place = "(collective call " + std::to_string(number) + (group.empty() ? ")" : " of a group)");
-      return {text_of_return(roster.name(other), name, (text.empty() ? "" : text + " ") + place), at_fault};
+      const std::string call = (text.empty() ? "a call" : text) + text_of_number(number, group);
+      return {text_of_return(roster.name(other), name, call), at_fault};
     }
     const auto lacks_answer = [&](bool to_send, int64_t calls_of_rank, int64_t answers) {
       return answers >= calls_of_rank
@@ -195,12 +196,19 @@ std::string whereabouts(const OpenCall& call, const Calls& calls, int64_t steps,
   return text + text_of_last_step(steps);
 }
 
-std::string last_call(int rank, const Calls& calls, int64_t steps, const Roster& roster) {
-  const CollectiveCalls& all = calls.of("");
-  return roster.name(rank) +
-         (all.count == 0 ? " had made no collective call"
-                         : "'s last collective call was call " + std::to_string(all.count - 1) + ", " + all.last()) +
-         text_of_last_step(steps);
+std::string last_calls(const std::vector<std::optional<Calls>>& by_rank, int64_t steps) {
+  std::map<std::string, std::string> ranks;  // ranks by their last call, since most ranks have the same one
+  for (size_t rank = 0; rank < by_rank.size(); ++rank) {
+    const auto& calls = by_rank[rank];
+    std::string& list = ranks[!calls ? "not known" : calls->last.empty() ? "none" : calls->last];
+    list += (list.empty() ? " " : ", ") + std::to_string(rank);
+  }
+  std::string text;
+  for (const auto& [call, list] : ranks) {
+    const bool several = list.find(',') != std::string::npos;
+    text += std::string(text.empty() ? "Last calls: " : "; ") + (several ? "ranks" : "rank") + list + ": " + call;
+  }
+  return text + text_of_last_step(steps);
 }
 
 }  // namespace lockstep::comm

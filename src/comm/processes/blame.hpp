@@ -9,6 +9,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -45,7 +46,7 @@ std::string text_of_stop_at_the_end(int process, const Roster& roster);
 // if nobody counts.
 std::string whereabouts(const OpenCall& call, const Calls& calls, int64_t steps, const Roster& roster);
 
-// Says the same of a rank that was in no call.
-std::string last_call(int rank, const Calls& calls, int64_t steps, const Roster& roster);
+// Says which call each rank made last, by rank; none if it is not known. Use it for ranks whose waits nobody knows.
+std::string last_calls(const std::vector<std::optional<Calls>>& by_rank, int64_t steps);
 
 }  // namespace lockstep::comm

@@ -83,6 +83,13 @@ std::vector<Calls> Board::calls() {
   return read_all("calls/", world_size, [&](const auto& text) { return Calls::from_text(text, world_size); });
 }
 
+std::vector<std::optional<Calls>> Board::known_calls() {
+  const size_t world_size = roster_.devices().size();
+  return read_all("calls/", world_size, [&](const auto& text) {
+    return text.empty() ? std::nullopt : std::optional(Calls::from_text(text, world_size));
+  });
+}
+
 void Board::put_come(const std::string& place) {
   add_to_count(*store_, place, 1);
 }

@@ -4,7 +4,7 @@
 //   where            where one rank was when another process died
 //   beat/<process>   its heartbeat
 //   state/<rank>     what the rank waits in, or that it has returned
-//   calls/<rank>     what the rank had called when it returned
+//   calls/<rank>     what the rank had called when it returned; on GPUs, when the run failed too
 //   done             how many processes are done
 //   closed           how many have taken their communicators down
 //
@@ -21,6 +21,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -47,7 +48,8 @@ class Board {
   std::vector<RankState> states();                    // gives states by rank
 
   void put_calls(int rank, const Calls& calls);
-  std::vector<Calls> calls();  // gives calls by rank
+  std::vector<Calls> calls();                       // gives calls by rank
+  std::vector<std::optional<Calls>> known_calls();  // gives none for a rank that has put none
 
   void put_come(const std::string& place);  // says that this process has come to "done" or "closed"
   bool all_come(const std::string& place);  // tells whether every process has come there

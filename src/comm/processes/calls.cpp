@@ -42,8 +42,7 @@ std::string unanswered_collective(const CallsByRank& members, const Roster& rost
     missing += (missing.empty() ? "" : " and ") + roster.name(rank);
   }
   if (missing.empty()) return differing(members, roster);
-  return text_of_unanswered_call(roster.name(most_rank),
-                                 most->last() + " (collective call " + std::to_string(most->count - 1) + ")", missing);
+  return text_of_unanswered_call(roster.name(most_rank), most->last() + text_of_number(most->count - 1, ""), missing);
 }
 
 std::string times(int64_t count) {
@@ -51,6 +50,10 @@ std::string times(int64_t count) {
 }
 
 }  // namespace
+
+std::string text_of_number(int64_t number, const std::string& group) {
+  return " (collective call " + std::to_string(number) + (group.empty() ? ")" : " of a group)");
+}
 
 void CollectiveCalls::add(const std::string& text) {
   ++count;
@@ -71,7 +74,7 @@ const CollectiveCalls& Calls::of(const std::string& group) const {
 }
 
 std::string Calls::to_text() const {
-  return nlohmann::json{{"collective", collective}, {"sent", sent}, {"received", received}}.dump();
+  return nlohmann::json{{"collective", collective}, {"sent", sent}, {"received", received}, {"last", last}}.dump();
 }
 
 Calls Calls::from_text(const std::string& text, size_t world_size) {
@@ -80,6 +83,7 @@ Calls Calls::from_text(const std::string& text, size_t world_size) {
   json.at("collective").get_to(calls.collective);
   json.at("sent").get_to(calls.sent);
   json.at("received").get_to(calls.received);
+  json.at("last").get_to(calls.last);
   if (calls.sent.size() != world_size || calls.received.size() != world_size) {
     throw Error("calls of a world of another size");
   }
@@ -120,9 +124,11 @@ void CallLog::join(int rank, const std::string& group) {
 
 int64_t CallLog::add_collective(int rank, const std::string& group, const std::string& text) {
   const std::lock_guard lock(mutex_);
-  CollectiveCalls& calls = by_rank_.at(rank).collective[group];
-  calls.add(text);
-  return calls.count - 1;
+  Calls& calls = by_rank_.at(rank);
+  CollectiveCalls& of_group = calls.collective[group];
+  of_group.add(text);
+  calls.last = text + text_of_number(of_group.count - 1, group);
+  return of_group.count - 1;
 }
 
 std::optional<int> CallLog::changes(int rank, const std::string& group, int64_t number, const at::Tensor& memory) {
@@ -150,7 +156,10 @@ void CallLog::complete(int rank, const std::string& group, int64_t number) {
 int64_t CallLog::add_message(int rank, int peer, bool sends) {
   const std::lock_guard lock(mutex_);
   Calls& calls = by_rank_.at(rank);
-  return ++(sends ? calls.sent : calls.received)[peer];
+  const int64_t count = ++(sends ? calls.sent : calls.received)[peer];
+  calls.last = (sends ? "send " : "recv ") + std::to_string(count) + (sends ? " to rank " : " from rank ") +
+               std::to_string(peer);
+  return count;
 }
 
 Calls CallLog::of(int rank) const {

@@ -16,6 +16,9 @@
 
 namespace lockstep::comm {
 
+// Gives " (collective call 3)" or " (collective call 3 of a group)".
+std::string text_of_number(int64_t number, const std::string& group);
+
 // These are the collective calls among some ranks: all ranks, or a group's.
 struct CollectiveCalls {
   void add(const std::string& text);
@@ -33,6 +36,7 @@ struct Calls {
 
   std::map<std::string, CollectiveCalls> collective;  // calls by the group's name; "": all ranks
   std::vector<int64_t> sent, received;                // messages, in groups too, by the other rank
+  std::string last = {};  // the last call of all: "allreduce(sum) of float [2] (collective call 3)", "send 4 to rank 1"
 
   // Gives the calls in the group of this name, or none if the rank does not know the group.
   const CollectiveCalls& of(const std::string& group) const;

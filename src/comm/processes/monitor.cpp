@@ -17,6 +17,7 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr auto kSearch = 4s;                 // the search for the process that closed a connection lasts so long
+constexpr auto kUntilToldCalls = 500ms;      // the others' watchdogs have put their ranks' calls by then
 constexpr auto kLongestPauseOfSearch = 5ms;  // the pause between two looks of a search; the watchdog looks less often
 
 }  // namespace
@@ -105,7 +106,6 @@ void Monitor::with_store(const std::function<void()>& work) {
 
 void Monitor::raise(int rank) {
   const auto [first, data] = failure();
-  note_where(last_call(rank, log_.of(rank), steps_, roster_));
   const auto name = roster_.name(rank);
   Failure(first.starts_with(name) ? first : name + ": " + first, data).raise();
 }
@@ -155,15 +155,38 @@ void Monitor::wait_for_all(const std::string& place) {
   while (failure().empty() && !board_.all_come(place)) waits_.sleep(10ms, [](bool failed) { return failed; });
 }
 
-// Lets all processes name the same place where a survivor's rank was when another process died.
+// Lets all processes name the same place where a survivor's rank was when another process died, or over NCCL, whose
+// waits nobody knows, the same last calls.
 Failure Monitor::last_words() {
   const Failure first = failure();
+  const bool on_gpus = !roster_.devices()[0].is_cpu();
+  if (on_gpus && (first.is(Error::death) || first.is(Error::late) || first.is(Error::machine)))
+    return {first.text + ". " + board_.agreed_where(last_calls(calls_of_the_living(first), steps_)), first.data};
   if (!first.is(Error::death)) return first;
   const std::string where = [&] {
     const std::lock_guard lock(mutex_);
     return where_.empty() ? "the process of " + roster_.name_process(process_) + " was in no call" : where_;
   }();
   return {first.text + ". " + board_.agreed_where(where), first.data};
+}
+
+// Waits a moment for what the other watchdogs say. A process that is dead says nothing.
+std::vector<std::optional<Calls>> Monitor::calls_of_the_living(const Failure& first) {
+  const auto& dead = first.data.ranks;
+  std::vector<std::optional<Calls>> calls(roster_.devices().size());
+  const auto all_known = [&] {
+    for (int rank = 0; rank < static_cast<int>(calls.size()); ++rank) {
+      if (!calls[rank] && !(first.is(Error::death) && std::count(dead.begin(), dead.end(), rank) > 0)) return false;
+    }
+    return true;
+  };
+  with_store([&] {
+    for (const auto end = Clock::now() + kUntilToldCalls;; std::this_thread::sleep_for(10ms)) {
+      calls = board_.known_calls();
+      if (all_known() || Clock::now() >= end) return;
+    }
+  });
+  return calls;
 }
 
 }  // namespace lockstep::comm

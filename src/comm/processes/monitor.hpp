@@ -30,9 +30,11 @@
 #include <exception>
 #include <functional>
 #include <mutex>
+#include <optional>
 #include <stop_token>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace lockstep::comm {
 
@@ -111,6 +113,7 @@ class Monitor {
   void wait_for_all(const std::string& place);
   void check_calls();
   Failure last_words();
+  std::vector<std::optional<Calls>> calls_of_the_living(const Failure& first);
 
   const Roster roster_;
   const int process_;

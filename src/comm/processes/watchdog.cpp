@@ -77,7 +77,17 @@ void Watchdog::run() {
                   exception_text(std::current_exception()),
               data_of(std::current_exception())});
     }
-    if (!waits_.failure().empty() && !std::exchange(told, true)) on_failure_();
+    if (waits_.failure().empty() || std::exchange(told, true)) continue;
+    on_failure_();
+    if (!roster_.devices()[0].is_cpu()) put_calls();
+  }
+}
+
+// Says what this process's ranks called. A rank may be in a wait on the device, so that it cannot say so itself.
+void Watchdog::put_calls() {
+  try {
+    for (const auto& [rank, state] : published_) board_.put_calls(rank, log_.of(rank));
+  } catch (const std::exception&) {  // the run has failed already, and the others wait for a moment only
   }
 }
 

@@ -61,6 +61,7 @@ class Watchdog {
   Clock::duration silence_of_the_dead(const std::vector<Heartbeat>& beats) const;
   void end_waits_of_a_stop(const std::vector<RankState>& states);
   void report(const Failure& failure);
+  void put_calls();
 
   Board& board_;
   Waits& waits_;

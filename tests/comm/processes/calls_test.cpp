@@ -24,6 +24,7 @@ std::vector<Calls> three(int64_t collective) {
 TEST(CallsTest, SurviveTheStore) {
   Calls calls(3);
   for (int i = 0; i < 7; ++i) calls.collective["/0.1"].add("allreduce(sum) of float [2]");
+  calls.last = "send 2 to rank 2";
   calls.sent = {0, 1, 2};
   calls.received = {3, 0, 5};
   const Calls read = Calls::from_text(calls.to_text(), 3);
@@ -34,6 +35,7 @@ TEST(CallsTest, SurviveTheStore) {
   EXPECT_EQ(group.text_of(group.count), "");
   EXPECT_EQ(group.fingerprint, calls.of("/0.1").fingerprint);
   EXPECT_EQ(read.of("").count, 0);
+  EXPECT_EQ(read.last, calls.last);
   EXPECT_EQ(read.sent, calls.sent);
   EXPECT_EQ(read.received, calls.received);
 }

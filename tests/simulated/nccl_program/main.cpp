@@ -1,26 +1,29 @@
-// The program that nccl_processes_test starts several times: ranks over NCCL's stand-in on simulated GPUs.
+// The program that nccl_processes_test starts several times: ranks over NCCL's stand-in on simulated GPUs. A build with
+// CUDA makes it too, for benchmarks/gpu_report: there it is NCCL itself.
 //
-//   nccl_ranks training|own_loop DEVICES FILE | nccl_ranks collectives DEVICES | nccl_ranks fails DEVICES WHERE-HOW
+//   nccl_ranks training|own_loop DEVICES FILE | nccl_ranks collectives|replays|recorded DEVICES
+//   nccl_ranks fails DEVICES WHERE-HOW
 //
-// WHERE: what does not go well in the process of rank 1. HOW: "killed", "throws" or "early" (it returns).
+// WHERE: what does not go well in the process of rank 1. HOW: "killed", "throws", "early" (it returns) or "differs".
 #include <ATen/Parallel.h>
 #include <signal.h>
 #include <torch/torch.h>
 #include <lockstep/base/error.hpp>
 #include <lockstep/ranks/rank.hpp>
+#include <lockstep/trainer/fit.hpp>
 
-#include <atomic>
+#include <cmath>
 #include <functional>
 #include <iostream>
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "collectives.hpp"
 #include "comm/processes/program/scenarios.hpp"
+#include "faults.hpp"
 #include "replayed_sums.hpp"
-#include "simulated_gpu/nccl/communicator.hpp"
-#include "support/simulated_device.hpp"
 
 namespace {
 
@@ -44,17 +47,49 @@ void replays_on(Rank& rank, const std::function<void()>& meanwhile) {
   sums.steps(500);
 }
 
+void replay_sums(Rank& rank) {
+  lockstep::ReplayedSums sums(rank);
+  for (int step = 0; step < 100; ++step) {
+    sums.step(static_cast<float>(step * (rank.index() + 1)));
+    const auto expected = static_cast<float>(step * rank.world_size() * (rank.world_size() + 1)) / 2;
+    if (sums.sum() != expected) throw std::runtime_error("step " + std::to_string(step) + " has another sum");
+  }
+}
+
+// Trains by ordinary and by recorded steps, which must come to the same losses but for the order of sums.
+void train_recorded(const lockstep::Devices& devices) {
+  torch::manual_seed(1);
+  const auto x = torch::randn({200, 4}), y = (x.sum(1) > 0).to(torch::kLong);
+  const lockstep::Task task{
+      .name = "signs",
+      .module =
+          [] { return torch::nn::Sequential(torch::nn::Linear(4, 64), torch::nn::ReLU(), torch::nn::Linear(64, 2)); },
+      .criterion = torch::nn::functional::cross_entropy,
+      .train = {{x, y}}};
+  std::vector<double> losses;
+  const auto train = [&](lockstep::Way way) {
+    losses.clear();
+    lockstep::fit(task, {.devices = devices, .way = way, .batch = {.size = 20}, .rate = {.lr = 0.1}, .epochs = 10},
+                  {.on_epoch = [&](const auto& metrics) { losses.push_back(metrics.train_loss); }});
+    return losses;
+  };
+  const auto ordinary = train({}), recorded = train(lockstep::Recorded());
+  for (size_t epoch = 0; epoch < ordinary.size(); ++epoch) {
+    if (std::abs(recorded[epoch] - ordinary[epoch]) < 1e-3 * ordinary[0]) continue;
+    throw std::runtime_error(c10::str("epoch ", epoch + 1, ": loss ", recorded[epoch], ", not ", ordinary[epoch]));
+  }
+}
+
 void fails(const lockstep::Devices& devices, const std::string& where_and_how) {
   const std::string where = where_and_how.substr(0, where_and_how.find('-'));
   const bool throws = where_and_how.ends_with("throws"), here = lockstep::this_process().index == 1;
-  const auto fault = [throws] {
+  const auto say = [] { std::cout << "fails now\n" << std::flush; };
+  const auto fault = [throws, say] {
+    say();
     if (throws) throw std::runtime_error("out of luck");
     raise(SIGKILL);
   };
-  auto& faults = simulated::faults();
-  if (here && where == "init") faults.in_init = fault;
-  if (here && where == "kernel") faults.in_kernel = fault;
-  if (here && where == "shutdown") faults.in_shutdown = fault;
+  if (here && (where == "init" || where == "kernel" || where == "shutdown")) lockstep::plant_in_nccl(where, fault);
   lockstep::run(devices,
                 [&](Rank& rank) {
                   if (where == "shutdown") return rank.barrier();
@@ -79,10 +114,16 @@ void fails(const lockstep::Devices& devices, const std::string& where_and_how) {
                   if (where == "replay") {
                     return replays_on(rank, [&] {
                       if (here && throws) fault();  // the others replay
-                      if (here) faults.in_kernel = fault;
+                      if (here) lockstep::plant_in_nccl("kernel", fault);
                     });
                   }
-                  if (here && where == "return") return;
+                  if (here && where == "return") return say();
+                  if (where == "size") {
+                    rank.barrier();
+                    if (here) say();
+                    rank.allreduce(lockstep::one_to(rank, here ? 3'000'000 : 3));
+                    return;
+                  }
                   if (where == "group") {
                     rank.barrier();
                     if (here) {
@@ -93,7 +134,7 @@ void fails(const lockstep::Devices& devices, const std::string& where_and_how) {
                   }
                   calls_on(rank);
                 },
-                {.timeout = 60s});
+                {.timeout = where == "size" ? 3s : 60s});
 }
 
 }  // namespace
@@ -107,12 +148,14 @@ int main(int argc, char** argv) {
     if (scenario == "training") scenarios::training({devices, argument});
     if (scenario == "own_loop") scenarios::own_loop({devices, argument});
     if (scenario == "collectives") lockstep::run(devices, lockstep::make_every_call);
+    if (scenario == "replays") lockstep::run(devices, replay_sums);
+    if (scenario == "recorded") train_recorded(devices);
     if (scenario == "fails") fails(devices, argument);
     std::cout << name + "ok\n" << std::flush;
     return 0;
   } catch (const lockstep::Error& error) {
     std::cerr << name + error.what() + "\n";
-    lockstep::simulated::take_reports();  // drops reports of kernels that an abort has ended
+    lockstep::drop_reports();
     return 3;
   }
 }
