@@ -25,7 +25,7 @@ ENDED = 6  # seconds more until all have ended: lockstep launch ends a process t
 LIMIT = 120  # seconds that anything may take
 ENVIRONMENT = os.environ | {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}
 lockstep = str(Path(sys.argv[1]).resolve())
-nccl_ranks = str(Path(sys.argv[1]).resolve().parent / "tests" / "nccl_ranks")
+nccl_ranks = next((str(found) for folder in Path(lockstep).parents if (found := folder / "tests/nccl_ranks").exists()), "")
 only = sys.argv[2:]
 
 
@@ -213,12 +213,11 @@ def main():
                   within=LIMIT, says=r"rank 1 .*out of memory",
                   changes_of_1="export PYTORCH_CUDA_ALLOC_CONF=per_process_memory_fraction:0.0001")
 
-    # Without a program that fails as it is told, these are not run.
     def as_told(job):
         job.wait_for("fails now")
         return time.monotonic()
 
-    if not Path(nccl_ranks).exists():
+    if not nccl_ranks:
         print("| ranks that throw, return early, make other calls | | | | | not run: no tests/nccl_ranks |")
     else:
         for where in ("first", "group", "call", "values", "replay"):

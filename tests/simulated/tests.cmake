@@ -129,16 +129,18 @@ endforeach()
 foreach(group ${groups})
   string(REGEX REPLACE "(in_process|parameter_server|split_model)_test.cpp[^\n]*\n" "" list "${${group}_shared}")
   string(REPLACE "|*-Groups.*" "|*-Groups.*:*GroupsCallFor*" list "${list}")
+  string(REPLACE "${not_shared}" "*/1Ranks*:*Worlds.*/0:*APlainHook*/4Ranks" list "${list}")
   file(CONFIGURE OUTPUT ${CMAKE_CURRENT_BINARY_DIR}/simulated/${group}_over_nccl.txt CONTENT "${list}")
 endforeach()
 
-# What benchmarks/gpu_report runs in processes that share a GPU over NCCL: tests that run in processes on CPUs too, for
-# all sizes of worlds. Left out are these sends, lockstep's own exchange, and tests whose bodies make tensors on the CPU.
+# What benchmarks/gpu_report runs in 2, 3 and 4 processes that share a GPU over NCCL: tests that run in processes of one
+# rank each on CPUs too. Left out are these sends, lockstep's own exchange, and tests whose bodies make tensors on the CPU.
 set(not_in_processes "*ResidualBlocksCompute*:*DropoutIsTheSame*:*LibTorchsDropouts*:*StateOfEachRank*:*GroupsCallFor*")
-foreach(job 2x2 3x3 4x4)
-  string(REGEX REPLACE "x.*" "" ranks ${job})
+set(in_processes ${tests_2x2} ${tests_3x3} ${tests_4x4})
+list(REMOVE_DUPLICATES in_processes)
+foreach(ranks 2 3 4)
   set(programs)
-  foreach(file ${tests_${job}})
+  foreach(file ${in_processes})
     if(DEFINED ${file}_left_out AND NOT file MATCHES "^(in_process|parameter_server)_test$")
       list(APPEND programs ${${file}_program})
       string(APPEND ${${file}_program}_in_${ranks}

@@ -83,7 +83,7 @@ void Watchdog::run() {
   }
 }
 
-// Says what this process's ranks called. A rank may be in a wait on the device, so that it cannot say so itself.
+// Says what this process's ranks called. A rank that waits for its device cannot do that.
 void Watchdog::put_calls() {
   try {
     for (const auto& [rank, state] : published_) board_.put_calls(rank, log_.of(rank));

@@ -1,5 +1,5 @@
 // The program that nccl_processes_test starts several times: ranks over NCCL's stand-in on simulated GPUs. A build with
-// CUDA makes it too, for benchmarks/gpu_report: there it is NCCL itself.
+// CUDA makes it too, over real NCCL, for benchmarks/gpu_report.
 //
 //   nccl_ranks training|own_loop DEVICES FILE | nccl_ranks collectives|replays|recorded DEVICES
 //   nccl_ranks fails DEVICES WHERE-HOW

@@ -1,4 +1,4 @@
-// What a build with CUDA has in the place of faults.cpp.
+// A build with CUDA has this in the place of faults.cpp.
 #include <lockstep/base/error.hpp>
 
 #include "faults.hpp"
