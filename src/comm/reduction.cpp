@@ -56,7 +56,7 @@ void reduce_tensors(TensorPointers values, ReduceOp::RedOpType op, TensorPointer
   for (size_t rank = 0; rank < values.size(); ++rank) {
     if (rank != begin) combine(sum, slice(*values[rank], part), op);
   }
-  if (op == ReduceOp::AVG) sum.div_(static_cast<double>(values.size()));
+  if (op == ReduceOp::AVG && values.size() > 1) sum.div_(static_cast<double>(values.size()));
   for (size_t i = 0; i < targets.size(); ++i) {
     if (!in_place || i != home) slice(*targets[i], part).copy_(sum, /*non_blocking=*/true);
   }

@@ -96,7 +96,9 @@ at::Tensor GptBlockImpl::forward(const at::Tensor& x) {
 }
 
 at::Tensor causal_attention(const at::Tensor& qkv, int64_t heads) {
-  const auto parts = qkv.unflatten(-1, {3, heads, -1}).permute({2, 0, 3, 1, 4}).unbind(0);  // [n, heads, length, size]
+  // Cut along the last dimension: then backward puts the parts together in one pass over memory.
+  auto parts = qkv.chunk(3, /*dim=*/-1);
+  for (auto& part : parts) part = part.unflatten(-1, {heads, -1}).transpose(1, 2);  // [n, heads, length, size]
   const at::Tensor found = at::scaled_dot_product_attention(parts[0], parts[1], parts[2], /*attn_mask=*/{},
                                                             /*dropout_p=*/0, /*is_causal=*/true);
   return found.transpose(1, 2).flatten(2);

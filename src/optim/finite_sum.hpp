@@ -12,6 +12,10 @@ namespace lockstep {
 // all numbers are finite. Waits for no GPU.
 at::Tensor finite_sum(const std::vector<at::Tensor>& tensors, const c10::Device& device);
 
+// Sets `found`, float [1] on the tensors' GPU, to 1 if a number is not finite, and else leaves it. Takes one pass over
+// the tensors, and a few launches. Waits for no GPU. `one` holds 1 there: the operator is one that scales, too.
+void find_not_finite(const std::vector<at::Tensor>& tensors, at::Tensor found, const at::Tensor& one);
+
 // Gives the real and imaginary parts of a complex tensor, sharing its memory where possible; any other tensor itself.
 // Most of LibTorch's reductions refuse complex numbers, or give complex results.
 inline at::Tensor real_values(const at::Tensor& tensor) {

@@ -11,6 +11,9 @@
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
 
+#include "device_numbers.hpp"
+
+#include <optional>
 #include <vector>
 
 namespace lockstep {
@@ -18,22 +21,60 @@ namespace lockstep {
 // Sets gradients to zero in one call, and in place: a CUDA graph and DataParallel's buckets rely on their memory.
 void zero_gradients(const std::vector<at::Tensor>& parameters);
 
-class FusedSgd : public torch::optim::SGD {
+// Fused is the part that the three share. A step has two halves, so that a graph can hold the second one: on a GPU the
+// learning rate and the counts of steps are tensors there, which the first half writes where the host has others.
+class Fused {
+ public:
+  struct Launch {  // one call of a kernel
+    std::vector<at::Tensor> parameters, gradients, first, second, steps;
+    const torch::optim::OptimizerOptions* options;
+    at::Tensor rate;  // undefined: on the CPU
+    bool is_fresh;    // this is the first step of these parameters
+  };
+  using Plan = std::vector<Launch>;
+
+  virtual ~Fused() = default;
+
+  // Counts a step on the host. Returns none, and counts nothing, if the kernels cannot take it. A plan holds gradients,
+  // so do not keep it.
+  virtual std::optional<Plan> prepare() = 0;
+  virtual void queue(const Plan& plan) = 0;
+
+  // Lets kernels on a GPU leave everything as it was where `found`, float [1], is not 0; the host counts the step
+  // nevertheless. Undefined: they never do.
+  void skip_where(const at::Tensor& found) { found_ = found; }
+
+ protected:
+  std::optional<at::Tensor> found() const { return found_.defined() ? std::optional(found_) : std::nullopt; }
+
+  DeviceNumbers numbers_;
+
+ private:
+  at::Tensor found_;
+};
+
+class FusedSgd : public torch::optim::SGD, public Fused {
  public:
   using torch::optim::SGD::SGD;
   torch::Tensor step(LossClosure closure = nullptr) override;
+  std::optional<Plan> prepare() override;
+  void queue(const Plan& plan) override;
 };
 
-class FusedAdam : public torch::optim::Adam {
+class FusedAdam : public torch::optim::Adam, public Fused {
  public:
   using torch::optim::Adam::Adam;
   torch::Tensor step(LossClosure closure = nullptr) override;
+  std::optional<Plan> prepare() override;
+  void queue(const Plan& plan) override;
 };
 
-class FusedAdamW : public torch::optim::AdamW {
+class FusedAdamW : public torch::optim::AdamW, public Fused {
  public:
   using torch::optim::AdamW::AdamW;
   torch::Tensor step(LossClosure closure = nullptr) override;
+  std::optional<Plan> prepare() override;
+  void queue(const Plan& plan) override;
 };
 
 }  // namespace lockstep

@@ -1,5 +1,6 @@
 #include "finite_watch.hpp"
 
+#include <ATen/ops/ones_like.h>
 #include <ATen/ops/zeros.h>
 
 #include "flat_options.hpp"
@@ -12,31 +13,48 @@
 
 namespace lockstep {
 
-FiniteWatch::FiniteWatch(const TrainOptions& options, const Rank& rank, const Update& update, bool ranks_differ)
+FiniteWatch::FiniteWatch(const TrainOptions& options, const Rank& rank, const Update& update, at::Tensor loss,
+                         bool ranks_differ)
     : on_nan_(options.on_nan),
       round_(flat(options).local.sync_every),
       rank_(rank),
       update_(update),
       ranks_differ_(ranks_differ),
-      loss_(at::zeros({}, at::TensorOptions(rank.device()).dtype(at::kDouble))) {}
+      loss_(std::move(loss)),
+      mark_(at::zeros({1}, at::TensorOptions(rank.device()).dtype(on_gpu() ? at::kFloat : at::kDouble))),
+      one_(at::ones_like(mark_)) {}
+
+at::Tensor FiniteWatch::found() const {
+  return on_gpu() && on_nan_ == OnNan::stop && round_ == 0 ? mark_ : at::Tensor();
+}
 
 void FiniteWatch::watch() {
+  mark();
+  look();
+}
+
+void FiniteWatch::mark() {
   if (on_nan_ == OnNan::go_on) return;
+  const std::vector<at::Tensor> gradients = update_.gradients();
+  if (on_gpu()) {
+    find_not_finite(gradients, mark_, one_);
+  } else {
+    mark_.add_(finite_sum(gradients, rank_.device()));
+  }
+}
+
+void FiniteWatch::look() {
+  if (on_nan_ == OnNan::go_on) return;
+  Step step{.number = number_};
   if (round_ > 0) {
-    Step step = take_step();
-    if (open_) {
-      step.sum += open_->sum;
-      step.loss += open_->loss;
-    }
     open_ = std::move(step);
     if (number_ % round_ == 0) settle();
-  } else if (rank_.device().is_cpu()) {
-    complaint_ = judge();
-  } else {
-    Step step = take_step();
+  } else if (on_gpu()) {
     ask(step);
     settle();
     open_ = std::move(step);
+  } else {
+    complaint_ = what_is_not_finite(step);
   }
 }
 
@@ -47,26 +65,24 @@ void FiniteWatch::settle() {
 }
 
 std::string FiniteWatch::judge() {
-  Step step = take_step();
+  mark_.zero_();
+  mark();
+  Step step{.number = number_};
   return what_is_not_finite(step);
 }
 
-FiniteWatch::Step FiniteWatch::take_step() {
-  Step step{.number = number_, .sum = finite_sum(update_.gradients(), rank_.device()), .loss = loss_.clone()};
-  loss_.zero_();
-  return step;
-}
-
 void FiniteWatch::ask(Step& step) {
-  if (ranks_differ_) rank_.allreduce(step.sum);
-  step.answer.emplace(step.sum);
+  if (ranks_differ_) rank_.allreduce(mark_);
+  step.answer.emplace(mark_);
 }
 
 std::string FiniteWatch::what_is_not_finite(Step& step) {
   if (!step.answer) ask(step);
   if (const c10::Event* const arrival = step.answer->arrival()) wait_for(rank_, *arrival);
-  if (std::isfinite(step.answer->values().item<double>())) return "";
-  const at::Tensor finite = of_all_ranks(rank_, {std::isfinite(step.loss.item<double>()) ? 1 : 0});
+  const double answer = step.answer->values().item<double>();
+  if (!on_gpu()) mark_.zero_();
+  if (on_gpu() ? answer == 0 : std::isfinite(answer)) return "";
+  const at::Tensor finite = of_all_ranks(rank_, {std::isfinite(loss_.item<double>()) ? 1 : 0});
   std::string ranks;
   for (int64_t rank = 0; rank < finite.size(0); ++rank) {
     if (finite[rank][0].item<int64_t>() == 0) ranks += (ranks.empty() ? "" : ", ") + std::to_string(rank);

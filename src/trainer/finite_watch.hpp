@@ -4,7 +4,9 @@
 // Averaged gradients are the same on all ranks, and so are the answers. Ranks with their own gradients ask each other.
 //
 // On a GPU the answer about a step comes to the host while the next step is queued, and is read after that step's
-// backward. So the GPU always has work, and every rank reads the answer at the same place. By then the step was taken.
+// backward. So the GPU always has work, and every rank reads the answer at the same place. By then that step's update
+// was queued. It leaves everything as it was if mark() has found something (Update::skip_where), and so do the next
+// ones. An optimizer that does not look there has taken the step.
 #pragma once
 
 #include <lockstep/trainer/train_options.hpp>
@@ -20,19 +22,26 @@ namespace lockstep {
 
 class FiniteWatch {
  public:
-  // `update` has the gradients. `ranks_differ` says that ranks step with different gradients.
-  FiniteWatch(const TrainOptions& options, const Rank& rank, const Update& update, bool ranks_differ);
+  // `update` has the gradients, and `loss` is the sum of the rank's losses in the epoch, in place. `ranks_differ` says
+  // that ranks step with different gradients.
+  FiniteWatch(const TrainOptions& options, const Rank& rank, const Update& update, at::Tensor loss, bool ranks_differ);
 
   void begin_step(int epoch, int64_t number) {  // `number` counts the epoch's steps from 1
     epoch_ = epoch;
     number_ = number;
   }
-  void add_loss(const at::Tensor& mean) { loss_.add_(mean); }  // adds the mean of the rank's part, or of a part of it
+
+  // Gives what mark() writes if updates on the GPU are to look at it; undefined: they are not.
+  at::Tensor found() const;
 
   // Call it when a step's gradients are there. With `on_nan` "stop" watch() looks at them; on a GPU it asks, and looks
   // at the answer about the step before. With local SGD it looks when a round ends, where ranks learn of each other.
   void watch();
   void settle();  // looks now at the step that is still open
+
+  // These are the halves of watch(): queued work alone, which a graph can hold if ranks do not differ, and the rest.
+  void mark();
+  void look();
 
   // Looks at the step's gradients now. Says in words what is not finite; empty if all is. Call it on all ranks.
   std::string judge();
@@ -44,11 +53,9 @@ class FiniteWatch {
  private:
   struct Step {  // a step whose loss and gradients may not be finite
     int64_t number = 0;
-    at::Tensor sum;                                 // sum of the step's gradients, finite if they are
-    at::Tensor loss;                                // loss of this rank's part
-    std::optional<HostCopy> answer = std::nullopt;  // sum over all ranks; null: they were not asked
+    std::optional<HostCopy> answer = std::nullopt;  // the mark of all ranks; null: they were not asked
   };
-  Step take_step();
+  bool on_gpu() const { return !rank_.device().is_cpu(); }
   void ask(Step& step);
   std::string what_is_not_finite(Step& step);
 
@@ -59,7 +66,11 @@ class FiniteWatch {
   const bool ranks_differ_;
   int epoch_ = 0;
   int64_t number_ = 0;
-  at::Tensor loss_;           // the sum over the step's parts; the tensor stays in place, so that a graph finds it
+  const at::Tensor loss_;
+  // The mark of the gradients since the last answer. On the CPU it is a sum, which is finite if they are. On a GPU it
+  // is 0 if they are, and stays above 0 once they were not.
+  const at::Tensor mark_;
+  const at::Tensor one_;      // see find_not_finite
   std::optional<Step> open_;  // the step that was not looked at yet
   std::string complaint_;
 };

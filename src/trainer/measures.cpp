@@ -53,7 +53,7 @@ double score_of(const EpochMetrics& metrics, const Judge& judge) {
 
 at::Tensor right_answers(const at::Tensor& y_hat, const at::Tensor& y) {
   const c10::NoGradGuard no_grad;
-  if (y_hat.dim() == 2 && y.dim() == 1) return (y_hat.argmax(1) == y).sum();
+  if (y_hat.dim() == 2 && y.dim() == 1) return y_hat.argmax(1) == y;
   throw Error("right answers are counted (Task::accuracy) where y_hat is [n, classes] and y [n], and here y_hat is " +
                   what_it_gave(y_hat) + " and y " + what_it_gave(y) +
                   "; leave Task::accuracy out, and count in a metric of your own",
@@ -76,7 +76,7 @@ std::vector<SampleSum> sums_of(const Task& task, const Rank& rank) {
   std::vector<SampleSum> sums{loss_sum(task, rank)};
   for (const auto& metric : task.metrics) sums.push_back(metric_sum(metric, rank));
   if (task.accuracy)
-    sums.emplace_back([](const at::Tensor& y_hat, const Batch& batch) { return right_answers(y_hat, batch.y); });
+    sums.emplace_back([](const at::Tensor& y_hat, const Batch& batch) { return right_answers(y_hat, batch.y).sum(); });
   return sums;
 }
 

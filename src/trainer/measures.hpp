@@ -11,7 +11,7 @@
 
 namespace lockstep {
 
-// Gives the number of right answers, int64, of y_hat [n, classes]. Throws Error if y is not a class for each sample.
+// Tells which answers of y_hat [n, classes] are right, bool [n]. Throws Error if y is not a class for each sample.
 at::Tensor right_answers(const at::Tensor& y_hat, const at::Tensor& y);
 
 // Gives the criterion's mean loss of some samples. Throws Error, which names the rank, if it is not one number.

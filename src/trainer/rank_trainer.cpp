@@ -99,15 +99,16 @@ RankTrainer::RankTrainer(const TrainOptions& options, const TrainCallbacks& call
       net_(made_.layers, traffic_.rank(), split_of(options, rank.world_size()), net_options(flat(options), hook_),
            made_.takes_batch),
       update_(options, net_, task, made_.module.get()),
-      watch_(options, rank_, update_,
+      totals_(rank.device(), net_.mesh().pipeline().index() == 0 && net_.mesh().tensor().index() == 0),
+      watch_(options, rank_, update_, totals_.loss,
              /*ranks_differ=*/!holds_whole() || flat(options).zero_stage > 0 || flat(options).local.sync_every > 0),
       replicas_(options, net_, update_, traffic_),
-      totals_(rank.device()),
       step_(
           make_step({task_, options_, callbacks_, rank_, net_, update_, totals_, watch_, replicas_}, std::move(graph))),
       shares_(shares_of(options.batch)),
       stopping_(rank_, callbacks.stop) {
   made_.layers = nullptr;  // the layers of other ranks are among them
+  update_.skip_where(watch_.found());
   if (auto* const averaging = update_.part()->averaging()) averaging->leave_comparing();  // replicas_ compares
   if (balances(options.batch)) balance_.emplace(Replicas(update_.part()), net_.mesh().data(), balance);
   watch_waits_of_gpu();
@@ -129,7 +130,8 @@ EpochMetrics RankTrainer::epoch(int number, const Keep& keep) {
   if (regroups_ || !not_finite().empty()) return metrics;
   replicas_.end_epoch();
   const double losses = sum_of_losses();
-  rank_.allreduce(totals_.correct);
+  const torch::Tensor correct = totals_.correct();
+  rank_.allreduce(correct);
   const torch::Tensor of_ranks =
       of_all_ranks(rank_, {bits_of(clock_.waited()), bits_of(metrics.bytes_per_step), bits_of(own_time_.seconds),
                            bits_of(static_cast<double>(own_time_.samples))})
@@ -141,7 +143,7 @@ EpochMetrics RankTrainer::epoch(int number, const Keep& keep) {
   metrics.data_wait = *std::max_element(waits_.begin(), waits_.end()) / metrics.seconds;
   const auto trained = static_cast<double>(samples_of_epoch() - totals_.left_out);
   metrics.train_loss = losses / trained;
-  metrics.train_accuracy = task_.accuracy ? totals_.correct.item<double>() / trained : kNotCounted;
+  metrics.train_accuracy = task_.accuracy ? correct.item<double>() / trained : kNotCounted;
   // The ranks must evaluate and keep the same network. With a grain all have it already.
   if (!options_.batch.grain) average_running_statistics(net_, totals_.samples);
   show();
@@ -181,8 +183,9 @@ int64_t RankTrainer::samples_of_epoch() const {
 
 double RankTrainer::sum_of_losses() {
   if (options_.batch.grain) return totals_.grain_losses.sum(rank_);
-  rank_.allreduce(totals_.loss);
-  return totals_.loss.item<double>();
+  const torch::Tensor sum = totals_.loss_that_counts();
+  rank_.allreduce(sum);
+  return sum.item<double>();
 }
 
 void RankTrainer::train(EpochMetrics& metrics, const Keep& keep) {

@@ -122,9 +122,9 @@ class RankTrainer {
   Update update_;
   std::optional<Whole> all_parameters_;  // present while no step is computed
   std::optional<Update::Shown> shown_;   // present instead while the average stands in for the weights
+  Totals totals_;
   FiniteWatch watch_;
   ReplicaWatch replicas_;
-  Totals totals_;
   const std::unique_ptr<TrainStep> step_;
   int64_t steps_ = 0;  // steps of an unfinished epoch
   EpochClock clock_;

@@ -24,10 +24,21 @@
 namespace lockstep {
 namespace {
 
-// Gives the loss times 1, or times NaN if it is not finite: then its gradients are not finite either. A CPU's loss can
-// be looked at.
+// Spoiling gives its argument. Its gradient becomes NaN if the argument is not finite, by one kernel of backward.
+struct Spoiling : torch::autograd::Function<Spoiling> {
+  static torch::Tensor forward(torch::autograd::AutogradContext* context, const torch::Tensor& loss) {
+    context->saved_data["loss"] = loss.detach();
+    return loss.view_as(loss);
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& gradients) {
+    return {torch::add(gradients[0], context->saved_data["loss"].toTensor(), /*alpha=*/0)};
+  }
+};
+
+// Makes the gradients of a loss that is not finite not finite either. A CPU's loss can be looked at.
 torch::Tensor spoiling_unless_finite(const torch::Tensor& loss) {
-  if (!loss.is_cpu()) return loss * (1 + 0 * loss.detach());
+  if (!loss.is_cpu()) return Spoiling::apply(loss);
   return std::isfinite(loss.item<double>()) ? loss : loss * std::numeric_limits<double>::quiet_NaN();
 }
 
@@ -58,9 +69,7 @@ void explain_types(const StepParts& with, const Batch& batch) {
 class PlainStep : public TrainStep {
  public:
   explicit PlainStep(const StepParts& parts)
-      : with_(parts),
-        counts_loss_(with_.net.mesh().pipeline().index() == 0 && with_.net.mesh().tensor().index() == 0),
-        counts_correct_(with_.task.accuracy && with_.net.mesh().tensor().index() == 0) {}
+      : with_(parts), counts_correct_(with_.task.accuracy && with_.net.mesh().tensor().index() == 0) {}
 
   void run(const Batch& batch) override {
     gradients(batch);
@@ -108,9 +117,7 @@ class PlainStep : public TrainStep {
       if (c10::GradMode::is_enabled()) count(batch, y_hat, part.y, loss);
       return with_.options.on_nan == OnNan::go_on ? loss : spoiling_unless_finite(loss);
     };
-    const torch::Tensor mean = mean_of_backward(batch, criterion).to(torch::kDouble);
-    with_.watch.add_loss(mean);
-    if (counts_loss_) with_.totals.add_loss(mean, batch.size());
+    with_.totals.add_loss(mean_of_backward(batch, criterion), batch.size());
   }
 
   // A backward may compute forward too.
@@ -146,15 +153,14 @@ class PlainStep : public TrainStep {
   // A run with a grain calls the criterion for one grain, which the scope of its samples tells.
   void count(const Batch& batch, const torch::Tensor& y_hat, const torch::Tensor& y, const torch::Tensor& loss) {
     if (batch.grain > 0 && SampleScope::current()->place().again) return;
-    if (counts_correct_) with_.totals.correct.add_(right_answers(y_hat, y));
+    if (counts_correct_) with_.totals.add_right(right_answers(y_hat, y));
     if (batch.grain == 0) return;
     const int64_t grain = SampleScope::current()->place().first / batch.grain;
     with_.totals.grain_losses.add(grain, loss, y.size(0));
   }
 
-  // Several ranks may have the same samples, which must count once in the epoch's sums. The first of these ranks adds
-  // the loss. The first rank that sees the network's output adds the correct answers.
-  const bool counts_loss_;
+  // Several ranks may have the same samples, which must count once. The first rank that sees the network's output adds
+  // the correct answers.
   const bool counts_correct_;
 };
 
@@ -209,7 +215,7 @@ class SkippingStep : public PlainStep {
     std::vector<std::pair<torch::Tensor, torch::Tensor>> before;
     const auto keep = [&](const torch::Tensor& tensor) { before.emplace_back(tensor, tensor.clone()); };
     keep(with_.totals.loss);
-    keep(with_.totals.correct);
+    const torch::Tensor right = with_.totals.right.clone();
     for (const auto& buffer : with_.update.part()->module().buffers()) keep(buffer);
     {
       const torch::AutoGradMode grad(true);
@@ -219,6 +225,7 @@ class SkippingStep : public PlainStep {
     const std::string wrong = with_.watch.judge();
     if (wrong.empty()) return finish(batch);
     for (auto& [tensor, value] : before) tensor.copy_(value);
+    with_.totals.right.zero_().narrow(0, 0, right.size(0)).copy_(right);  // it may have grown
     if (batch.grain > 0) with_.totals.grain_losses.drop_step();
     if (with_.totals.left_out == 0 && with_.rank.index() == 0 && with_.callbacks.on_warning) {
       with_.callbacks.on_warning(wrong + "; the step was skipped, as are others like it in this epoch");

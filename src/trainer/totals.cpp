@@ -2,21 +2,25 @@
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
 
 #include "ranks/rank_wait.hpp"
 
+#include <utility>
+
 namespace lockstep {
 
-Totals::Totals(const c10::Device& device)
+Totals::Totals(const c10::Device& device, bool counts_loss)
     : loss(at::zeros({}, at::TensorOptions(device).dtype(at::kDouble))),
       grain_losses(device),
-      correct(at::zeros({}, at::TensorOptions(device).dtype(at::kLong))) {}
+      right(at::zeros({1}, at::TensorOptions(device).dtype(at::kLong))),
+      counts_loss(counts_loss) {}
 
 void Totals::reset() {
   loss.zero_();
   grain_losses.reset();
-  correct.zero_();
+  right.zero_();
   samples = 0;
   known = {};
   left_out = 0;
@@ -24,13 +28,31 @@ void Totals::reset() {
 
 void Totals::add_loss(const at::Tensor& mean, int64_t samples_of_it) {
   const c10::NoGradGuard no_grad;
-  loss.add_(mean.detach() * static_cast<double>(samples_of_it));
+  loss.add_(mean.detach(), static_cast<double>(samples_of_it));
+}
+
+// On a GPU a sum in each step would be two kernels more.
+void Totals::add_right(const at::Tensor& answers) {
+  const c10::NoGradGuard no_grad;
+  if (answers.size(0) > right.size(0)) {
+    const at::Tensor before = std::exchange(right, at::zeros(answers.sizes(), right.options()));
+    right.narrow(0, 0, before.size(0)).copy_(before);
+  }
+  right.narrow(0, 0, answers.size(0)).add_(answers);
+}
+
+at::Tensor Totals::loss_that_counts() const {
+  return counts_loss ? loss.clone() : at::zeros_like(loss);
+}
+
+at::Tensor Totals::correct() const {
+  return right.sum();
 }
 
 void Totals::share(Rank& rank) {
   const c10::NoGradGuard no_grad;
   const at::Tensor cells = grain_losses.cells();
-  const at::Tensor all = at::cat({cells, correct.to(at::kDouble).view({1})});
+  const at::Tensor all = at::cat({cells, correct().to(at::kDouble).view({1})});
   rank.allreduce(all);
   synchronize(rank);  // a GPU's values may be those of a call that a lost rank has ended
   known.loss = grain_losses.take(all.narrow(0, 0, cells.numel()));
@@ -42,12 +64,14 @@ double Totals::mean_loss() const {
 }
 
 std::vector<double> Totals::save() const {
-  return {loss.item<double>(), static_cast<double>(correct.item<int64_t>()), static_cast<double>(samples)};
+  return {loss_that_counts().item<double>(), static_cast<double>(correct().item<int64_t>()),
+          static_cast<double>(samples)};
 }
 
 void Totals::load(const at::Tensor& numbers) {
   loss.fill_(numbers[0].item<double>());
-  correct.fill_(static_cast<int64_t>(numbers[1].item<double>()));
+  right.zero_();
+  right[0] = static_cast<int64_t>(numbers[1].item<double>());
   samples = static_cast<int64_t>(numbers[2].item<double>());
 }
 

@@ -40,9 +40,14 @@ class GrainLosses {
 };
 
 struct Totals {
-  explicit Totals(const c10::Device& device);
+  // Several ranks may have the same samples; give `counts_loss` to one of them.
+  Totals(const c10::Device& device, bool counts_loss);
   void reset();
   void add_loss(const at::Tensor& mean, int64_t samples_of_it);
+  void add_right(const at::Tensor& answers);  // bool [n]
+
+  at::Tensor loss_that_counts() const;  // gives a sum that the ranks add up
+  at::Tensor correct() const;           // gives the number of right answers, int64
 
   // Where `shared` is set, call it on all ranks at each step's end, before the update. Then each rank knows the sums
   // over all ranks, and keeps these if another rank is lost. If it throws, nothing has changed.
@@ -54,9 +59,10 @@ struct Totals {
   std::vector<double> save() const;
   void load(const at::Tensor& numbers);
 
-  at::Tensor loss;
+  at::Tensor loss;           // float64
   GrainLosses grain_losses;  // with a grain: the same sum, with the same bits on any number of ranks
-  at::Tensor correct;        // a number of right answers
+  at::Tensor right;          // numbers of right answers by the sample's place in its batch, int64 [n]
+  bool counts_loss = true;
   int64_t samples = 0;
   bool shared = false;
   struct {

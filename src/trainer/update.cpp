@@ -73,6 +73,10 @@ void Update::prepare() {
   prepared_ = true;
 }
 
+void Update::skip_where(const at::Tensor& found) {
+  if (auto* const fused = dynamic_cast<Fused*>(&optimizer_.inner())) fused->skip_where(found);
+}
+
 void Update::step() {
   RECORD_USER_SCOPE("lockstep::update");
   if (!prepared_) prepare();

@@ -41,6 +41,10 @@ class Update {
   void prepare();
   void step();
 
+  // Lets step() leave everything as it was where `found`, float [1] on the GPU, is not 0; undefined: it never does.
+  // An optimizer that is not fused (fused_optimizers.hpp) does not look there.
+  void skip_where(const at::Tensor& found);
+
   // Gives the averaged gradients that step() uses; with zero_stage the rank's slices of them.
   std::vector<at::Tensor> gradients() const { return optimizer_.gradients(); }
 
