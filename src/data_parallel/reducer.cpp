@@ -19,7 +19,8 @@ namespace lockstep {
 Reducer::Reducer(const torch::nn::Module& module, const Rank& rank, const DataParallelOptions& options)
     : GradientBuckets(rank, {.collective = "allreduce", .overlap = options.overlap, .check = options.grain_check}),
       options_(options),
-      parameters_(module) {
+      parameters_(module),
+      has_memory_(rank.world_size() > 1 || options.hook) {
   if (options_.bucket_bytes < 1 || options_.first_bucket_bytes < 1) {
     throw Error(name() + ": bucket_bytes is " + std::to_string(options_.bucket_bytes) + " and first_bucket_bytes is " +
                 std::to_string(options_.first_bucket_bytes) + "; both must be at least 1");
@@ -55,6 +56,7 @@ void Reducer::begin(bool by_grains) {
                 "graph");
   }
   if (!by_grains) return;
+  if (!std::exchange(has_memory_, true)) give_memory_to_all();
   const c10::AutoGradMode no_grad(false);
   for (size_t slot = 0; slot < slots_.size(); ++slot) {
     if (!slots_[slot].parameter.grad().defined()) let_go_of(slot);
@@ -68,6 +70,7 @@ void Reducer::collect(size_t index) {
   GradientSlot& slot = slots_[index];
   auto& gradient = slot.parameter.mutable_grad();
   slot.had = gradient.defined();
+  if (!has_memory_) return slot.had ? slot.refuse_sparse(name()) : void();
   if (!gradient.defined()) {
     let_go_of(index);
     slot.view.zero_();
@@ -122,6 +125,10 @@ void Reducer::make_buckets(const std::vector<size_t>& order, size_t used) {
   exchanges_.assign(buckets_.size(), {});
   order_.resize(buckets_.size());
   std::iota(order_.begin(), order_.end(), size_t{0});
+  if (has_memory_) give_memory_to_all();
+}
+
+void Reducer::give_memory_to_all() {
   for (const size_t bucket : order_) give_memory(bucket);
 }
 
@@ -202,6 +209,7 @@ void Reducer::take_turns(bool may_wait) {
 // Averages instead of adding up, because gradients of an earlier backward that are equal on all ranks must stay as they
 // are.
 void Reducer::post(size_t index) {
+  if (!has_memory_) return;
   Exchange& exchange = exchanges_[index];
   if (in_rounds()) {
     // The stream that adds the average to .grad allocates it.

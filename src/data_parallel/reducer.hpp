@@ -2,7 +2,8 @@
 //
 // A bucket is flat memory that holds the gradients of several parameters of one type; each parameter's .grad
 // is a view into it. The average is one allreduce on the rank's backend, or what a CommunicationHook makes of it. With
-// a hook a bucket may take several rounds, whose order is as fixed as the buckets': see move_on().
+// a hook a bucket may take several rounds, whose order is as fixed as the buckets': see move_on(). A single rank's
+// gradients are their average, and stay where backward left them: buckets get memory for a hook and for grains alone.
 #pragma once
 
 #include <c10/core/Stream.h>
@@ -34,7 +35,7 @@ class Reducer : public GradientBuckets {
   };
 
   void begin(bool by_grains) override;
-  void collect(size_t slot) override;  // makes .grad the slot's view, without changing its value
+  void collect(size_t slot) override;  // makes .grad the slot's view, if it has one, without changing its value
   void post(size_t bucket) override;   // begins the bucket's first round
   // In turn t bucket t's first round begins, then the next round of each earlier bucket that has one.
   void move_on(bool may_wait) override;
@@ -53,11 +54,13 @@ class Reducer : public GradientBuckets {
   void end_of(size_t bucket);                        // ends a bucket after its last round
   void make_buckets(const std::vector<size_t>& order, size_t used);  // keeps the first `used` slots apart from the rest
   void give_memory(size_t bucket);
+  void give_memory_to_all();
 
   const DataParallelOptions options_;
   const TrainedParameters parameters_;
   std::optional<c10::Stream> poll_stream_;  // see is_complete(); all of a hook's work is on it
   std::vector<Exchange> exchanges_;         // the buckets' exchanges, in the buckets' order
+  bool has_memory_;                         // buckets have memory
   std::vector<size_t> open_;                // posted buckets that were not complete when last polled
   size_t turn_ = 0;                         // the number of earlier buckets, whose next rounds are part of this turn
   size_t place_ = 0;                        // the first earlier bucket that this turn has not come to

@@ -28,19 +28,21 @@ at::Tensor FiniteWatch::found() const {
   return on_gpu() && on_nan_ == OnNan::stop && round_ == 0 ? mark_ : at::Tensor();
 }
 
+void FiniteWatch::add_loss(const at::Tensor& mean) {
+  if (judges_losses()) losses_.push_back(mean.detach());
+}
+
 void FiniteWatch::watch() {
   mark();
   look();
 }
 
 void FiniteWatch::mark() {
+  std::vector<at::Tensor> judged = std::exchange(losses_, {});
   if (on_nan_ == OnNan::go_on) return;
   const std::vector<at::Tensor> gradients = update_.gradients();
-  if (on_gpu()) {
-    find_not_finite(gradients, mark_, one_);
-  } else {
-    mark_.add_(finite_sum(gradients, rank_.device()));
-  }
+  judged.insert(judged.end(), gradients.begin(), gradients.end());
+  on_gpu() ? find_not_finite(judged, mark_, one_) : void(mark_.add_(finite_sum(judged, rank_.device())));
 }
 
 void FiniteWatch::look() {

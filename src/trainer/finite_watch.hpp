@@ -2,6 +2,7 @@
 //
 // A step is judged by its gradients alone, since a loss that is not finite gives gradients that are not (see step.cpp).
 // Averaged gradients are the same on all ranks, and so are the answers. Ranks with their own gradients ask each other.
+// A single rank's GPU looks at the losses themselves, which saves a kernel.
 //
 // On a GPU the answer about a step comes to the host while the next step is queued, and is read after that step's
 // backward. So the GPU always has work, and every rank reads the answer at the same place. By then that step's update
@@ -17,6 +18,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace lockstep {
 
@@ -30,6 +32,8 @@ class FiniteWatch {
     epoch_ = epoch;
     number_ = number;
   }
+  bool judges_losses() const { return on_gpu() && rank_.world_size() == 1; }
+  void add_loss(const at::Tensor& mean);  // takes the mean of the rank's part of the step, or of a part of that
 
   // Gives what mark() writes if updates on the GPU are to look at it; undefined: they are not.
   at::Tensor found() const;
@@ -70,8 +74,9 @@ class FiniteWatch {
   // The mark of the gradients since the last answer. On the CPU it is a sum, which is finite if they are. On a GPU it
   // is 0 if they are, and stays above 0 once they were not.
   const at::Tensor mark_;
-  const at::Tensor one_;      // see find_not_finite
-  std::optional<Step> open_;  // the step that was not looked at yet
+  const at::Tensor one_;            // see find_not_finite
+  std::vector<at::Tensor> losses_;  // the step's losses, if they are judged
+  std::optional<Step> open_;        // the step that was not looked at yet
   std::string complaint_;
 };
 

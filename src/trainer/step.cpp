@@ -115,9 +115,12 @@ class PlainStep : public TrainStep {
       const torch::Tensor loss = checked_loss(with_.task, with_.rank, y_hat, part);
       // Recomputation may compute a microbatch's loss twice, and only one of the two is for a backward.
       if (c10::GradMode::is_enabled()) count(batch, y_hat, part.y, loss);
-      return with_.options.on_nan == OnNan::go_on ? loss : spoiling_unless_finite(loss);
+      const bool spoils = with_.options.on_nan != OnNan::go_on && !with_.watch.judges_losses();
+      return spoils ? spoiling_unless_finite(loss) : loss;
     };
-    with_.totals.add_loss(mean_of_backward(batch, criterion), batch.size());
+    const torch::Tensor mean = mean_of_backward(batch, criterion);
+    with_.watch.add_loss(mean);
+    with_.totals.add_loss(mean, batch.size());
   }
 
   // A backward may compute forward too.
@@ -196,7 +199,7 @@ class RecordedStep : public PlainStep {
   }
 
   void recorded_part(const Batch& batch) {
-    with_.update.zero_grad();
+    with_.update.zero_grad(/*anew=*/with_.rank.world_size() == 1);
     if (exchange_recorded_) return forward_backward(batch);
     const auto guard = with_.net.no_sync();
     forward_backward(batch);

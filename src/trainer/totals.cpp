@@ -1,8 +1,8 @@
 #include "totals.hpp"
 
 #include <ATen/ops/cat.h>
+#include <ATen/ops/full_like.h>
 #include <ATen/ops/zeros.h>
-#include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
 
 #include "ranks/rank_wait.hpp"
@@ -21,6 +21,7 @@ void Totals::reset() {
   loss.zero_();
   grain_losses.reset();
   right.zero_();
+  brought = 0;
   samples = 0;
   known = {};
   left_out = 0;
@@ -42,7 +43,7 @@ void Totals::add_right(const at::Tensor& answers) {
 }
 
 at::Tensor Totals::loss_that_counts() const {
-  return counts_loss ? loss.clone() : at::zeros_like(loss);
+  return counts_loss ? loss.clone() : at::full_like(loss, brought);
 }
 
 at::Tensor Totals::correct() const {
@@ -69,7 +70,8 @@ std::vector<double> Totals::save() const {
 }
 
 void Totals::load(const at::Tensor& numbers) {
-  loss.fill_(numbers[0].item<double>());
+  const double sum = numbers[0].item<double>();
+  counts_loss ? void(loss.fill_(sum)) : void(brought = sum);
   right.zero_();
   right[0] = static_cast<int64_t>(numbers[1].item<double>());
   samples = static_cast<int64_t>(numbers[2].item<double>());

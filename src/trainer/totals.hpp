@@ -63,6 +63,7 @@ struct Totals {
   GrainLosses grain_losses;  // with a grain: the same sum, with the same bits on any number of ranks
   at::Tensor right;          // numbers of right answers by the sample's place in its batch, int64 [n]
   bool counts_loss = true;
+  double brought = 0;  // where `loss` does not count: what a checkpoint of other ranks had here
   int64_t samples = 0;
   bool shared = false;
   struct {

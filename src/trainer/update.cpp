@@ -57,9 +57,9 @@ Update::Update(const TrainOptions& options, const SplitModel& net, const Task& t
   for (const auto& parameter : parameters) parameter.mutable_grad() = at::zeros_like(parameter);
 }
 
-void Update::zero_grad() {
+void Update::zero_grad(bool anew) {
   prepared_ = false;
-  optimizer_.zero_grad(in_place_);
+  optimizer_.zero_grad(in_place_ && !anew);
 }
 
 double Update::set_time(double epochs_done) {

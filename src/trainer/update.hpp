@@ -31,8 +31,9 @@ class Update {
   // Makes gradients undefined, as LibTorch's zero_grad() does. So a parameter that a step does not use is left alone,
   // whether the run has gone on from a checkpoint or not. Gradients stay in place, as zeros, with a CUDA graph, which
   // needs their memory, and with local SGD, where every rank needs a state of each parameter. They also stay in
-  // networks that are split by layers or channels, which use every parameter in each step.
-  void zero_grad();
+  // networks that are split by layers or channels, which use every parameter in each step. Give `anew` within a
+  // recording whose gradients no bucket holds: then backward writes them, and adds to nothing.
+  void zero_grad(bool anew = false);
 
   // Sets the learning rate for the moment when `epochs_done` epochs are done, and returns it.
   double set_time(double epochs_done);
