@@ -13,22 +13,18 @@ void DeviceNumbers::set(Number& number, const c10::Device& device, double value)
   number.value = value;
 }
 
-at::Tensor DeviceNumbers::rate(const c10::Device& device, size_t group, double rate) {
-  if (device.is_cpu()) return {};
-  Number& number = rates_[group];
-  set(number, device, rate);
-  return number.tensor;
+void DeviceNumbers::set_rate(const c10::Device& device, size_t group, double rate) {
+  if (!device.is_cpu()) set(rates_[group], device, rate);
 }
 
 void DeviceNumbers::begin_step() {
-  ++calls_;
+  ++steps_;
   for (auto& [place, number] : counts_) number.is_used = false;
 }
 
-at::Tensor DeviceNumbers::count(const c10::Device& device, int64_t count) {
-  Number& number = counts_[{device.index(), calls_ - count}];
+void DeviceNumbers::set_count(const c10::Device& device, int64_t count) {
+  Number& number = counts_[place(device, count)];
   if (!std::exchange(number.is_used, true)) set(number, device, static_cast<double>(count - 1));
-  return number.tensor;
 }
 
 void DeviceNumbers::end_step() {

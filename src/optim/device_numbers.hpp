@@ -1,6 +1,6 @@
-// DeviceNumbers keeps an optimizer's learning rates and counts of steps where its kernels read them: on a GPU as
-// tensors there, whose places stay, so that a CUDA graph can hold the kernels. It writes a number when the host has
-// another one.
+// DeviceNumbers keeps an optimizer's learning rates and counts of steps where its kernels read them: as tensors on the
+// device, whose places stay, so that a CUDA graph can hold the kernels. It writes a number when the host has another
+// one.
 //
 // Use it from one thread. It waits for no GPU.
 #pragma once
@@ -17,30 +17,36 @@ namespace lockstep {
 
 class DeviceNumbers {
  public:
-  // Gives the group's rate, float []; undefined on the CPU, whose kernels take a number with float64's digits.
-  at::Tensor rate(const c10::Device& device, size_t group, double rate);
+  // Sets a group's rate. On the CPU it does nothing: the kernels there take a number with float64's digits.
+  void set_rate(const c10::Device& device, size_t group, double rate);
+  const at::Tensor& rate(size_t group) const { return rates_.at(group).tensor; }  // gives float []
 
-  // Begins to prepare a step. Then count() gives, for a parameter whose step it is the `count`-th of, the tensor that
-  // count_up() makes `count` of. Parameters of the same age share a tensor. end_step() ends it.
+  // Between these calls name the count of each parameter that steps: count_up() makes that number of it. Parameters of
+  // the same age share a tensor.
   void begin_step();
-  at::Tensor count(const c10::Device& device, int64_t count);
+  void set_count(const c10::Device& device, int64_t count);
   void end_step();
 
-  // Queues the additions of one to the counts of the last step that was prepared. A graph may hold them.
+  // Queues the additions of one. A graph may hold them.
   void count_up();
+  // Gives the tensor, float [], of a parameter that steps for the `count`-th time.
+  const at::Tensor& count(const c10::Device& device, int64_t count) const {
+    return counts_.at(place(device, count)).tensor;
+  }
 
  private:
+  using Place = std::pair<c10::DeviceIndex, int64_t>;
   struct Number {
     at::Tensor tensor;
     double value = 0;
     bool is_used = false;
   };
   static void set(Number& number, const c10::Device& device, double value);
+  Place place(const c10::Device& device, int64_t count) const { return {device.index(), steps_ - count}; }
 
   std::map<size_t, Number> rates_;  // rates by group
-  // Counts by the device's index, and by the call of begin_step() that would have been the parameters' first.
-  std::map<std::pair<c10::DeviceIndex, int64_t>, Number> counts_;
-  int64_t calls_ = 0;
+  std::map<Place, Number> counts_;  // counts by the device, and by the step that would have been the parameters' first
+  int64_t steps_ = 0;
 };
 
 }  // namespace lockstep

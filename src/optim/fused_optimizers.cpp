@@ -13,6 +13,7 @@
 #include <array>
 #include <map>
 #include <memory>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -73,32 +74,58 @@ bool fits_adam(const std::vector<OptimizerParamGroup>& groups, const States& sta
   });
 }
 
-// Adds the parameter to the launches of one group, of which each type has one.
-Fused::Launch& launch_of(std::map<at::ScalarType, Fused::Launch>& launches, const at::Tensor& parameter,
-                         const OptimizerParamGroup& group, const at::Tensor& rate) {
-  Fused::Launch& launch = launches.try_emplace(parameter.scalar_type()).first->second;
-  launch.options = &group.options();
-  launch.rate = rate;
-  launch.parameters.push_back(parameter);
-  launch.gradients.push_back(parameter.grad());
-  return launch;
+template <class Visit>
+void each_with_gradient(const std::vector<OptimizerParamGroup>& groups, const Visit& visit) {
+  for (size_t number = 0; number < groups.size(); ++number) {
+    for (const auto& parameter : groups[number].params()) {
+      if (parameter.grad().defined()) visit(number, parameter);
+    }
+  }
 }
 
-void add_launches(std::map<at::ScalarType, Fused::Launch>& launches, Fused::Plan& plan) {
-  for (auto& [type, launch] : launches) plan.push_back(std::move(launch));
+template <class Options, class State>
+void count_adam(const std::vector<OptimizerParamGroup>& groups, States& states, DeviceNumbers& numbers) {
+  numbers.begin_step();
+  each_with_gradient(groups, [&](size_t number, const at::Tensor& parameter) {
+    auto& state = state_of<State>(states, parameter, [&](auto& made) {
+      made.exp_avg(at::zeros_like(parameter));
+      made.exp_avg_sq(at::zeros_like(parameter));
+    });
+    state.step(state.step() + 1);
+    numbers.set_rate(parameter.device(), number, static_cast<const Options&>(groups[number].options()).lr());
+    numbers.set_count(parameter.device(), state.step());
+  });
+  numbers.end_step();
 }
 
-template <class Options, class Kernel>
-void queue_adam(const Fused::Plan& plan, const std::optional<at::Tensor>& found, const Kernel& kernel) {
-  for (const auto& launch : plan) {
-    const auto& options = static_cast<const Options&>(*launch.options);
+// These are the arguments of one call. Each type of a group has its own.
+struct Launch {
+  std::vector<at::Tensor> parameters, gradients, first, second, steps;
+};
+
+template <class Options, class State, class Kernel>
+void queue_adam(const std::vector<OptimizerParamGroup>& groups, States& states, DeviceNumbers& numbers,
+                const std::optional<at::Tensor>& found, const Kernel& kernel) {
+  numbers.count_up();
+  std::map<std::pair<size_t, at::ScalarType>, Launch> launches;
+  each_with_gradient(groups, [&](size_t number, const at::Tensor& parameter) {
+    Launch& launch = launches[{number, parameter.scalar_type()}];
+    const auto& state = static_cast<const State&>(*states.at(parameter.unsafeGetTensorImpl()));
+    launch.parameters.push_back(parameter);
+    launch.gradients.push_back(parameter.grad());
+    launch.first.push_back(state.exp_avg());
+    launch.second.push_back(state.exp_avg_sq());
+    launch.steps.push_back(numbers.count(parameter.device(), state.step()));
+  });
+  for (const auto& [place, launch] : launches) {
+    const auto& options = static_cast<const Options&>(groups[place.first].options());
     const auto [beta1, beta2] = options.betas();
-    const auto call = [&, beta1 = beta1, beta2 = beta2](const auto& rate) {
-      kernel(launch.parameters, launch.gradients, launch.first, launch.second, /*max_exp_avg_sqs=*/at::TensorList(),
-             launch.steps, rate, beta1, beta2, options.weight_decay(), options.eps(), /*amsgrad=*/false,
-             /*maximize=*/false, /*grad_scale=*/std::optional<at::Tensor>(), found);
+    const auto call = [&, of = &launch, beta1 = beta1, beta2 = beta2](const auto& rate) {
+      kernel(of->parameters, of->gradients, of->first, of->second, /*max_exp_avg_sqs=*/at::TensorList(), of->steps,
+             rate, beta1, beta2, options.weight_decay(), options.eps(), /*amsgrad=*/false, /*maximize=*/false,
+             /*grad_scale=*/std::optional<at::Tensor>(), found);
     };
-    launch.rate.defined() ? call(launch.rate) : call(options.lr());
+    launch.parameters[0].is_cpu() ? call(options.lr()) : call(numbers.rate(place.first));
   }
 }
 
@@ -113,131 +140,113 @@ void zero_gradients(const std::vector<at::Tensor>& parameters) {
   if (!gradients.empty()) at::_foreach_zero_(gradients);
 }
 
+// ---- A step.
+
+bool Fused::prepare() {
+  if (!fits()) return false;
+  const torch::NoGradGuard no_grad;
+  count();
+  is_prepared_ = true;
+  return true;
+}
+
+bool Fused::step_by_kernels() {
+  if (!is_prepared_ && !prepare()) return false;
+  is_prepared_ = false;
+  const torch::NoGradGuard no_grad;
+  queue();
+  return true;
+}
+
 // ---- SGD
 
-std::optional<Fused::Plan> FusedSgd::prepare() {
+bool FusedSgd::fits() const {
   const auto members_of = [](const torch::optim::OptimizerParamState& state) {
     return std::array{static_cast<const torch::optim::SGDParamState&>(state).momentum_buffer()};
   };
-  const bool fits = std::all_of(param_groups_.begin(), param_groups_.end(),
-                                [&](const auto& group) { return fits_kernel(group, state_, members_of); });
-  if (!fits) return std::nullopt;
-  const torch::NoGradGuard no_grad;
-  Plan plan;
-  for (size_t number = 0; number < param_groups_.size(); ++number) {
-    const OptimizerParamGroup& group = param_groups_[number];
-    const auto& options = static_cast<const torch::optim::SGDOptions&>(group.options());
-    std::map<at::ScalarType, Launch> begun, fresh;
-    for (const auto& parameter : group.params()) {
-      if (!parameter.grad().defined()) continue;
-      const at::Tensor rate = numbers_.rate(parameter.device(), number, options.lr());
-      if (options.momentum() == 0) {
-        launch_of(begun, parameter, group, rate);
-        continue;
-      }
-      bool is_fresh = false;  // the parameter's first step may come late
-      const auto& state = state_of<torch::optim::SGDParamState>(state_, parameter, [&](auto& made) {
-        made.momentum_buffer(at::zeros_like(parameter));
-        is_fresh = true;
-      });
-      Launch& launch = launch_of(is_fresh ? fresh : begun, parameter, group, rate);
-      launch.first.push_back(state.momentum_buffer());
-      launch.is_fresh = is_fresh;
-    }
-    add_launches(begun, plan);
-    add_launches(fresh, plan);
-  }
-  return plan;
+  return std::all_of(param_groups_.begin(), param_groups_.end(),
+                     [&](const auto& group) { return fits_kernel(group, state_, members_of); });
 }
 
-void FusedSgd::queue(const Plan& plan) {
-  const torch::NoGradGuard no_grad;
-  for (const auto& launch : plan) {
-    const auto& options = static_cast<const torch::optim::SGDOptions&>(*launch.options);
-    const auto call = [&](const auto& rate) {
-      at::_fused_sgd_(launch.parameters, launch.gradients, launch.first, options.weight_decay(), options.momentum(),
-                      rate, options.dampening(), options.nesterov(), /*maximize=*/false, launch.is_fresh,
+// A parameter's first step may come late.
+void FusedSgd::count() {
+  fresh_.clear();
+  each_with_gradient(param_groups_, [&](size_t number, const at::Tensor& parameter) {
+    const auto& options = static_cast<const torch::optim::SGDOptions&>(param_groups_[number].options());
+    numbers_.set_rate(parameter.device(), number, options.lr());
+    if (options.momentum() == 0) return;
+    state_of<torch::optim::SGDParamState>(state_, parameter, [&](auto& made) {
+      made.momentum_buffer(at::zeros_like(parameter));
+      fresh_.insert(parameter.unsafeGetTensorImpl());
+    });
+  });
+}
+
+void FusedSgd::queue() {
+  std::map<std::tuple<size_t, at::ScalarType, bool>, Launch> launches;
+  each_with_gradient(param_groups_, [&](size_t number, const at::Tensor& parameter) {
+    auto* const key = parameter.unsafeGetTensorImpl();
+    Launch& launch = launches[{number, parameter.scalar_type(), fresh_.contains(key)}];
+    launch.parameters.push_back(parameter);
+    launch.gradients.push_back(parameter.grad());
+    if (static_cast<const torch::optim::SGDOptions&>(param_groups_[number].options()).momentum() == 0) return;
+    launch.first.push_back(static_cast<const torch::optim::SGDParamState&>(*state_.at(key)).momentum_buffer());
+  });
+  for (const auto& [place, launch] : launches) {
+    const auto& [number, type, is_fresh] = place;
+    const auto& options = static_cast<const torch::optim::SGDOptions&>(param_groups_[number].options());
+    const auto call = [&, of = &launch, is_first_step = is_fresh](const auto& rate) {
+      at::_fused_sgd_(of->parameters, of->gradients, of->first, options.weight_decay(), options.momentum(), rate,
+                      options.dampening(), options.nesterov(), /*maximize=*/false, is_first_step,
                       /*grad_scale=*/{}, found());
     };
-    launch.rate.defined() ? call(launch.rate) : call(options.lr());
+    launch.parameters[0].is_cpu() ? call(options.lr()) : call(numbers_.rate(number));
   }
 }
 
 torch::Tensor FusedSgd::step(LossClosure closure) {
   const torch::Tensor loss = loss_of(closure);
-  const auto plan = prepare();
-  plan ? queue(*plan) : void(SGD::step());
+  if (!step_by_kernels()) SGD::step();
   return loss;
 }
 
 // ---- Adam and AdamW, which differ in their kernels
 
-namespace {
-
-template <class Options, class State>
-std::optional<Fused::Plan> plan_of_adam(const std::vector<OptimizerParamGroup>& groups, States& states,
-                                        DeviceNumbers& numbers) {
-  if (!fits_adam<Options, State>(groups, states)) return std::nullopt;
-  const torch::NoGradGuard no_grad;
-  Fused::Plan plan;
-  numbers.begin_step();
-  for (size_t number = 0; number < groups.size(); ++number) {
-    const auto& options = static_cast<const Options&>(groups[number].options());
-    std::map<at::ScalarType, Fused::Launch> launches;
-    for (const auto& parameter : groups[number].params()) {
-      if (!parameter.grad().defined()) continue;
-      auto& state = state_of<State>(states, parameter, [&](auto& made) {
-        made.exp_avg(at::zeros_like(parameter));
-        made.exp_avg_sq(at::zeros_like(parameter));
-      });
-      state.step(state.step() + 1);
-      Fused::Launch& launch =
-          launch_of(launches, parameter, groups[number], numbers.rate(parameter.device(), number, options.lr()));
-      launch.first.push_back(state.exp_avg());
-      launch.second.push_back(state.exp_avg_sq());
-      launch.steps.push_back(numbers.count(parameter.device(), state.step()));
-    }
-    add_launches(launches, plan);
-  }
-  numbers.end_step();
-  return plan;
+bool FusedAdam::fits() const {
+  return fits_adam<torch::optim::AdamOptions, torch::optim::AdamParamState>(param_groups_, state_);
 }
 
-}  // namespace
-
-std::optional<Fused::Plan> FusedAdam::prepare() {
-  return plan_of_adam<torch::optim::AdamOptions, torch::optim::AdamParamState>(param_groups_, state_, numbers_);
+void FusedAdam::count() {
+  count_adam<torch::optim::AdamOptions, torch::optim::AdamParamState>(param_groups_, state_, numbers_);
 }
 
-void FusedAdam::queue(const Plan& plan) {
-  const torch::NoGradGuard no_grad;
-  numbers_.count_up();
-  queue_adam<torch::optim::AdamOptions>(plan, found(),
-                                        [](const auto&... arguments) { at::_fused_adam_(arguments...); });
+void FusedAdam::queue() {
+  queue_adam<torch::optim::AdamOptions, torch::optim::AdamParamState>(
+      param_groups_, state_, numbers_, found(), [](const auto&... arguments) { at::_fused_adam_(arguments...); });
 }
 
 torch::Tensor FusedAdam::step(LossClosure closure) {
   const torch::Tensor loss = loss_of(closure);
-  const auto plan = prepare();
-  plan ? queue(*plan) : void(Adam::step());
+  if (!step_by_kernels()) Adam::step();
   return loss;
 }
 
-std::optional<Fused::Plan> FusedAdamW::prepare() {
-  return plan_of_adam<torch::optim::AdamWOptions, torch::optim::AdamWParamState>(param_groups_, state_, numbers_);
+bool FusedAdamW::fits() const {
+  return fits_adam<torch::optim::AdamWOptions, torch::optim::AdamWParamState>(param_groups_, state_);
 }
 
-void FusedAdamW::queue(const Plan& plan) {
-  const torch::NoGradGuard no_grad;
-  numbers_.count_up();
-  queue_adam<torch::optim::AdamWOptions>(plan, found(),
-                                         [](const auto&... arguments) { at::_fused_adamw_(arguments...); });
+void FusedAdamW::count() {
+  count_adam<torch::optim::AdamWOptions, torch::optim::AdamWParamState>(param_groups_, state_, numbers_);
+}
+
+void FusedAdamW::queue() {
+  queue_adam<torch::optim::AdamWOptions, torch::optim::AdamWParamState>(
+      param_groups_, state_, numbers_, found(), [](const auto&... arguments) { at::_fused_adamw_(arguments...); });
 }
 
 torch::Tensor FusedAdamW::step(LossClosure closure) {
   const torch::Tensor loss = loss_of(closure);
-  const auto plan = prepare();
-  plan ? queue(*plan) : void(AdamW::step());
+  if (!step_by_kernels()) AdamW::step();
   return loss;
 }
 

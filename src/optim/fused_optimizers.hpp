@@ -14,6 +14,7 @@
 #include "device_numbers.hpp"
 
 #include <optional>
+#include <set>
 #include <vector>
 
 namespace lockstep {
@@ -25,56 +26,65 @@ void zero_gradients(const std::vector<at::Tensor>& parameters);
 // learning rate and the counts of steps are tensors there, which the first half writes where the host has others.
 class Fused {
  public:
-  struct Launch {  // one call of a kernel
-    std::vector<at::Tensor> parameters, gradients, first, second, steps;
-    const torch::optim::OptimizerOptions* options;
-    at::Tensor rate;  // undefined: on the CPU
-    bool is_fresh;    // this is the first step of these parameters
-  };
-  using Plan = std::vector<Launch>;
-
   virtual ~Fused() = default;
 
-  // Counts a step on the host. Returns none, and counts nothing, if the kernels cannot take it. A plan holds gradients,
-  // so do not keep it.
-  virtual std::optional<Plan> prepare() = 0;
-  virtual void queue(const Plan& plan) = 0;
+  // Does the first half of the next step, whose gradients are there or will be. Then step() does the second half alone.
+  // Returns false, and does nothing, if the kernels cannot take the step.
+  bool prepare();
+  void forget_prepared() { is_prepared_ = false; }  // says that a graph has done the second half
 
   // Lets kernels on a GPU leave everything as it was where `found`, float [1], is not 0; the host counts the step
   // nevertheless. Undefined: they never do.
   void skip_where(const at::Tensor& found) { found_ = found; }
 
  protected:
+  virtual bool fits() const = 0;  // tells whether the kernels can take the groups
+  virtual void count() = 0;       // makes states, and counts
+  virtual void queue() = 0;
+
+  bool step_by_kernels();  // does what is left of the step; returns false, and does nothing, if the kernels cannot
   std::optional<at::Tensor> found() const { return found_.defined() ? std::optional(found_) : std::nullopt; }
 
   DeviceNumbers numbers_;
 
  private:
   at::Tensor found_;
+  bool is_prepared_ = false;
 };
 
 class FusedSgd : public torch::optim::SGD, public Fused {
  public:
   using torch::optim::SGD::SGD;
   torch::Tensor step(LossClosure closure = nullptr) override;
-  std::optional<Plan> prepare() override;
-  void queue(const Plan& plan) override;
+
+ private:
+  bool fits() const override;
+  void count() override;
+  void queue() override;
+
+  std::set<const c10::TensorImpl*> fresh_;  // parameters whose momentum begins with this step
 };
 
 class FusedAdam : public torch::optim::Adam, public Fused {
  public:
   using torch::optim::Adam::Adam;
   torch::Tensor step(LossClosure closure = nullptr) override;
-  std::optional<Plan> prepare() override;
-  void queue(const Plan& plan) override;
+
+ private:
+  bool fits() const override;
+  void count() override;
+  void queue() override;
 };
 
 class FusedAdamW : public torch::optim::AdamW, public Fused {
  public:
   using torch::optim::AdamW::AdamW;
   torch::Tensor step(LossClosure closure = nullptr) override;
-  std::optional<Plan> prepare() override;
-  void queue(const Plan& plan) override;
+
+ private:
+  bool fits() const override;
+  void count() override;
+  void queue() override;
 };
 
 }  // namespace lockstep

@@ -15,12 +15,13 @@ GraphedStep::GraphedStep(Rank& rank, std::unique_ptr<Graph> graph, int64_t full_
                          std::function<void(const Batch&)> step)
     : rank_(rank), graph_(std::move(graph)), full_size_(full_size), collective_(collective), step_(std::move(step)) {}
 
-bool GraphedStep::replay(const Batch& batch) {
+bool GraphedStep::replay(const Batch& batch, const std::function<void()>& before) {
   if (batch.global_size != full_size_) return false;
   if (warm_up_left_ > 0) {
     --warm_up_left_;
     return false;
   }
+  before();
   if (!input_.x.defined()) {
     record(batch);
   } else {

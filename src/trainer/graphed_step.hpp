@@ -35,11 +35,12 @@ class GraphedStep {
   GraphedStep(Rank& rank, std::unique_ptr<Graph> graph, int64_t full_size, bool collective,
               std::function<void(const Batch&)> step);
 
-  // Queues the step for `batch` and returns true. Returns false in the first kWarmUpSteps steps, and for batches of
-  // another size: then do the step yourself. Call it on all ranks, with parts of the same batches. Throws Error, which
-  // names the rank, if the step cannot be recorded, if the run has failed, or if an earlier replay is not done within
-  // the run's timeout.
-  bool replay(const Batch& batch);
+  // Calls `before`, then queues the step for `batch`, and returns true. Returns false in the first kWarmUpSteps steps,
+  // and for batches of another size: then do the step yourself. Call it on all ranks, with parts of the same batches.
+  // Throws Error, which names the rank, if the step cannot be recorded, if the run has failed, or if an earlier replay
+  // is not done within the run's timeout.
+  bool replay(
+      const Batch& batch, const std::function<void()>& before = [] {});
 
  private:
   void record(const Batch& batch);

@@ -169,7 +169,8 @@ class PlainStep : public TrainStep {
 
 // A graph holds a step up to its gradients, and the exchange if this can be recorded. NCCL's can be, and so stays
 // beside backward. Our own exchange needs host threads, since kernels of several ranks' graphs cannot wait for each
-// other. So ours follows the replay. The update follows too, as its numbers change each step (docs/decisions/0008).
+// other. So ours follows the replay. The update is in the graph where the averages are, if its optimizer's numbers lie
+// on the GPU and nobody looks at the replicas in between; else it follows too (docs/decisions/0008).
 class RecordedStep : public PlainStep {
  public:
   RecordedStep(const StepParts& parts, std::unique_ptr<Graph> graph)
@@ -181,9 +182,18 @@ class RecordedStep : public PlainStep {
   }
 
   void run(const Batch& batch) override {
-    if (!graphed_.replay(batch)) return PlainStep::run(batch);
+    const auto before = [this] {
+      if (!updates_.has_value()) updates_ = can_update();
+      if (*updates_) with_.update.before_replay();
+    };
+    if (!graphed_.replay(batch, before)) return PlainStep::run(batch);
+    if (*updates_) {
+      with_.update.after_replay();
+      with_.totals.samples += batch.size();
+      return with_.watch.look();
+    }
     // Adds nothing to the gradients, and averages them.
-    if (!exchange_recorded_ && with_.rank.world_size() > 1) with_.update.part()->backwards().run([] {});
+    if (!has_averages()) with_.update.part()->backwards().run([] {});
     judge_and_finish(batch);
   }
 
@@ -198,14 +208,27 @@ class RecordedStep : public PlainStep {
                 " that one gets no samples of a batch; give it a share, put it last, or leave `cuda_graph` out");
   }
 
+  // Tells whether the graph holds the averages of the gradients.
+  bool has_averages() const { return exchange_recorded_ || with_.rank.world_size() == 1; }
+
+  bool can_update() const {
+    return has_averages() && with_.options.check_replicas <= 0 && with_.update.can_be_recorded();
+  }
+
   void recorded_part(const Batch& batch) {
     with_.update.zero_grad(/*anew=*/with_.rank.world_size() == 1);
-    if (exchange_recorded_) return forward_backward(batch);
-    const auto guard = with_.net.no_sync();
-    forward_backward(batch);
+    {
+      std::optional<NoSync> averaged_later;
+      if (!exchange_recorded_) averaged_later.emplace(with_.update.part());
+      forward_backward(batch);
+    }
+    if (!*updates_) return;
+    with_.watch.mark();
+    with_.update.step();
   }
 
   const bool exchange_recorded_;
+  std::optional<bool> updates_;  // tells whether the graph holds the update; none before the recording
   GraphedStep graphed_;
 };
 

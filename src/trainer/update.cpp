@@ -8,7 +8,6 @@
 #include "data_parallel/hidden_gradients.hpp"
 #include "data_parallel/replica_check.hpp"
 #include "flat_options.hpp"
-#include "optim/fused_optimizers.hpp"
 #include "optim/made_optimizer.hpp"
 #include "optim/optimizer_state.hpp"
 #include "ranks/trained_parameters.hpp"
@@ -73,8 +72,24 @@ void Update::prepare() {
   prepared_ = true;
 }
 
+Fused* Update::fused() const {
+  return dynamic_cast<Fused*>(&optimizer_.inner());
+}
+
 void Update::skip_where(const at::Tensor& found) {
-  if (auto* const fused = dynamic_cast<Fused*>(&optimizer_.inner())) fused->skip_where(found);
+  if (fused() != nullptr) fused()->skip_where(found);
+}
+
+bool Update::can_be_recorded() const {
+  return fused() != nullptr && (!average_ || average_->is_begun());
+}
+
+void Update::before_replay() {
+  fused()->prepare();
+}
+
+void Update::after_replay() {
+  fused()->forget_prepared();
 }
 
 void Update::step() {

@@ -12,6 +12,7 @@
 #include <lockstep/trainer/trainer.hpp>
 
 #include "data_parallel/net_optimizer.hpp"
+#include "optim/fused_optimizers.hpp"
 #include "run_state.hpp"
 #include "weight_average.hpp"
 
@@ -41,6 +42,12 @@ class Update {
   // Does the half of a step that needs the other ranks' gradients. Call it on all ranks, or step() begins with it.
   void prepare();
   void step();
+
+  // Tells whether step() can be recorded. Then, for each step that a graph does, call before_replay() and
+  // after_replay(): the first counts the step, and writes the learning rate.
+  bool can_be_recorded() const;
+  void before_replay();
+  void after_replay();
 
   // Lets step() leave everything as it was where `found`, float [1] on the GPU, is not 0; undefined: it never does.
   // An optimizer that is not fused (fused_optimizers.hpp) does not look there.
@@ -89,6 +96,7 @@ class Update {
   void load(const RunState& state, const Rank& rank);
 
  private:
+  Fused* fused() const;  // gives null for another optimizer
   bool divides_parameters() const { return optimizer_.sharded() && optimizer_.sharded()->divides_parameters(); }
   void load_of_ranks(const RunState& state, const Rank& rank);
   io::NamedTensors parameters() const;  // gives this rank's parameters
