@@ -9,11 +9,8 @@ GpuMath::GpuMath(const GpuMathOptions& options)
       convolutions_before_(at::globalContext().allowTF32CuDNN()),
       benchmark_before_(at::globalContext().benchmarkCuDNN()),
       reproducible_before_(at::globalContext().deterministicCuDNN()) {
-  if (options.tf32) {  // else the user's setting stays: by default convolutions use TF32, and products do not
-    at::globalContext().setAllowTF32CuBLAS(true);
-    at::globalContext().setAllowTF32CuDNN(true);
-  }
-  if (options.fixed_shapes) at::globalContext().setBenchmarkCuDNN(true);
+  at::globalContext().setAllowTF32CuBLAS(options.tf32);
+  at::globalContext().setAllowTF32CuDNN(options.tf32);
   if (options.reproducible) {  // no trials either: they may end otherwise each time
     at::globalContext().setDeterministicCuDNN(true);
     at::globalContext().setBenchmarkCuDNN(false);
@@ -25,6 +22,10 @@ GpuMath::~GpuMath() {
   at::globalContext().setBenchmarkCuDNN(benchmark_before_);
   at::globalContext().setAllowTF32CuDNN(convolutions_before_);
   at::globalContext().setAllowTF32CuBLAS(products_before_);
+}
+
+void search_algorithms(bool on) {
+  at::globalContext().setBenchmarkCuDNN(on);
 }
 
 }  // namespace lockstep

@@ -5,8 +5,9 @@
 namespace lockstep {
 
 struct GpuMathOptions {
-  bool tf32 = false;  // products and convolutions round float32 factors to 10 bits of mantissa, for tensor cores
-  bool fixed_shapes = false;  // cuDNN tries its algorithms on each new shape and keeps the fastest
+  // Products and convolutions round float32 factors to 10 bits of mantissa, for tensor cores. LibTorch by default lets
+  // convolutions do so; here float32 is float32.
+  bool tf32 = false;
   bool reproducible = false;  // cuDNN takes only algorithms that give the same bits each time, without trials
 };
 
@@ -20,5 +21,9 @@ class GpuMath {
  private:
   const bool products_before_, convolutions_before_, benchmark_before_, reproducible_before_;
 };
+
+// Lets cuDNN try its algorithms on each new shape of a convolution, and keep the fastest, or not. A trial takes a
+// second for a large network. So do it for shapes that stay. GpuMath restores the old setting.
+void search_algorithms(bool on);
 
 }  // namespace lockstep

@@ -16,8 +16,10 @@
 #include "data/parts.hpp"
 #include "devices/cuda_graph.hpp"
 #include "name_dropouts.hpp"
+#include "recorded_draws.hpp"
 
 #include <algorithm>
+#include <initializer_list>
 #include <limits>
 #include <ostream>
 #include <utility>
@@ -45,6 +47,19 @@ uint64_t hash_of(const std::string& name) {
   uint64_t hash = 0xcbf29ce484222325;
   for (const unsigned char letter : name) hash = (hash ^ letter) * 0x100000001b3;
   return hash;
+}
+
+// Gives the key of a draw: mix() of what tells it from others, the step, and the batch if the step has several.
+uint64_t key_of(std::initializer_list<uint64_t> draw, const SampleScope::Place& place) {
+  const uint64_t key = scramble(mix(draw) + static_cast<uint64_t>(place.step) + kGolden);
+  return place.batch > 0 ? mix({key, static_cast<uint64_t>(place.batch)}) : key;
+}
+
+// Gives the same number on the device, for a step that is known there alone.
+at::Tensor key_of(std::initializer_list<uint64_t> draw, const at::Tensor& step, int64_t batch) {
+  const at::Tensor key = scrambled(step + as_signed(mix(draw) + kGolden));
+  if (batch == 0) return key;
+  return scrambled(scrambled(key + as_signed(kGolden)) + as_signed(static_cast<uint64_t>(batch) + kGolden));
 }
 
 }  // namespace
@@ -89,13 +104,13 @@ at::Tensor DropoutImpl::mask(const at::Tensor& x) const {
     throw Error(who + ": its input is " + classic_text(x.sizes()) + ", and the samples are " +
                 std::to_string(place.size) + "; the first dimension must be the samples, or several rows of each");
   }
-  if (x.is_cuda() && is_recording()) {
+  const at::Tensor recorded_step = RecordedDraws::step();
+  if (x.is_cuda() && is_recording() && !recorded_step.defined()) {
     throw Error(who + ": a CUDA graph would repeat the mask that it was recorded with; record steps without dropout");
   }
   const auto draw = scope->draw(this);
   const uint64_t layer = name_.empty() ? static_cast<uint64_t>(draw.layer) : hash_of(name_);
-  uint64_t key = mix({place.seed, layer, static_cast<uint64_t>(draw.call), static_cast<uint64_t>(place.step)});
-  if (place.batch > 0) key = mix({key, static_cast<uint64_t>(place.batch)});
+  const std::initializer_list<uint64_t> of_draw{place.seed, layer, static_cast<uint64_t>(draw.call)};
 
   // These are the places of a sample's values in the whole sample.
   std::vector<int64_t> sizes(x.sizes().begin() + 1, x.sizes().end());
@@ -116,8 +131,10 @@ at::Tensor DropoutImpl::mask(const at::Tensor& x) const {
   const int64_t rows = x.size(0), first = place.first * (rows / place.size);
   std::vector<int64_t> column(static_cast<size_t>(x.dim()), 1);
   column[0] = rows;
-  const at::Tensor keys =
-      scrambled(at::arange(first, first + rows, numbers).mul_(as_signed(kGolden)).add_(as_signed(key))).view(column);
+  const at::Tensor places = at::arange(first, first + rows, numbers).mul_(as_signed(kGolden));
+  const at::Tensor keys = scrambled(recorded_step.defined() ? places.add_(key_of(of_draw, recorded_step, place.batch))
+                                                            : places.add_(as_signed(key_of(of_draw, place))))
+                              .view(column);
   const at::Tensor random =
       scrambled(keys + values * as_signed(kGolden)).bitwise_and_(std::numeric_limits<int64_t>::max());  // 63 bits
   const double kept = std::min(1 - options.p, 1 - 0x1p-53);

@@ -24,11 +24,6 @@ bool compresses_whole_layers(F f) {
   return f.flat.compress == Compression::powersgd || (f.flat.compress != Compression::none && !is_split(f));
 }
 
-bool drops(F f) {
-  const ModelOptions& model = f.options.model;
-  return (model.name == "alexnet" && model.dropout > 0) || (model.name == "gpt" && model.residual_dropout > 0);
-}
-
 bool has_no_cuda(F f) {
   return !f.options.devices.empty() && !f.options.devices[0].is_cuda();
 }
@@ -72,7 +67,6 @@ constexpr Choice threads{"threads_per_rank", "`threads_per_rank` above 1",
                          [](F f) { return f.options.threads_per_rank > 1; }};
 constexpr Choice whole_layers{"optimizer", "`optimizer` lars or lamb",
                               [](F f) { return needs_whole_layers(f.options.optimizer.kind); }};
-constexpr Choice dropout{"dropout", "`dropout` or `residual_dropout`", drops};
 constexpr Choice no_cuda{"devices", "`devices` without CUDA", has_no_cuda};
 constexpr Choice tf32{"precision", "`precision` tf32", [](F f) { return f.options.precision == Precision::tf32; }};
 
@@ -127,9 +121,7 @@ constexpr OptionPair pairs[] = {
      "take `zero_stage` 2, or leave it out"},
     {sync_every, sync_batchnorm, "BatchNorm would exchange statistics at every step"},
     {sync_every, every, "the ranks' parameters differ between two averages (at the end of each epoch they are one)"},
-    {graph, accumulate, "a graph records steps that compute a batch at once"},
     {graph, sync_batchnorm, "BatchNorm would exchange statistics within the steps that a graph records"},
-    {graph, dropout, "every replay of a step would drop the same values"},
     {grain, threads, "each grain is computed on one thread", "take more `devices` in their place"},
     {grain, sync_batchnorm, "a grain would be normalised together with others"},
     {grain, compress, "each device's gradients would be rounded on their way"},

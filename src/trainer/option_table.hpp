@@ -255,8 +255,8 @@ void each_option(Options& options, Flat& flat, Visit&& visit) {  // NOLINT(reada
       flat.check_arithmetic);
   one({"precision", throughout, how, "NAME",
        "in which type is computed\n"
-       "float32: float32 throughout\n"
-       "tf32: float32 whose products round their factors to TF32, on the tensor cores of NVIDIA GPUs\n"
+       "float32: float32 throughout, also in convolutions on NVIDIA GPUs, for which LibTorch by default takes TF32\n"
+       "tf32: float32 whose products and convolutions round their factors to TF32, on the tensor cores of NVIDIA GPUs\n"
        "bf16: automatic mixed precision, in which convolutions and matrix products compute in bfloat16, and weights, "
        "loss and update stay float32\n"},
       options.precision);

@@ -12,6 +12,7 @@
 #include "data_parallel/replica.hpp"
 #include "data_parallel/replica_check.hpp"
 #include "devices/device_streams.hpp"
+#include "devices/gpu_math.hpp"
 #include "evaluation.hpp"
 #include "flat_options.hpp"
 #include "io/safetensors.hpp"
@@ -238,6 +239,7 @@ void RankTrainer::train(EpochMetrics& metrics, const Keep& keep) {
 
 // A step that another rank's loss has ended may have changed the buffers. All other state changes last.
 void RankTrainer::run_step(const Batch& batch) {
+  search_algorithms_if(batch.global_size == options_.batch.global());
   if (!regrouping_) return step_->run(batch);
   buffers_.clear();
   for (const auto& buffer : update_.part()->module().buffers()) buffers_.push_back(buffer.clone());
@@ -246,6 +248,11 @@ void RankTrainer::run_step(const Batch& batch) {
   if (!not_finite().empty()) return;  // this step has no update
   is_within_step_ = false;
   whole_steps_ = steps_;
+}
+
+// The shapes of full batches stay. Trials may end otherwise each time, so a run with a grain makes none.
+void RankTrainer::search_algorithms_if(bool shapes_stay) {
+  if (rank_.device().is_cuda() && !options_.batch.grain) search_algorithms(shapes_stay);
 }
 
 void RankTrainer::begin_epoch() {
@@ -344,6 +351,7 @@ void RankTrainer::evaluate_now(EpochMetrics& metrics, bool to_the_end) {
   metrics.test_accuracy = kNotCounted;
   if (test_.size() == 0) return;
   net_.eval();
+  search_algorithms_if(false);
   const auto forward = [&](const Batch& batch) {
     if (!to_the_end && callbacks_.stop.stop_requested()) throw Stopped("stopped by request");
     return net_.forward(batch);

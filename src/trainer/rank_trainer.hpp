@@ -89,6 +89,7 @@ class RankTrainer {
   void report(StepProgress& progress);
   void keep_or_stop(const Keep& keep);
   void run_step(const Batch& batch);
+  void search_algorithms_if(bool shapes_stay);
   void watch_waits_of_gpu();
   void add_times(const torch::Tensor& of_ranks);
   int64_t samples_of_epoch() const;

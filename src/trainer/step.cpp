@@ -10,6 +10,7 @@
 #include "data_parallel/replica.hpp"
 #include "graphed_step.hpp"
 #include "measures.hpp"
+#include "nn/recorded_draws.hpp"
 #include "train_options.hpp"
 
 #include <algorithm>
@@ -87,6 +88,11 @@ class PlainStep : public TrainStep {
   // keeps a slice, each part is averaged, so that nobody keeps all gradients.
   void gradients(const Batch& batch) {
     with_.update.zero_grad();
+    add_gradients(batch, /*averages=*/true);
+  }
+
+  // Without `averages` the sum stays the rank's own.
+  void add_gradients(const Batch& batch, bool averages) {
     if (batch.grain > 0) with_.totals.grain_losses.begin_step(batch.grains());
     const auto& replica = with_.update.part();
     const bool in_slices = batch.grain == 0 && replica->divides_gradients();
@@ -95,12 +101,13 @@ class PlainStep : public TrainStep {
     const int64_t wanted = with_.options.batch.accumulate;
     // With grains in_parts() gives all ranks the same number of parts.
     const int64_t parts = batch.grain > 0 ? wanted : std::min(wanted, most);
-    if (parts <= 1) return forward_backward(batch);
-    const auto all = batch.in_parts(parts);
+    const std::vector<Batch> all = parts <= 1 ? std::vector{batch} : batch.in_parts(parts);
     for (size_t part = 0; part < all.size(); ++part) {
-      std::optional<NoSync> more_to_come;
+      std::optional<NoSync> averaged_later;
       std::optional<PartOfStep> part_of_step;
-      if (part + 1 < all.size()) in_slices ? void(part_of_step.emplace(replica)) : void(more_to_come.emplace(replica));
+      const bool is_last = part + 1 == all.size();
+      if (!is_last && in_slices) part_of_step.emplace(replica);
+      if (!averages || (!is_last && !in_slices)) averaged_later.emplace(replica);
       forward_backward(all[part]);
     }
   }
@@ -185,6 +192,7 @@ class RecordedStep : public PlainStep {
     const auto before = [this] {
       if (!updates_.has_value()) updates_ = can_update();
       if (*updates_) with_.update.before_replay();
+      if (draws_) step_number_.fill_(with_.net.steps_done());
     };
     if (!graphed_.replay(batch, before)) return PlainStep::run(batch);
     if (*updates_) {
@@ -217,11 +225,9 @@ class RecordedStep : public PlainStep {
 
   void recorded_part(const Batch& batch) {
     with_.update.zero_grad(/*anew=*/with_.rank.world_size() == 1);
-    {
-      std::optional<NoSync> averaged_later;
-      if (!exchange_recorded_) averaged_later.emplace(with_.update.part());
-      forward_backward(batch);
-    }
+    const RecordedDraws draws(step_number_);
+    add_gradients(batch, /*averages=*/exchange_recorded_);
+    draws_ = draws.any();
     if (!*updates_) return;
     with_.watch.mark();
     with_.update.step();
@@ -229,6 +235,8 @@ class RecordedStep : public PlainStep {
 
   const bool exchange_recorded_;
   std::optional<bool> updates_;  // tells whether the graph holds the update; none before the recording
+  bool draws_ = true;            // layers draw by the step's number
+  const torch::Tensor step_number_ = torch::zeros({}, torch::TensorOptions(with_.rank.device()).dtype(torch::kLong));
   GraphedStep graphed_;
 };
 

