@@ -12,8 +12,15 @@
 namespace lockstep {
 
 GraphedStep::GraphedStep(Rank& rank, std::unique_ptr<Graph> graph, int64_t full_size, bool collective,
-                         std::function<void(const Batch&)> step)
-    : rank_(rank), graph_(std::move(graph)), full_size_(full_size), collective_(collective), step_(std::move(step)) {}
+                         std::function<void(const Batch&)> step, std::shared_ptr<RowNumbers> numbers,
+                         at::MemoryFormat format)
+    : rank_(rank),
+      graph_(std::move(graph)),
+      full_size_(full_size),
+      collective_(collective),
+      step_(std::move(step)),
+      numbers_(std::move(numbers)),
+      format_(format) {}
 
 bool GraphedStep::replay(const Batch& batch, const std::function<void()>& before) {
   if (batch.global_size != full_size_) return false;
@@ -24,14 +31,18 @@ bool GraphedStep::replay(const Batch& batch, const std::function<void()>& before
   before();
   if (!input_.x.defined()) {
     record(batch);
-  } else {
-    input_.x.copy_(batch.x, /*non_blocking=*/true);
-    input_.y.copy_(batch.y, /*non_blocking=*/true);
-    for (auto& [name, tensor] : input_.more) tensor.copy_(batch[name], /*non_blocking=*/true);
+  } else if (!gathers()) {
+    take(batch);
   }
   graph_->replay();
   stay_near();
   return true;
+}
+
+void GraphedStep::take(const Batch& batch) {
+  input_.x.copy_(batch.x, /*non_blocking=*/true);
+  input_.y.copy_(batch.y, /*non_blocking=*/true);
+  for (auto& [name, tensor] : input_.more) tensor.copy_(batch[name], /*non_blocking=*/true);
 }
 
 void GraphedStep::stay_near() {
@@ -45,10 +56,17 @@ void GraphedStep::stay_near() {
 void GraphedStep::record(const Batch& batch) {
   input_ = {.x = batch.x.clone(), .y = batch.y.clone(), .global_size = batch.global_size, .first = batch.first};
   for (const auto& [name, tensor] : batch.more) input_.more[name] = tensor.clone();
+  const auto work = [this] {
+    if (gathers()) {
+      input_ = numbers_->gather(input_);
+      input_.x = input_.x.contiguous(format_);
+    }
+    step_(input_);
+  };
   const auto record_now = [&] {
     try {
       synchronize(rank_);
-      graph_->record([&] { step_(input_); });
+      graph_->record(work);
     } catch (...) {
       std::throw_with_nested(Error(
           "rank " + std::to_string(rank_.index()) + " (" + rank_.device().str() +
@@ -64,6 +82,7 @@ void GraphedStep::record(const Batch& batch) {
     rank_.barrier();  // then nobody waits for a GPU, which is forbidden while one of its streams records
     rank_.in_turn(record_now);
   }
+  if (gathers()) numbers_->stand_in_by(input_);
 }
 
 }  // namespace lockstep

@@ -2,13 +2,15 @@
 //
 // A step of a small network is hundreds of short kernels. The host needs longer to queue the kernels than the GPU to
 // run them. A replay queues all of them with one call. A recording fixes the shapes and addresses of all tensors. So a
-// GraphedStep copies batches into tensors of its own. Do batches of another size yourself.
+// GraphedStep copies batches into tensors of its own, or the recorded work gathers them. Do batches of another size
+// yourself.
 #pragma once
 
 #include <c10/core/Event.h>
 #include <lockstep/data/data.hpp>
 #include <lockstep/ranks/rank.hpp>
 
+#include "data/row_numbers.hpp"
 #include "devices/cuda_graph.hpp"
 
 #include <cstdint>
@@ -32,8 +34,10 @@ class GraphedStep {
   // tensor's value: its host code runs only until the recording. `collective` says that it calls the rank's backend.
   // Then all ranks record at the same time, as NCCL needs. Otherwise the ranks record one after the other, because
   // ranks that share a GPU share its random number generator, which records one graph at a time.
+  // If `numbers` are there, the graph gathers its batches by them, in this memory format.
   GraphedStep(Rank& rank, std::unique_ptr<Graph> graph, int64_t full_size, bool collective,
-              std::function<void(const Batch&)> step);
+              std::function<void(const Batch&)> step, std::shared_ptr<RowNumbers> numbers = nullptr,
+              at::MemoryFormat format = at::MemoryFormat::Contiguous);
 
   // Calls `before`, then queues the step for `batch`, and returns true. Returns false in the first kWarmUpSteps steps,
   // and for batches of another size: then do the step yourself. Call it on all ranks, with parts of the same batches.
@@ -43,6 +47,8 @@ class GraphedStep {
       const Batch& batch, const std::function<void()>& before = [] {});
 
  private:
+  bool gathers() const { return numbers_ && numbers_->are_there(); }
+  void take(const Batch& batch);
   void record(const Batch& batch);
   void stay_near();
 
@@ -51,6 +57,8 @@ class GraphedStep {
   const int64_t full_size_;
   const bool collective_;
   const std::function<void(const Batch&)> step_;
+  const std::shared_ptr<RowNumbers> numbers_;
+  const at::MemoryFormat format_;
   int warm_up_left_ = kWarmUpSteps;
   Batch input_;                  // the batch that the graph reads; undefined before the recording
   std::deque<c10::Event> ends_;  // ends of the last replays

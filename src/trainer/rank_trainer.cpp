@@ -202,6 +202,7 @@ void RankTrainer::train(EpochMetrics& metrics, const Keep& keep) {
                          .grain = grain_of(options_.batch),
                          .start = steps_},
                         net_.mesh().data());
+  if (const auto numbers = step_->numbers()) RowNumbers::give(all, numbers);
   auto batch = all.begin();
   const auto set_time_of_step = [&](int64_t step) {
     metrics.lr = update_.set_time(done + static_cast<double>(step) / static_cast<double>(all.count()));

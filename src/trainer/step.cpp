@@ -183,8 +183,9 @@ class RecordedStep : public PlainStep {
   RecordedStep(const StepParts& parts, std::unique_ptr<Graph> graph)
       : PlainStep(parts),
         exchange_recorded_(with_.net.mesh().data().backend().getBackendName() == "nccl"),
-        graphed_(with_.rank, std::move(graph), with_.options.batch.global(), exchange_recorded_,
-                 [this](const Batch& batch) { recorded_part(batch); }) {
+        graphed_(
+            with_.rank, std::move(graph), with_.options.batch.global(), exchange_recorded_,
+            [this](const Batch& batch) { recorded_part(batch); }, numbers_, memory_format(with_.options)) {
     check_that_order_can_be_learnt();
   }
 
@@ -204,6 +205,8 @@ class RecordedStep : public PlainStep {
     if (!has_averages()) with_.update.part()->backwards().run([] {});
     judge_and_finish(batch);
   }
+
+  std::shared_ptr<RowNumbers> numbers() const override { return numbers_; }
 
  private:
   // The steps before the recording learn the order, by an exchange of its own that no graph can hold.
@@ -237,6 +240,7 @@ class RecordedStep : public PlainStep {
   std::optional<bool> updates_;  // tells whether the graph holds the update; none before the recording
   bool draws_ = true;            // layers draw by the step's number
   const torch::Tensor step_number_ = torch::zeros({}, torch::TensorOptions(with_.rank.device()).dtype(torch::kLong));
+  const std::shared_ptr<RowNumbers> numbers_ = std::make_shared<RowNumbers>(with_.options.batch.global());
   GraphedStep graphed_;
 };
 

@@ -9,6 +9,7 @@
 #include <lockstep/trainer/task.hpp>
 #include <lockstep/trainer/trainer.hpp>
 
+#include "data/row_numbers.hpp"
 #include "devices/cuda_graph.hpp"
 #include "finite_watch.hpp"
 #include "replica_watch.hpp"
@@ -39,6 +40,9 @@ class TrainStep {
   // Call it on all ranks with parts of the same batch. The step counts in the totals, and the watch has seen it. If
   // the watch complains, nothing is updated.
   virtual void run(const Batch& batch) = 0;
+
+  // Gives the numbers by which the step gathers full batches itself; null: it does not.
+  virtual std::shared_ptr<RowNumbers> numbers() const { return nullptr; }
 };
 
 // Makes the kind of step that the options ask for; the recorded one if there is a `graph`. Throws Error if the graph

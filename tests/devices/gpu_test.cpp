@@ -24,6 +24,8 @@
 #include "support/error_of.hpp"
 #include "support/simulated_device.hpp"
 #include "support/small_images.hpp"
+#include "trainer/rank_trainer.hpp"
+#include "trainer/workload.hpp"
 
 #include <chrono>
 #include <csignal>
@@ -215,6 +217,29 @@ TEST_F(GpuTrainer, RecordedStepsGoWithEveryUpdate) {
       expect_near(graphed, train(devices, updates[i]), rounding, 0.02);
     }
   }
+}
+
+// A step is the numbers of its rows, the replay, and the answer whether the step before was finite.
+TEST_F(GpuTrainer, ARecordedStepIsThreeLaunches) {
+  if (!lockstep::simulated::is_there()) GTEST_SKIP() << "a real GPU does not count its launches";
+  const auto launches = [](int64_t steps) {
+    const auto data = lockstep::synthetic_images(steps * 8, 8);
+    TrainOptions options;
+    options.batch.size = 8;
+    options.way = lockstep::Recorded();
+    const lockstep::TrainCallbacks callbacks;
+    int64_t count = 0;
+    lockstep::run({c10::Device("cuda:0")}, [&](Rank& rank) {
+      lockstep::RankTrainer trainer(options, callbacks, task_of(options, data), rank, nullptr,
+                                    lockstep::make_cuda_graph());
+      trainer.epoch(1);
+      const int64_t before = lockstep::simulated::launches();
+      trainer.epoch(2);
+      count = lockstep::simulated::launches() - before;
+    });
+    return count;
+  };
+  EXPECT_EQ(launches(16) - launches(8), 8 * 3);
 }
 
 TEST_F(GpuTrainer, RecordedStepsDropWhatOtherStepsDrop) {

@@ -80,6 +80,7 @@ struct Batch {
 
 class BatchUpload;  // brings batches of data on the CPU to a GPU
 class ReadAhead;    // reads batches in time, where a function reads the samples
+class RowNumbers;   // says to a CUDA graph which rows a batch has
 
 struct BatchOptions {
   int64_t size = 256;  // the number of samples of the global batch; the last batch of an epoch may be smaller
@@ -153,6 +154,7 @@ class Batches {
   void set_shares(std::vector<double> shares);
 
  private:
+  friend class RowNumbers;
   struct Place {  // where a batch lies among the samples, and this partner's part in the batch
     int64_t begin, global_size;
     std::vector<int64_t> runs;
@@ -178,6 +180,7 @@ class Batches {
   std::shared_ptr<BatchUpload>
       upload_;                        // null: the data are not on the CPU, are where the partner computes, or are read
   std::shared_ptr<ReadAhead> ahead_;  // null: nothing is read, or nothing ahead
+  std::shared_ptr<RowNumbers> numbers_;  // null: no graph gathers
 };
 
 using Partner [[deprecated("lockstep::Batches::Partner")]] = Batches::Partner;
