@@ -264,7 +264,6 @@ void GradientBuckets::set_order(const std::vector<int64_t>& order) {
 void GradientBuckets::begin_grains(const GrainPlan& plan) {
   const std::lock_guard lock(mutex_);
   if (terms_.continues(plan)) return;
-  if (records()) throw Error(name_ + ": a CUDA graph cannot record what is computed by grains; take no graph");
   begin(/*by_grains=*/true);
   terms_.begin(plan, std::exchange(outside_, false));
 }

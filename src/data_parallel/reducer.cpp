@@ -229,8 +229,9 @@ void Reducer::post(size_t index) {
 }
 
 // If a work is found complete, the current stream waits for it. Backward's stream must not, so polling has a stream of
-// its own.
+// its own. The works of a recording cannot be asked.
 bool Reducer::is_complete(const Exchange& exchange) const {
+  if (records()) return !exchange.round.work;
   const c10::OptionalStreamGuard guard(poll_stream_);
   return !exchange.round.work || exchange.round.work->isCompleted();
 }

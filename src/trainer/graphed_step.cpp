@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/exception_text.hpp"
+#include "data/batch_tensors.hpp"
 #include "ranks/rank_wait.hpp"
 
 namespace lockstep {
@@ -54,8 +55,7 @@ void GraphedStep::stay_near() {
 }
 
 void GraphedStep::record(const Batch& batch) {
-  input_ = {.x = batch.x.clone(), .y = batch.y.clone(), .global_size = batch.global_size, .first = batch.first};
-  for (const auto& [name, tensor] : batch.more) input_.more[name] = tensor.clone();
+  input_ = with_each_tensor(batch, [](const at::Tensor& tensor) { return tensor.clone(); });
   const auto work = [this] {
     if (gathers()) {
       input_ = numbers_->gather(input_);

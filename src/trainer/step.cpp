@@ -187,6 +187,14 @@ class RecordedStep : public PlainStep {
             with_.rank, std::move(graph), with_.options.batch.global(), exchange_recorded_,
             [this](const Batch& batch) { recorded_part(batch); }, numbers_, memory_format(with_.options)) {
     check_that_order_can_be_learnt();
+    const bool exchanges_within = with_.options.batch.grain || with_.options.sync_batchnorm;
+    if (!exchanges_within || has_averages()) return;
+    throw Error(with_.rank.name() +
+                    ": `cuda_graph` cannot record lockstep's own exchange, by which ranks that share a "
+                    "GPU are exchanging here, and with a `grain` or `sync_batchnorm` the step exchanges within; give "
+                    "each rank a GPU "
+                    "of its own, or leave `cuda_graph` out",
+                {.options = {"devices", "cuda_graph"}});
   }
 
   void run(const Batch& batch) override {
@@ -196,6 +204,7 @@ class RecordedStep : public PlainStep {
       if (draws_) step_number_.fill_(with_.net.steps_done());
     };
     if (!graphed_.replay(batch, before)) return PlainStep::run(batch);
+    if (losses_of_grains_.defined()) with_.totals.grain_losses.add_row(losses_of_grains_);
     if (*updates_) {
       with_.update.after_replay();
       with_.totals.samples += batch.size();
@@ -229,16 +238,18 @@ class RecordedStep : public PlainStep {
   void recorded_part(const Batch& batch) {
     with_.update.zero_grad(/*anew=*/with_.rank.world_size() == 1);
     const RecordedDraws draws(step_number_);
-    add_gradients(batch, /*averages=*/exchange_recorded_);
+    add_gradients(batch, /*averages=*/has_averages());
     draws_ = draws.any();
+    if (batch.grain > 0) losses_of_grains_ = with_.totals.grain_losses.take_row();
     if (!*updates_) return;
     with_.watch.mark();
     with_.update.step();
   }
 
   const bool exchange_recorded_;
-  std::optional<bool> updates_;  // tells whether the graph holds the update; none before the recording
-  bool draws_ = true;            // layers draw by the step's number
+  std::optional<bool> updates_;     // tells whether the graph holds the update; none before the recording
+  bool draws_ = true;               // layers draw by the step's number
+  torch::Tensor losses_of_grains_;  // the row of GrainLosses; undefined: the batch is no grains
   const torch::Tensor step_number_ = torch::zeros({}, torch::TensorOptions(with_.rank.device()).dtype(torch::kLong));
   const std::shared_ptr<RowNumbers> numbers_ = std::make_shared<RowNumbers>(with_.options.batch.global());
   GraphedStep graphed_;

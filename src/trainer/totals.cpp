@@ -101,6 +101,12 @@ void GrainLosses::drop_step() {
   if (!rows_.empty()) rows_.pop_back();
 }
 
+at::Tensor GrainLosses::take_row() {
+  at::Tensor row = std::move(rows_.back());
+  rows_.pop_back();
+  return row;
+}
+
 double GrainLosses::sum(Rank& rank) {
   if (rows_.empty()) return sum_;
   const c10::NoGradGuard no_grad;

@@ -25,6 +25,11 @@ class GrainLosses {
   void add(int64_t grain, const at::Tensor& mean, int64_t samples_of_it);
   void drop_step();  // makes the last step count for nothing
 
+  // A graph fills the row of its step anew in each replay: take_row() takes that row out after the recording, and
+  // add_row() counts a copy of it after each replay.
+  at::Tensor take_row();
+  void add_row(const at::Tensor& row) { rows_.push_back(row.clone()); }
+
   // Gives the sum that reset() got plus all losses since. Call it on all ranks after the same step.
   double sum(Rank& rank);
 

@@ -204,6 +204,16 @@ TEST_F(GpuTrainer, RecordedStepsGoWithEveryUpdate) {
         o.batch.accumulate = 3;
         o.check_replicas = 2;  // so that the update follows the replay
       },
+      [](TrainOptions& o) {
+        o.model = {.name = "resnet18", .width = 0.0625};
+        o.sync_batchnorm = true;
+      },
+      [](TrainOptions& o) { o.batch.grain = 8; },
+      [](TrainOptions& o) {
+        o.batch.grain = 4;
+        o.batch.accumulate = 2;
+        o.optimizer.momentum = 0.9;
+      },
   };
   const double rounding = lockstep::simulated::is_there() ? 0 : 1e-4;
   for (const auto& devices : worlds()) {
@@ -214,7 +224,13 @@ TEST_F(GpuTrainer, RecordedStepsGoWithEveryUpdate) {
         updates[i](o);
         o.way = lockstep::Recorded();
       });
-      expect_near(graphed, train(devices, updates[i]), rounding, 0.02);
+      const auto eager = train(devices, updates[i]);
+      expect_near(graphed, eager, rounding, 0.02);
+      TrainOptions options;
+      updates[i](options);
+      if (options.batch.grain) {
+        EXPECT_EQ(graphed.history.back().weights, eager.history.back().weights);
+      }
     }
   }
 }
