@@ -131,7 +131,7 @@ std::string settings(const TrainFlags& flags, const TrainOptions& options, const
       {"seed", std::to_string(options.seed)},
       {"precision", std::string(to_string(options.precision))},
       {"memory format", std::string(to_string(options.memory_format))},
-      {"CUDA graph", std::holds_alternative<Recorded>(options.way) ? "yes" : "no"},
+      {"CUDA graph", options.cuda_graph ? "yes" : "no"},
       {"run folder", options.keep.run_dir.string()}};
   if (const int stage = flat(options).zero_stage; stage > 0)
     rows.insert(rows.end() - 1, {"ZeRO stage", std::to_string(stage)});

@@ -36,6 +36,7 @@ TrainOptions parse_options(const std::string& text, const Devices& devices, cons
     const TrainOptions options = train_options_from_json(text, devices);
     TrainOptions what_stays = options;  // flags may still change the other options
     what_stays.way = Averaged();
+    what_stays.cuda_graph = false;
     what_stays.sync_batchnorm = false;
     what_stays.batch.balance = EqualParts();
     checked(what_stays);

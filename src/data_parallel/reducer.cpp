@@ -50,11 +50,6 @@ void Reducer::begin(bool by_grains) {
                 ": a communication hook's averages depend on the number of ranks, and by grains they must not. Leave "
                 "out the hook, or BatchOptions::grain");
   }
-  if (options_.hook && records()) {
-    throw Error(name() +
-                ": a CUDA graph cannot record what a communication hook does; record the step without one, or take no "
-                "graph");
-  }
   if (!by_grains) return;
   if (!std::exchange(has_memory_, true)) give_memory_to_all();
   const c10::AutoGradMode no_grad(false);
@@ -125,6 +120,9 @@ void Reducer::make_buckets(const std::vector<size_t>& order, size_t used) {
   exchanges_.assign(buckets_.size(), {});
   order_.resize(buckets_.size());
   std::iota(order_.begin(), order_.end(), size_t{0});
+  for (const size_t bucket : order_) {
+    for (const size_t slot : buckets_[bucket].slots) slots_[slot].bucket = bucket;
+  }
   if (has_memory_) give_memory_to_all();
 }
 
@@ -150,7 +148,6 @@ void Reducer::give_memory(size_t index) {
     const at::Tensor old = std::exchange(slot.view, view_in_flat(slot.parameter, gradients.flat, offset));
     gradients.names.push_back(slot.name);
     gradients.gradients.push_back(slot.view);
-    slot.bucket = index;
     slot.offset = offset;
     offset += slot.parameter.numel();
     const at::Tensor& gradient = slot.parameter.grad();

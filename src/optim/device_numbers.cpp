@@ -36,4 +36,13 @@ void DeviceNumbers::count_up() {
   for (auto& [place, number] : counts_) number.tensor.add_(1);
 }
 
+void DeviceNumbers::count_back(const at::Tensor& found) {
+  for (auto& [place, number] : counts_) number.tensor.sub_(found[0]);
+}
+
+void DeviceNumbers::forget_step() {
+  --steps_;
+  for (auto& [place, number] : counts_) --number.value;
+}
+
 }  // namespace lockstep

@@ -29,6 +29,12 @@ class DeviceNumbers {
 
   // Queues the additions of one. A graph may hold them.
   void count_up();
+
+  // For steps that a device may leave out: count_back() queues that a count stays as it was where `found` is 1, and
+  // forget_step() tells the host that the device has left out a step, however many came since.
+  void count_back(const at::Tensor& found);
+  void forget_step();
+
   // Gives the tensor, float [], of a parameter that steps for the `count`-th time.
   const at::Tensor& count(const c10::Device& device, int64_t count) const {
     return counts_.at(place(device, count)).tensor;

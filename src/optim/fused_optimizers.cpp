@@ -74,28 +74,28 @@ bool fits_adam(const std::vector<OptimizerParamGroup>& groups, const States& sta
   });
 }
 
-template <class Visit>
-void each_with_gradient(const std::vector<OptimizerParamGroup>& groups, const Visit& visit) {
-  for (size_t number = 0; number < groups.size(); ++number) {
-    for (const auto& parameter : groups[number].params()) {
-      if (parameter.grad().defined()) visit(number, parameter);
-    }
-  }
-}
-
 template <class Options, class State>
-void count_adam(const std::vector<OptimizerParamGroup>& groups, States& states, DeviceNumbers& numbers) {
+void count_adam(const auto& all, const std::vector<OptimizerParamGroup>& groups, States& states,
+                DeviceNumbers& numbers) {
   numbers.begin_step();
-  each_with_gradient(groups, [&](size_t number, const at::Tensor& parameter) {
-    auto& state = state_of<State>(states, parameter, [&](auto& made) {
+  for (const auto& [number, parameter] : all) {
+    auto& state = state_of<State>(states, parameter, [&parameter = parameter](auto& made) {
       made.exp_avg(at::zeros_like(parameter));
       made.exp_avg_sq(at::zeros_like(parameter));
     });
     state.step(state.step() + 1);
     numbers.set_rate(parameter.device(), number, static_cast<const Options&>(groups[number].options()).lr());
     numbers.set_count(parameter.device(), state.step());
-  });
+  }
   numbers.end_step();
+}
+
+template <class State>
+void uncount_adam(const auto& all, States& states) {
+  for (const auto& [number, parameter] : all) {
+    auto& state = static_cast<State&>(*states.at(parameter.unsafeGetTensorImpl()));
+    state.step(state.step() - 1);
+  }
 }
 
 // These are the arguments of one call. Each type of a group has its own.
@@ -104,11 +104,11 @@ struct Launch {
 };
 
 template <class Options, class State, class Kernel>
-void queue_adam(const std::vector<OptimizerParamGroup>& groups, States& states, DeviceNumbers& numbers,
+void queue_adam(const auto& all, const std::vector<OptimizerParamGroup>& groups, States& states, DeviceNumbers& numbers,
                 const std::optional<at::Tensor>& found, const Kernel& kernel) {
   numbers.count_up();
   std::map<std::pair<size_t, at::ScalarType>, Launch> launches;
-  each_with_gradient(groups, [&](size_t number, const at::Tensor& parameter) {
+  for (const auto& [number, parameter] : all) {
     Launch& launch = launches[{number, parameter.scalar_type()}];
     const auto& state = static_cast<const State&>(*states.at(parameter.unsafeGetTensorImpl()));
     launch.parameters.push_back(parameter);
@@ -116,7 +116,7 @@ void queue_adam(const std::vector<OptimizerParamGroup>& groups, States& states, 
     launch.first.push_back(state.exp_avg());
     launch.second.push_back(state.exp_avg_sq());
     launch.steps.push_back(numbers.count(parameter.device(), state.step()));
-  });
+  }
   for (const auto& [place, launch] : launches) {
     const auto& options = static_cast<const Options&>(groups[place.first].options());
     const auto [beta1, beta2] = options.betas();
@@ -142,19 +142,31 @@ void zero_gradients(const std::vector<at::Tensor>& parameters) {
 
 // ---- A step.
 
-bool Fused::prepare() {
-  if (!fits()) return false;
-  const torch::NoGradGuard no_grad;
-  count();
-  is_prepared_ = true;
-  return true;
+void Fused::forget_step() {
+  numbers_.forget_step();
+  uncount(last_);
 }
 
-bool Fused::step_by_kernels() {
-  if (!is_prepared_ && !prepare()) return false;
-  is_prepared_ = false;
+void Fused::before_replay() {
   const torch::NoGradGuard no_grad;
-  queue();
+  count(last_);
+  is_prepared_ = true;
+}
+
+bool Fused::step_by_kernels(const std::vector<OptimizerParamGroup>& groups) {
+  const torch::NoGradGuard no_grad;
+  by_kernels_ = is_prepared_ || fits();
+  if (!by_kernels_) return false;
+  if (!std::exchange(is_prepared_, false)) {
+    last_.clear();
+    for (size_t number = 0; number < groups.size(); ++number) {
+      for (const auto& parameter : groups[number].params()) {
+        if (parameter.grad().defined()) last_.push_back({number, parameter});
+      }
+    }
+    count(last_);
+  }
+  queue(last_);
   return true;
 }
 
@@ -169,29 +181,29 @@ bool FusedSgd::fits() const {
 }
 
 // A parameter's first step may come late.
-void FusedSgd::count() {
+void FusedSgd::count(const std::vector<Stepped>& all) {
   fresh_.clear();
-  each_with_gradient(param_groups_, [&](size_t number, const at::Tensor& parameter) {
+  for (const auto& [number, parameter] : all) {
     const auto& options = static_cast<const torch::optim::SGDOptions&>(param_groups_[number].options());
     numbers_.set_rate(parameter.device(), number, options.lr());
-    if (options.momentum() == 0) return;
-    state_of<torch::optim::SGDParamState>(state_, parameter, [&](auto& made) {
+    if (options.momentum() == 0) continue;
+    state_of<torch::optim::SGDParamState>(state_, parameter, [this, &parameter = parameter](auto& made) {
       made.momentum_buffer(at::zeros_like(parameter));
       fresh_.insert(parameter.unsafeGetTensorImpl());
     });
-  });
+  }
 }
 
-void FusedSgd::queue() {
+void FusedSgd::queue(const std::vector<Stepped>& all) {
   std::map<std::tuple<size_t, at::ScalarType, bool>, Launch> launches;
-  each_with_gradient(param_groups_, [&](size_t number, const at::Tensor& parameter) {
+  for (const auto& [number, parameter] : all) {
     auto* const key = parameter.unsafeGetTensorImpl();
     Launch& launch = launches[{number, parameter.scalar_type(), fresh_.contains(key)}];
     launch.parameters.push_back(parameter);
     launch.gradients.push_back(parameter.grad());
-    if (static_cast<const torch::optim::SGDOptions&>(param_groups_[number].options()).momentum() == 0) return;
+    if (static_cast<const torch::optim::SGDOptions&>(param_groups_[number].options()).momentum() == 0) continue;
     launch.first.push_back(static_cast<const torch::optim::SGDParamState&>(*state_.at(key)).momentum_buffer());
-  });
+  }
   for (const auto& [place, launch] : launches) {
     const auto& [number, type, is_fresh] = place;
     const auto& options = static_cast<const torch::optim::SGDOptions&>(param_groups_[number].options());
@@ -206,7 +218,7 @@ void FusedSgd::queue() {
 
 torch::Tensor FusedSgd::step(LossClosure closure) {
   const torch::Tensor loss = loss_of(closure);
-  if (!step_by_kernels()) SGD::step();
+  if (!step_by_kernels(param_groups_)) SGD::step();
   return loss;
 }
 
@@ -216,18 +228,23 @@ bool FusedAdam::fits() const {
   return fits_adam<torch::optim::AdamOptions, torch::optim::AdamParamState>(param_groups_, state_);
 }
 
-void FusedAdam::count() {
-  count_adam<torch::optim::AdamOptions, torch::optim::AdamParamState>(param_groups_, state_, numbers_);
+void FusedAdam::count(const std::vector<Stepped>& all) {
+  count_adam<torch::optim::AdamOptions, torch::optim::AdamParamState>(all, param_groups_, state_, numbers_);
 }
 
-void FusedAdam::queue() {
+void FusedAdam::queue(const std::vector<Stepped>& all) {
   queue_adam<torch::optim::AdamOptions, torch::optim::AdamParamState>(
-      param_groups_, state_, numbers_, found(), [](const auto&... arguments) { at::_fused_adam_(arguments...); });
+      all, param_groups_, state_, numbers_, found(), [](const auto&... arguments) { at::_fused_adam_(arguments...); });
+  if (counts_back()) numbers_.count_back(*found());
+}
+
+void FusedAdam::uncount(const std::vector<Stepped>& all) {
+  uncount_adam<torch::optim::AdamParamState>(all, state_);
 }
 
 torch::Tensor FusedAdam::step(LossClosure closure) {
   const torch::Tensor loss = loss_of(closure);
-  if (!step_by_kernels()) Adam::step();
+  if (!step_by_kernels(param_groups_)) Adam::step();
   return loss;
 }
 
@@ -235,18 +252,23 @@ bool FusedAdamW::fits() const {
   return fits_adam<torch::optim::AdamWOptions, torch::optim::AdamWParamState>(param_groups_, state_);
 }
 
-void FusedAdamW::count() {
-  count_adam<torch::optim::AdamWOptions, torch::optim::AdamWParamState>(param_groups_, state_, numbers_);
+void FusedAdamW::count(const std::vector<Stepped>& all) {
+  count_adam<torch::optim::AdamWOptions, torch::optim::AdamWParamState>(all, param_groups_, state_, numbers_);
 }
 
-void FusedAdamW::queue() {
+void FusedAdamW::queue(const std::vector<Stepped>& all) {
   queue_adam<torch::optim::AdamWOptions, torch::optim::AdamWParamState>(
-      param_groups_, state_, numbers_, found(), [](const auto&... arguments) { at::_fused_adamw_(arguments...); });
+      all, param_groups_, state_, numbers_, found(), [](const auto&... arguments) { at::_fused_adamw_(arguments...); });
+  if (counts_back()) numbers_.count_back(*found());
+}
+
+void FusedAdamW::uncount(const std::vector<Stepped>& all) {
+  uncount_adam<torch::optim::AdamWParamState>(all, state_);
 }
 
 torch::Tensor FusedAdamW::step(LossClosure closure) {
   const torch::Tensor loss = loss_of(closure);
-  if (!step_by_kernels()) AdamW::step();
+  if (!step_by_kernels(param_groups_)) AdamW::step();
   return loss;
 }
 

@@ -28,27 +28,43 @@ class Fused {
  public:
   virtual ~Fused() = default;
 
-  // Does the first half of the next step, whose gradients are there or will be. Then step() does the second half alone.
-  // Returns false, and does nothing, if the kernels cannot take the step.
-  bool prepare();
-  void forget_prepared() { is_prepared_ = false; }  // says that a graph has done the second half
+  // Does the first half of a step that will have gradients of the same parameters as the last one, which kernels did.
+  // Then step() does the second half alone; or a graph does it, and after_replay() says so.
+  void before_replay();
+  void after_replay() { is_prepared_ = false; }
+  bool was_by_kernels() const { return by_kernels_; }  // tells whether kernels did the last step
 
-  // Lets kernels on a GPU leave everything as it was where `found`, float [1], is not 0; the host counts the step
-  // nevertheless. Undefined: they never do.
-  void skip_where(const at::Tensor& found) { found_ = found; }
+  // Lets kernels on a GPU leave everything as it was where `found`, float [1], is 1; the host counts the step
+  // nevertheless. Undefined: they never do. If the run goes on after such a step, set `goes_on`, and call forget_step()
+  // for each when the host knows of it.
+  void skip_where(const at::Tensor& found, bool goes_on) {
+    found_ = found;
+    goes_on_ = goes_on;
+  }
+  void forget_step();
 
  protected:
-  virtual bool fits() const = 0;  // tells whether the kernels can take the groups
-  virtual void count() = 0;       // makes states, and counts
-  virtual void queue() = 0;
+  struct Stepped {  // a parameter, and the number of its group
+    size_t group;
+    at::Tensor parameter;
+  };
+  virtual bool fits() const = 0;                            // tells whether the kernels can take the groups
+  virtual void count(const std::vector<Stepped>& all) = 0;  // makes states, and counts
+  virtual void queue(const std::vector<Stepped>& all) = 0;
+  virtual void uncount(const std::vector<Stepped>& all) = 0;
 
-  bool step_by_kernels();  // does what is left of the step; returns false, and does nothing, if the kernels cannot
+  // Does what is left of the step. Returns false, and does nothing, if the kernels cannot.
+  bool step_by_kernels(const std::vector<torch::optim::OptimizerParamGroup>& groups);
   std::optional<at::Tensor> found() const { return found_.defined() ? std::optional(found_) : std::nullopt; }
+  bool counts_back() const { return found_.defined() && goes_on_; }
 
   DeviceNumbers numbers_;
 
  private:
   at::Tensor found_;
+  bool goes_on_ = false;
+  std::vector<Stepped> last_;  // the parameters of the last step
+  bool by_kernels_ = false;
   bool is_prepared_ = false;
 };
 
@@ -59,8 +75,9 @@ class FusedSgd : public torch::optim::SGD, public Fused {
 
  private:
   bool fits() const override;
-  void count() override;
-  void queue() override;
+  void count(const std::vector<Stepped>& all) override;
+  void queue(const std::vector<Stepped>& all) override;
+  void uncount(const std::vector<Stepped>&) override {}  // it counts nothing
 
   std::set<const c10::TensorImpl*> fresh_;  // parameters whose momentum begins with this step
 };
@@ -72,8 +89,9 @@ class FusedAdam : public torch::optim::Adam, public Fused {
 
  private:
   bool fits() const override;
-  void count() override;
-  void queue() override;
+  void count(const std::vector<Stepped>& all) override;
+  void queue(const std::vector<Stepped>& all) override;
+  void uncount(const std::vector<Stepped>& all) override;
 };
 
 class FusedAdamW : public torch::optim::AdamW, public Fused {
@@ -83,8 +101,9 @@ class FusedAdamW : public torch::optim::AdamW, public Fused {
 
  private:
   bool fits() const override;
-  void count() override;
-  void queue() override;
+  void count(const std::vector<Stepped>& all) override;
+  void queue(const std::vector<Stepped>& all) override;
+  void uncount(const std::vector<Stepped>& all) override;
 };
 
 }  // namespace lockstep

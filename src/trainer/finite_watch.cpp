@@ -1,7 +1,9 @@
 #include "finite_watch.hpp"
 
 #include <ATen/ops/ones_like.h>
+#include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 
 #include "flat_options.hpp"
 #include "optim/finite_sum.hpp"
@@ -22,10 +24,11 @@ FiniteWatch::FiniteWatch(const TrainOptions& options, const Rank& rank, const Up
       ranks_differ_(ranks_differ),
       loss_(std::move(loss)),
       mark_(at::zeros({1}, at::TensorOptions(rank.device()).dtype(on_gpu() ? at::kFloat : at::kDouble))),
-      one_(at::ones_like(mark_)) {}
+      one_(at::ones_like(mark_)),
+      bad_loss_(at::zeros_like(loss_)) {}
 
 at::Tensor FiniteWatch::found() const {
-  return on_gpu() && on_nan_ == OnNan::stop && round_ == 0 ? mark_ : at::Tensor();
+  return on_gpu() && on_nan_ != OnNan::go_on && round_ == 0 ? mark_ : at::Tensor();
 }
 
 void FiniteWatch::add_loss(const at::Tensor& mean) {
@@ -43,11 +46,18 @@ void FiniteWatch::mark() {
   const std::vector<at::Tensor> gradients = update_.gradients();
   judged.insert(judged.end(), gradients.begin(), gradients.end());
   on_gpu() ? find_not_finite(judged, mark_, one_) : void(mark_.add_(finite_sum(judged, rank_.device())));
+  if (ranks_differ_ && round_ == 0) add_up();
+}
+
+// LibTorch's kernels skip where a GPU's mark is 1, and go on where it is 2.
+void FiniteWatch::add_up() {
+  rank_.allreduce(mark_, on_gpu() ? c10d::ReduceOp::MAX : c10d::ReduceOp::SUM);
 }
 
 void FiniteWatch::look() {
   if (on_nan_ == OnNan::go_on) return;
   Step step{.number = number_};
+  if (skipped_) step.loss.emplace(bad_loss_);
   if (round_ > 0) {
     open_ = std::move(step);
     if (number_ % round_ == 0) settle();
@@ -62,11 +72,30 @@ void FiniteWatch::look() {
 
 void FiniteWatch::settle() {
   if (!open_) return;
-  complaint_ = what_is_not_finite(*open_);
+  const std::string wrong = what_is_not_finite(*open_);
   open_.reset();
+  if (!skipped_) {
+    complaint_ = wrong;
+  } else if (!wrong.empty()) {
+    skipped_(wrong);
+  }
+}
+
+void FiniteWatch::begin_skippable(std::vector<at::Tensor> tensors) {
+  mark_.zero_();
+  tensors.push_back(loss_);
+  put_back_.clear();
+  for (auto& tensor : tensors) put_back_.emplace_back(tensor, tensor.clone());
+}
+
+void FiniteWatch::end_skippable() {
+  const at::Tensor is_bad = mark_[0] > 0;
+  bad_loss_.copy_(at::where(is_bad, loss_, bad_loss_));
+  for (auto& [tensor, before] : std::exchange(put_back_, {})) tensor.copy_(at::where(is_bad, before, tensor));
 }
 
 std::string FiniteWatch::judge() {
+  settle();
   mark_.zero_();
   mark();
   Step step{.number = number_};
@@ -74,7 +103,7 @@ std::string FiniteWatch::judge() {
 }
 
 void FiniteWatch::ask(Step& step) {
-  if (ranks_differ_) rank_.allreduce(mark_);
+  if (ranks_differ_ && round_ > 0) add_up();
   step.answer.emplace(mark_);
 }
 
@@ -84,7 +113,8 @@ std::string FiniteWatch::what_is_not_finite(Step& step) {
   const double answer = step.answer->values().item<double>();
   if (!on_gpu()) mark_.zero_();
   if (on_gpu() ? answer == 0 : std::isfinite(answer)) return "";
-  const at::Tensor finite = of_all_ranks(rank_, {std::isfinite(loss_.item<double>()) ? 1 : 0});
+  const at::Tensor finite =
+      of_all_ranks(rank_, {std::isfinite((step.loss ? step.loss->values() : loss_).item<double>()) ? 1 : 0});
   std::string ranks;
   for (int64_t rank = 0; rank < finite.size(0); ++rank) {
     if (finite[rank][0].item<int64_t>() == 0) ranks += (ranks.empty() ? "" : ", ") + std::to_string(rank);

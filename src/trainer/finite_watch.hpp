@@ -16,8 +16,10 @@
 #include "update.hpp"
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace lockstep {
@@ -35,15 +37,22 @@ class FiniteWatch {
   bool judges_losses() const { return on_gpu() && rank_.world_size() == 1; }
   void add_loss(const at::Tensor& mean);  // takes the mean of the rank's part of the step, or of a part of that
 
-  // Gives what mark() writes if updates on the GPU are to look at it; undefined: they are not.
+  // Gives what mark() writes if updates on the GPU are to look at it, float [1]; undefined: they are not.
   at::Tensor found() const;
+
+  // Lets a graph skip steps, of which the host learns later. Let the graph call begin_skippable() before it computes a
+  // step's losses, and end_skippable() behind mark(): that puts back these tensors and the sum of losses if the step is
+  // to be skipped. look() and settle() call `skipped` for each such step, with what is wrong in words.
+  void skip_in_graph(std::function<void(const std::string& wrong)> skipped) { skipped_ = std::move(skipped); }
+  void begin_skippable(std::vector<at::Tensor> tensors);
+  void end_skippable();
 
   // Call it when a step's gradients are there. With `on_nan` "stop" watch() looks at them; on a GPU it asks, and looks
   // at the answer about the step before. With local SGD it looks when a round ends, where ranks learn of each other.
   void watch();
   void settle();  // looks now at the step that is still open
 
-  // These are the halves of watch(): queued work alone, which a graph can hold if ranks do not differ, and the rest.
+  // These are the halves of watch(): queued work alone, which a graph can hold, and the rest.
   void mark();
   void look();
 
@@ -58,9 +67,11 @@ class FiniteWatch {
   struct Step {  // a step whose loss and gradients may not be finite
     int64_t number = 0;
     std::optional<HostCopy> answer = std::nullopt;  // the mark of all ranks; null: they were not asked
+    std::optional<HostCopy> loss = std::nullopt;    // bad_loss_, on the host before `answer` is; null: see loss_
   };
   bool on_gpu() const { return !rank_.device().is_cpu(); }
   void ask(Step& step);
+  void add_up();
   std::string what_is_not_finite(Step& step);
 
   const OnNan on_nan_;
@@ -74,9 +85,12 @@ class FiniteWatch {
   // The mark of the gradients since the last answer. On the CPU it is a sum, which is finite if they are. On a GPU it
   // is 0 if they are, and stays above 0 once they were not.
   const at::Tensor mark_;
-  const at::Tensor one_;            // see find_not_finite
-  std::vector<at::Tensor> losses_;  // the step's losses, if they are judged
-  std::optional<Step> open_;        // the step that was not looked at yet
+  const at::Tensor one_;                                     // see find_not_finite
+  std::vector<at::Tensor> losses_;                           // the step's losses, if they are judged
+  std::function<void(const std::string& wrong)> skipped_;    // null: no graph skips
+  std::vector<std::pair<at::Tensor, at::Tensor>> put_back_;  // tensors, and their values before the step
+  const at::Tensor bad_loss_;                                // loss_ in the last step that a graph has skipped
+  std::optional<Step> open_;                                 // the step that was not looked at yet
   std::string complaint_;
 };
 

@@ -14,7 +14,6 @@ Way way_of(const FlatOptions& flat) {
     return flat.compress_rank == 0 ? PowerSgd() : PowerSgd{flat.compress_rank};
   if (flat.zero_stage != 0) return static_cast<Sharded>(flat.zero_stage);
   if (flat.local.sync_every != 0) return flat.local;
-  if (flat.cuda_graph) return Recorded();
   const auto rounding = static_cast<Rounding>(flat.compress);
   if (flat.split) return SplitNetwork{*flat.split, rounding};
   return Averaged{rounding};
@@ -42,7 +41,6 @@ FlatOptions flat(const TrainOptions& options) {
     all.compress = static_cast<Compression>(network->rounding);
     all.split = network->split;
   }
-  all.cuda_graph = std::holds_alternative<Recorded>(way);
   if (std::holds_alternative<SyntheticImages>(options.data)) all.data = Images::synthetic;
   if (const auto* images = std::get_if<FashionMnist>(&options.data)) all.data_dir = images->folder;
   if (const auto* text = std::get_if<TextFile>(&options.data)) all.text = text->file;

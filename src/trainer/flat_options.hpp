@@ -40,7 +40,6 @@ struct FlatOptions {
   int64_t compress_rank = 0;                  // 0: PowerSgd's default
   LocalSgdOptions local = {.sync_every = 0};  // sync_every 0: gradients are averaged
   int zero_stage = 0;
-  bool cuda_graph = false;
   std::optional<ModelSplit> split = {};
   Images data = Images::fashion_mnist;
   std::filesystem::path data_dir = {};  // empty: where packages put Fashion-MNIST, or other data

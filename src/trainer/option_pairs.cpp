@@ -43,7 +43,7 @@ constexpr Choice sync_every{"sync_every", "`sync_every`", [](F f) { return f.fla
 constexpr Choice no_sync_every{"sync_every", "no `sync_every`", [](F f) { return f.flat.local.sync_every == 0; }};
 constexpr Choice outer{"outer_lr", "`outer_lr` or `outer_momentum`",
                        [](F f) { return f.flat.local.outer_lr != 1 || f.flat.local.outer_momentum != 0; }};
-constexpr Choice graph{"cuda_graph", "`cuda_graph`", [](F f) { return f.flat.cuda_graph; }};
+constexpr Choice graph{"cuda_graph", "`cuda_graph`", [](F f) { return f.options.cuda_graph; }};
 constexpr Choice split{"split", "a `split` other than by data", is_split};
 constexpr Choice any_split{"split", "a `split`", [](F f) { return f.flat.split.has_value(); }};
 constexpr Choice in_microbatches{"split", "a `split` in microbatches",
@@ -100,7 +100,7 @@ constexpr const char* shares = "give the shares, as in `balance` 2,1";
 
 // Flags and config.json may name two ways of a run, and have these pairs. No TrainOptions can: its types hold one
 // choice.
-constexpr Choice ways[] = {zero, compress_whole, sync_every, graph, split};
+constexpr Choice ways[] = {zero, compress_whole, sync_every, split};
 constexpr OptionPair flat_pairs[] = {
     {compress_rank, no_powersgd, "only PowerSGD's matrices have columns",
      "take powersgd, or leave `compress_rank` out"},
@@ -125,6 +125,9 @@ constexpr OptionPair pairs[] = {
     {grain, sync_batchnorm, "a grain would be normalised together with others"},
     {grain, compress, "each device's gradients would be rounded on their way"},
     {grain, sync_every, "each device takes steps of its own, so that the bits depend on their number"},
+    {zero_3, graph, "layers are gathered, and let go, while others compute", "take `zero_stage` 2, or leave it out"},
+    {sync_every, graph, "most steps have no exchange, and a graph repeats one"},
+    {graph, split, "the host leads microbatches and slices through the network"},
     {arithmetic, graph, "who computes grains of others again needs the host", "leave `cuda_graph` out"},
     {grain, by_channels, "products of slices are added up in another order", "take a split by data and layers"},
     {grain, in_microbatches, "grains are a pipeline's microbatches", "leave the microbatches out"},
@@ -139,7 +142,6 @@ constexpr OptionPair pairs[] = {
     {automatic, zero_2_or_3, "devices wait for each other while their speed is measured", shares},
     {automatic, sync_every, "devices do not wait for each other at every step, which auto keeps short", shares},
     {automatic, split, "devices wait for each other while their speed is measured", shares},
-    {skip, graph, "the replay goes on before the device has told whether the step is finite", "take stop"},
     {skip, sync_every, "devices do not learn of each other's steps", "take stop"},
     {skip, powersgd, "PowerSGD keeps what it left out of a step for the next one", "take stop"},
     {text, of_images, "only gpt learns a text", "leave `text` out"},
@@ -216,7 +218,7 @@ std::string remark_on_pairs(std::string_view key) {
   for (const Choice& way : ways) {
     if (way.key != key) continue;
     all =
-        "a run takes one of `compress`, `sync_every`, `zero_stage`, `cuda_graph` and `split`; bf16 and fp16 go with a "
+        "a run takes one of `compress`, `sync_every`, `zero_stage` and `split`; bf16 and fp16 go with a "
         "`split` too";
   }
   for (const auto& [first, text] : remarks) {

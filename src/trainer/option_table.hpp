@@ -275,10 +275,10 @@ void each_option(Options& options, Flat& flat, Visit&& visit) {  // NOLINT(reada
           "slice of it; 2: and of the gradients; 3: and of the parameters, whose layers it gathers just before they "
           "compute. The results are the same"},
          flat.zero_stage, {.most = 3});
-  of_way({"cuda_graph", in_a_run, how, nullptr,
-          "on GPUs: record the step of a full batch once as a CUDA graph and replay it, so that the CPU does not limit "
-          "small networks"},
-         flat.cuda_graph);
+  one({"cuda_graph", in_a_run, how, nullptr,
+       "on GPUs: record the step of a full batch once as a CUDA graph and replay it, so that the CPU does not limit "
+       "small networks"},
+      options.cuda_graph);
 
   one({"run_dir", nowhere, nullptr, nullptr, nullptr}, options.keep.run_dir, {.flag = "name"});
   one({"keep_last", nowhere, out, "N",

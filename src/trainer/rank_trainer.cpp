@@ -109,7 +109,7 @@ RankTrainer::RankTrainer(const TrainOptions& options, const TrainCallbacks& call
       shares_(shares_of(options.batch)),
       stopping_(rank_, callbacks.stop) {
   made_.layers = nullptr;  // the layers of other ranks are among them
-  update_.skip_where(watch_.found());
+  update_.skip_where(watch_.found(), options.on_nan == OnNan::skip);
   if (auto* const averaging = update_.part()->averaging()) averaging->leave_comparing();  // replicas_ compares
   if (balances(options.batch)) balance_.emplace(Replicas(update_.part()), net_.mesh().data(), balance);
   watch_waits_of_gpu();

@@ -33,8 +33,7 @@ RunOfRank::RunOfRank(SharedRun& run, Rank& rank)
       judge_(judge_of(task_)),
       begin_(begin_of(run, rank)),
       history_(begin_ ? begin_->history : std::vector<EpochMetrics>()),
-      trainer_(settings_, run.callbacks, task_, rank, run.trace,
-               std::holds_alternative<Recorded>(settings_.way) ? make_cuda_graph() : nullptr,
+      trainer_(settings_, run.callbacks, task_, rank, run.trace, settings_.cuda_graph ? make_cuda_graph() : nullptr,
                begin_ ? &*begin_ : nullptr),
       keep_(keeps_checkpoints(settings_) ? [this] { keep_state(); } : RankTrainer::Keep()) {
   if (run.elastic) trainer_.be_elastic(run.elastic->newer());

@@ -174,36 +174,76 @@ class PlainStep : public TrainStep {
   const bool counts_correct_;
 };
 
+class SkippingStep : public PlainStep {
+ public:
+  using PlainStep::PlainStep;
+
+  void run(const Batch& batch) override {
+    const torch::NoGradGuard no_grad;
+    std::vector<std::pair<torch::Tensor, torch::Tensor>> before;
+    const auto keep = [&](const torch::Tensor& tensor) { before.emplace_back(tensor, tensor.clone()); };
+    keep(with_.totals.loss);
+    const torch::Tensor right = with_.totals.right.clone();
+    for (const auto& buffer : with_.update.part()->module().buffers()) keep(buffer);
+    {
+      const torch::AutoGradMode grad(true);
+      gradients(batch);
+    }
+    with_.replicas.before_update();
+    const std::string wrong = with_.watch.judge();
+    if (wrong.empty()) return finish(batch);
+    for (auto& [tensor, value] : before) tensor.copy_(value);
+    with_.totals.right.zero_().narrow(0, 0, right.size(0)).copy_(right);  // it may have grown
+    if (batch.grain > 0) with_.totals.grain_losses.drop_step();
+    note_skipped(wrong, batch.global_size);
+  }
+
+ protected:
+  void note_skipped(const std::string& wrong, int64_t samples) {
+    if (with_.totals.left_out == 0 && with_.rank.index() == 0 && with_.callbacks.on_warning) {
+      with_.callbacks.on_warning(wrong + "; the step was skipped, as are others like it in this epoch");
+    }
+    with_.totals.left_out += samples;
+  }
+};
+
 // A graph holds a step up to its gradients, and the exchange if this can be recorded. NCCL's can be, and so stays
 // beside backward. Our own exchange needs host threads, since kernels of several ranks' graphs cannot wait for each
 // other. So ours follows the replay. The update is in the graph where the averages are, if its optimizer's numbers lie
 // on the GPU and nobody looks at the replicas in between; else it follows too (docs/decisions/0008).
-class RecordedStep : public PlainStep {
+class RecordedStep : public SkippingStep {
  public:
   RecordedStep(const StepParts& parts, std::unique_ptr<Graph> graph)
-      : PlainStep(parts),
+      : SkippingStep(parts),
         exchange_recorded_(with_.net.mesh().data().backend().getBackendName() == "nccl"),
         graphed_(
             with_.rank, std::move(graph), with_.options.batch.global(), exchange_recorded_,
             [this](const Batch& batch) { recorded_part(batch); }, numbers_, memory_format(with_.options)) {
     check_that_order_can_be_learnt();
-    const bool exchanges_within = with_.options.batch.grain || with_.options.sync_batchnorm;
+    if (skips()) {
+      check_that_it_can_skip();
+      with_.watch.skip_in_graph([this](const std::string& wrong) { forget_skipped(wrong); });
+    }
+    const bool exchanges_within =
+        with_.options.batch.grain || with_.options.sync_batchnorm || std::holds_alternative<Sharded>(with_.options.way);
     if (!exchanges_within || has_averages()) return;
-    throw Error(with_.rank.name() +
-                    ": `cuda_graph` cannot record lockstep's own exchange, by which ranks that share a "
-                    "GPU are exchanging here, and with a `grain` or `sync_batchnorm` the step exchanges within; give "
-                    "each rank a GPU "
-                    "of its own, or leave `cuda_graph` out",
-                {.options = {"devices", "cuda_graph"}});
+    throw Error(
+        with_.rank.name() +
+            ": `cuda_graph` cannot record lockstep's own exchange, by which ranks that share a GPU meet, and with "
+            "a `grain`, `sync_batchnorm` or `zero_stage` it is within the step; give each rank a GPU of its own, "
+            "or leave `cuda_graph` out",
+        {.options = {"devices", "cuda_graph"}});
   }
 
   void run(const Batch& batch) override {
     const auto before = [this] {
       if (!updates_.has_value()) updates_ = can_update();
+      if (skips() && !*updates_) refuse_to_skip();
       if (*updates_) with_.update.before_replay();
       if (draws_) step_number_.fill_(with_.net.steps_done());
     };
-    if (!graphed_.replay(batch, before)) return PlainStep::run(batch);
+    if (!graphed_.replay(batch, before)) return skips() ? SkippingStep::run(batch) : PlainStep::run(batch);
+    samples_ = batch.size();
     if (losses_of_grains_.defined()) with_.totals.grain_losses.add_row(losses_of_grains_);
     if (*updates_) {
       with_.update.after_replay();
@@ -228,6 +268,28 @@ class RecordedStep : public PlainStep {
                 " that one gets no samples of a batch; give it a share, put it last, or leave `cuda_graph` out");
   }
 
+  bool skips() const { return with_.options.on_nan == OnNan::skip; }
+
+  void check_that_it_can_skip() const {
+    if (!has_averages() || with_.options.check_replicas > 0 || !with_.update.can_skip()) refuse_to_skip();
+  }
+
+  [[noreturn]] void refuse_to_skip() const {
+    throw Error(
+        with_.rank.name() +
+            ": `cuda_graph` with `on_nan` skip needs an update that the graph holds: with sgd, adam "
+            "or adamw, without `check_replicas` or Task::ema_decay, and with a GPU for each rank; leave one of the two "
+            "out",
+        {.options = {"cuda_graph", "on_nan"}});
+  }
+
+  // The host has counted the step.
+  void forget_skipped(const std::string& wrong) {
+    with_.update.forget_step();
+    with_.totals.samples -= samples_;
+    note_skipped(wrong, with_.options.batch.global());
+  }
+
   // Tells whether the graph holds the averages of the gradients.
   bool has_averages() const { return exchange_recorded_ || with_.rank.world_size() == 1; }
 
@@ -236,6 +298,12 @@ class RecordedStep : public PlainStep {
   }
 
   void recorded_part(const Batch& batch) {
+    if (skips()) {
+      std::vector<torch::Tensor> changed = with_.update.part()->module().buffers();
+      changed.push_back(with_.totals.right);
+      const torch::NoGradGuard no_grad;
+      with_.watch.begin_skippable(std::move(changed));
+    }
     with_.update.zero_grad(/*anew=*/with_.rank.world_size() == 1);
     const RecordedDraws draws(step_number_);
     add_gradients(batch, /*averages=*/has_averages());
@@ -243,44 +311,25 @@ class RecordedStep : public PlainStep {
     if (batch.grain > 0) losses_of_grains_ = with_.totals.grain_losses.take_row();
     if (!*updates_) return;
     with_.watch.mark();
+    if (skips()) {
+      const torch::NoGradGuard no_grad;
+      with_.watch.end_skippable();
+      if (losses_of_grains_.defined()) {
+        losses_of_grains_.copy_(
+            torch::where(with_.watch.found() > 0, torch::zeros_like(losses_of_grains_), losses_of_grains_));
+      }
+    }
     with_.update.step();
   }
 
   const bool exchange_recorded_;
   std::optional<bool> updates_;     // tells whether the graph holds the update; none before the recording
+  int64_t samples_ = 0;             // the samples of a full batch here
   bool draws_ = true;               // layers draw by the step's number
   torch::Tensor losses_of_grains_;  // the row of GrainLosses; undefined: the batch is no grains
   const torch::Tensor step_number_ = torch::zeros({}, torch::TensorOptions(with_.rank.device()).dtype(torch::kLong));
   const std::shared_ptr<RowNumbers> numbers_ = std::make_shared<RowNumbers>(with_.options.batch.global());
   GraphedStep graphed_;
-};
-
-class SkippingStep : public PlainStep {
- public:
-  using PlainStep::PlainStep;
-
-  void run(const Batch& batch) override {
-    const torch::NoGradGuard no_grad;
-    std::vector<std::pair<torch::Tensor, torch::Tensor>> before;
-    const auto keep = [&](const torch::Tensor& tensor) { before.emplace_back(tensor, tensor.clone()); };
-    keep(with_.totals.loss);
-    const torch::Tensor right = with_.totals.right.clone();
-    for (const auto& buffer : with_.update.part()->module().buffers()) keep(buffer);
-    {
-      const torch::AutoGradMode grad(true);
-      gradients(batch);
-    }
-    with_.replicas.before_update();
-    const std::string wrong = with_.watch.judge();
-    if (wrong.empty()) return finish(batch);
-    for (auto& [tensor, value] : before) tensor.copy_(value);
-    with_.totals.right.zero_().narrow(0, 0, right.size(0)).copy_(right);  // it may have grown
-    if (batch.grain > 0) with_.totals.grain_losses.drop_step();
-    if (with_.totals.left_out == 0 && with_.rank.index() == 0 && with_.callbacks.on_warning) {
-      with_.callbacks.on_warning(wrong + "; the step was skipped, as are others like it in this epoch");
-    }
-    with_.totals.left_out += batch.global_size;
-  }
 };
 
 }  // namespace

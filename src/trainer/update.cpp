@@ -37,7 +37,7 @@ Optimizer::Grouping grouping_of(const Task& task, const torch::nn::Module* modul
 Update::Update(const TrainOptions& options, const SplitModel& net, const Task& task, const torch::nn::Module* module)
     : net_(net),
       clip_(options.optimizer.clip),
-      in_place_(std::holds_alternative<Recorded>(options.way) || flat(options).local.sync_every > 0 ||
+      in_place_(options.cuda_graph || flat(options).local.sync_every > 0 ||
                 net_.mesh().shape().size() != net_.mesh().shape().data),
       is_only_replica_(net_.mesh().data().world_size() == 1),
       rate_(learning_rate_of(options)),
@@ -76,20 +76,24 @@ Fused* Update::fused() const {
   return dynamic_cast<Fused*>(&optimizer_.inner());
 }
 
-void Update::skip_where(const at::Tensor& found) {
-  if (fused() != nullptr) fused()->skip_where(found);
+void Update::skip_where(const at::Tensor& found, bool goes_on) {
+  if (fused() != nullptr) fused()->skip_where(found, goes_on);
+}
+
+void Update::forget_step() {
+  fused()->forget_step();
 }
 
 bool Update::can_be_recorded() const {
-  return fused() != nullptr && (!average_ || average_->is_begun());
+  return fused() != nullptr && fused()->was_by_kernels() && (!average_ || average_->is_begun());
 }
 
 void Update::before_replay() {
-  fused()->prepare();
+  fused()->before_replay();
 }
 
 void Update::after_replay() {
-  fused()->forget_prepared();
+  fused()->after_replay();
 }
 
 void Update::step() {

@@ -49,9 +49,12 @@ class Update {
   void before_replay();
   void after_replay();
 
-  // Lets step() leave everything as it was where `found`, float [1] on the GPU, is not 0; undefined: it never does.
-  // An optimizer that is not fused (fused_optimizers.hpp) does not look there.
-  void skip_where(const at::Tensor& found);
+  // Lets step() leave everything as it was where `found`, float [1] on the GPU, is 1; undefined: it never does. An
+  // optimizer that is not fused (fused_optimizers.hpp) does not look there: can_skip() tells. If the run goes on, say
+  // so, and call forget_step() for each such step of a graph when the host knows of it.
+  void skip_where(const at::Tensor& found, bool goes_on);
+  bool can_skip() const { return fused() != nullptr && !average_; }
+  void forget_step();
 
   // Gives the averaged gradients that step() uses; with zero_stage the rank's slices of them.
   std::vector<at::Tensor> gradients() const { return optimizer_.gradients(); }

@@ -31,6 +31,7 @@
 #include <csignal>
 #include <future>
 #include <iostream>
+#include <limits>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -185,7 +186,7 @@ TEST_F(GpuTrainer, RecordedStepsGiveWhatOtherStepsGive) {
     SCOPED_TRACE(lockstep::to_string(devices));
     const auto eager = train(devices, [](TrainOptions&) {});
     expect_near(eager, on_cpu, 1e-3, 0.02);
-    expect_near(train(devices, [](TrainOptions& o) { o.way = lockstep::Recorded(); }), eager, 1e-4, 0.02);
+    expect_near(train(devices, [](TrainOptions& o) { o.cuda_graph = true; }), eager, 1e-4, 0.02);
   }
 }
 
@@ -209,6 +210,18 @@ TEST_F(GpuTrainer, RecordedStepsGoWithEveryUpdate) {
         o.sync_batchnorm = true;
       },
       [](TrainOptions& o) { o.batch.grain = 8; },
+      [](TrainOptions& o) { o.way = lockstep::Averaged{lockstep::Rounding::bf16}; },
+      [](TrainOptions& o) { o.way = lockstep::PowerSgd{2}; },
+      [](TrainOptions& o) {
+        o.way = lockstep::Sharded::state;
+        o.optimizer.kind = lockstep::OptimizerKind::adam;
+        o.rate.lr = 0.01;
+      },
+      [](TrainOptions& o) {
+        o.way = lockstep::Sharded::gradients;
+        o.optimizer.momentum = 0.9;
+        o.batch.accumulate = 2;
+      },
       [](TrainOptions& o) {
         o.batch.grain = 4;
         o.batch.accumulate = 2;
@@ -222,7 +235,7 @@ TEST_F(GpuTrainer, RecordedStepsGoWithEveryUpdate) {
       SCOPED_TRACE(lockstep::to_string(devices) + ", " + std::to_string(i));
       const auto graphed = train(devices, [&](TrainOptions& o) {
         updates[i](o);
-        o.way = lockstep::Recorded();
+        o.cuda_graph = true;
       });
       const auto eager = train(devices, updates[i]);
       expect_near(graphed, eager, rounding, 0.02);
@@ -235,6 +248,53 @@ TEST_F(GpuTrainer, RecordedStepsGoWithEveryUpdate) {
   }
 }
 
+// Skips the steps that ordinary steps skip, and counts Adam's steps likewise.
+TEST_F(GpuTrainer, RecordedStepsSkipWhatOtherStepsSkip) {
+  auto data = lockstep::synthetic_images(180, 20);
+  data.train.x = data.train.x.to(torch::kFloat) / 255;
+  for (const int64_t spoilt : {5, 50, 100}) data.train.x[spoilt].fill_(std::numeric_limits<float>::quiet_NaN());
+  const std::vector<std::function<void(TrainOptions&)>> kinds = {
+      [](TrainOptions& o) { o.optimizer.momentum = 0.9; },
+      [](TrainOptions& o) {
+        o.model = {.name = "resnet18", .width = 0.0625};  // with running statistics
+        o.optimizer.kind = lockstep::OptimizerKind::adam;
+        o.rate.lr = 0.01;
+      },
+      [](TrainOptions& o) { o.batch.grain = 8; },
+      [](TrainOptions& o) {
+        o.way = lockstep::Sharded::state;
+        o.optimizer.kind = lockstep::OptimizerKind::adamw;
+        o.rate.lr = 0.01;
+      },
+  };
+  for (const auto& devices : worlds()) {
+    if (devices.size() == 2 && devices[0] == devices[1]) continue;
+    for (size_t i = 0; i < kinds.size(); ++i) {
+      SCOPED_TRACE(lockstep::to_string(devices) + ", " + std::to_string(i));
+      const auto train_with = [&](bool cuda_graph) {
+        TrainOptions options;
+        options.devices = devices;
+        options.cuda_graph = cuda_graph;
+        options.batch.size = 16;
+        options.epochs = 2;
+        options.on_nan = lockstep::OnNan::skip;
+        kinds[i](options);
+        lockstep::TrainCallbacks callbacks;
+        std::vector<std::string> warnings;
+        callbacks.on_warning = [&](const std::string& text) { warnings.push_back(text); };
+        auto result = lockstep::run_workload(options, callbacks,
+                                             [&] { return lockstep::Workload{.task = task_of(options, data)}; });
+        return std::pair(result, warnings);
+      };
+      const auto [graphed, told] = train_with(true);
+      const auto [eager, expected] = train_with(false);
+      EXPECT_THAT(expected, testing::Not(testing::IsEmpty()));
+      EXPECT_EQ(told, expected);
+      expect_near(graphed, eager, lockstep::simulated::is_there() ? 0 : 1e-4, 0.02);
+    }
+  }
+}
+
 // A step is the numbers of its rows, the replay, and the answer whether the step before was finite.
 TEST_F(GpuTrainer, ARecordedStepIsThreeLaunches) {
   if (!lockstep::simulated::is_there()) GTEST_SKIP() << "a real GPU does not count its launches";
@@ -242,7 +302,7 @@ TEST_F(GpuTrainer, ARecordedStepIsThreeLaunches) {
     const auto data = lockstep::synthetic_images(steps * 8, 8);
     TrainOptions options;
     options.batch.size = 8;
-    options.way = lockstep::Recorded();
+    options.cuda_graph = true;
     const lockstep::TrainCallbacks callbacks;
     int64_t count = 0;
     lockstep::run({c10::Device("cuda:0")}, [&](Rank& rank) {
@@ -271,9 +331,9 @@ TEST_F(GpuTrainer, RecordedStepsDropWhatOtherStepsDrop) {
                             .train = {data.train}};
   for (const auto& devices : worlds()) {
     SCOPED_TRACE(lockstep::to_string(devices));
-    const auto losses = [&](lockstep::Way way, int accumulate) {
+    const auto losses = [&](bool cuda_graph, int accumulate) {
       const auto result = lockstep::fit(task, {.devices = devices,
-                                               .way = way,
+                                               .cuda_graph = cuda_graph,
                                                .batch = {.size = 32, .accumulate = accumulate},
                                                .rate = {.lr = 0.1},
                                                .epochs = 3});
@@ -283,8 +343,8 @@ TEST_F(GpuTrainer, RecordedStepsDropWhatOtherStepsDrop) {
     };
     const double rounding = lockstep::simulated::is_there() ? 0 : 1e-4;
     for (const int accumulate : {1, 2}) {
-      EXPECT_THAT(losses(lockstep::Recorded(), accumulate),
-                  testing::Pointwise(testing::DoubleNear(rounding), losses({}, accumulate)));
+      EXPECT_THAT(losses(true, accumulate),
+                  testing::Pointwise(testing::DoubleNear(rounding), losses(false, accumulate)));
     }
   }
 }
@@ -300,7 +360,7 @@ TEST_F(GpuTrainer, PrecisionAndMemoryFormatGoWithRecordedSteps) {
     expect_near(eager, train(devices, [](TrainOptions&) {}), 0.02, 0.2);
     const auto graphed = train(devices, [&](TrainOptions& o) {
       bf16(o);
-      o.way = lockstep::Recorded();
+      o.cuda_graph = true;
     });
     expect_near(graphed, eager, 1e-2, 0.1);
   }

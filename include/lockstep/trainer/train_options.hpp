@@ -156,6 +156,7 @@ struct TrainOptions {
   Devices devices = {};               // one rank per entry; empty: default_devices()
   int threads_per_rank = 1;           // intra-op threads of each rank
   Way way = Averaged();               // way in which the ranks share the work
+  bool cuda_graph = false;            // the step of a full batch is recorded once as a CUDA graph and replayed: on GPUs
   std::chrono::seconds timeout{300};  // limit of a rank's wait for another, from 1 to 1,000,000
   std::chrono::seconds silence{0};    // see RunOptions::silence; from 0 to 1,000,000
   BatchSettings batch = {};

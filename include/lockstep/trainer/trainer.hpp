@@ -50,7 +50,7 @@ struct TrainResult {
   // Straggler and its times, in words. A straggler is a rank that took three times as long per sample as others with
   // the same layers, and made them wait for a second per epoch or more. Or it is a stage of a pipeline that took three
   // times as long as the mean of the others, and a second more: then all stages' times follow. Waits for other ranks do
-  // not count. Empty if there is none, with Recorded steps, and on GPUs with balance "auto" or whose events tell no
+  // not count. Empty if there is none, with a CUDA graph, and on GPUs with balance "auto" or whose events tell no
   // times.
   std::string straggler = {};
   double seconds_per_epoch() const;  // gives the mean over the finished epochs; 0 if there are none
@@ -66,8 +66,8 @@ struct TrainResult {
 // the table), values out of their range, data or devices that are not there, a run_dir that cannot be written or in
 // which another process trains or another run lies (then options() is run_dir alone), and a checkpoint to resume from
 // that is damaged or of another run. A resumed run keeps its settings; these alone may differ: devices,
-// threads_per_rank, balance, on_nan, check_replicas, check_arithmetic, epochs, memory_format without a grain, where
-// files lie, what is kept, and of the way the split, the stage of ZeRO, and whether it is Recorded.
+// threads_per_rank, balance, on_nan, check_replicas, check_arithmetic, epochs, memory_format without a grain,
+// cuda_graph, where files lie, what is kept, and of the way the split and the stage of ZeRO.
 //
 // Throws Error after the first step, with the rank or the file named: a loss or a gradient that is not finite
 // (Error::not_finite); replicas that differ (check_replicas); a device that computes wrongly (check_arithmetic); a rank

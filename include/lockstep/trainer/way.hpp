@@ -34,13 +34,9 @@ struct SplitNetwork {
   Rounding rounding = Rounding::none;
 };
 
-// Gradients are averaged as they are, and the step of a full batch is recorded once as a CUDA graph and replayed. It
-// needs GPUs.
-struct Recorded {};
-
 // Sharded is ZeRO 1 to 3 (data_parallel.hpp); from stage 2 on `accumulate` averages each part, so that no rank keeps
 // gradients whole. With LocalSgdOptions each rank takes several steps of its own, then all average the parameters, also
 // at the end of each epoch (local_sgd.hpp).
-using Way = std::variant<Averaged, PowerSgd, Sharded, LocalSgdOptions, SplitNetwork, Recorded>;
+using Way = std::variant<Averaged, PowerSgd, Sharded, LocalSgdOptions, SplitNetwork>;
 
 }  // namespace lockstep

@@ -67,13 +67,14 @@ void train_recorded(const lockstep::Devices& devices) {
       .criterion = torch::nn::functional::cross_entropy,
       .train = {{x, y}}};
   std::vector<double> losses;
-  const auto train = [&](lockstep::Way way) {
+  const auto train = [&](bool cuda_graph) {
     losses.clear();
-    lockstep::fit(task, {.devices = devices, .way = way, .batch = {.size = 20}, .rate = {.lr = 0.1}, .epochs = 10},
-                  {.on_epoch = [&](const auto& metrics) { losses.push_back(metrics.train_loss); }});
+    lockstep::fit(
+        task, {.devices = devices, .cuda_graph = cuda_graph, .batch = {.size = 20}, .rate = {.lr = 0.1}, .epochs = 10},
+        {.on_epoch = [&](const auto& metrics) { losses.push_back(metrics.train_loss); }});
     return losses;
   };
-  const auto ordinary = train({}), recorded = train(lockstep::Recorded());
+  const auto ordinary = train(false), recorded = train(true);
   for (size_t epoch = 0; epoch < ordinary.size(); ++epoch) {
     if (std::abs(recorded[epoch] - ordinary[epoch]) < 1e-3 * ordinary[0]) continue;
     throw std::runtime_error(c10::str("epoch ", epoch + 1, ": loss ", recorded[epoch], ", not ", ordinary[epoch]));
