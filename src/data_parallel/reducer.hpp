@@ -3,7 +3,7 @@
 // A bucket is flat memory that holds the gradients of several parameters of one type; each parameter's .grad
 // is a view into it. The average is one allreduce on the rank's backend, or what a CommunicationHook makes of it. With
 // a hook a bucket may take several rounds, whose order is as fixed as the buckets': see move_on(). A single rank's
-// gradients are their average, and stay where backward left them: buckets get memory for a hook and for grains alone.
+// gradients stay where backward left them: buckets get memory for a hook and for grains alone.
 #pragma once
 
 #include <c10/core/Stream.h>
@@ -35,7 +35,7 @@ class Reducer : public GradientBuckets {
   };
 
   void begin(bool by_grains) override;
-  void collect(size_t slot) override;  // makes .grad the slot's view, if it has one, without changing its value
+  void collect(size_t slot) override;  // makes .grad the slot's view, if there is one, without changing a value
   void post(size_t bucket) override;   // begins the bucket's first round
   // In turn t bucket t's first round begins, then the next round of each earlier bucket that has one.
   void move_on(bool may_wait) override;

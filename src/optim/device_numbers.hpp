@@ -1,5 +1,5 @@
-// DeviceNumbers keeps an optimizer's learning rates and counts of steps where its kernels read them: as tensors on the
-// device, whose places stay, so that a CUDA graph can hold the kernels. It writes a number when the host has another
+// DeviceNumbers keeps the learning rates and counts of steps that an optimizer's kernels read: as tensors on the
+// device, whose places stay, so that a CUDA graph can hold the kernels. A number is written when the host has another
 // one.
 //
 // Use it from one thread. It waits for no GPU.

@@ -1,9 +1,7 @@
 #include "finite_watch.hpp"
 
 #include <ATen/ops/ones_like.h>
-#include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
-#include <ATen/ops/zeros_like.h>
 
 #include "flat_options.hpp"
 #include "optim/finite_sum.hpp"
@@ -24,8 +22,7 @@ FiniteWatch::FiniteWatch(const TrainOptions& options, const Rank& rank, const Up
       ranks_differ_(ranks_differ),
       loss_(std::move(loss)),
       mark_(at::zeros({1}, at::TensorOptions(rank.device()).dtype(on_gpu() ? at::kFloat : at::kDouble))),
-      one_(at::ones_like(mark_)),
-      bad_loss_(at::zeros_like(loss_)) {}
+      one_(at::ones_like(mark_)) {}
 
 at::Tensor FiniteWatch::found() const {
   return on_gpu() && on_nan_ != OnNan::go_on && round_ == 0 ? mark_ : at::Tensor();
@@ -79,19 +76,6 @@ void FiniteWatch::settle() {
   } else if (!wrong.empty()) {
     skipped_(wrong);
   }
-}
-
-void FiniteWatch::begin_skippable(std::vector<at::Tensor> tensors) {
-  mark_.zero_();
-  tensors.push_back(loss_);
-  put_back_.clear();
-  for (auto& tensor : tensors) put_back_.emplace_back(tensor, tensor.clone());
-}
-
-void FiniteWatch::end_skippable() {
-  const at::Tensor is_bad = mark_[0] > 0;
-  bad_loss_.copy_(at::where(is_bad, loss_, bad_loss_));
-  for (auto& [tensor, before] : std::exchange(put_back_, {})) tensor.copy_(at::where(is_bad, before, tensor));
 }
 
 std::string FiniteWatch::judge() {

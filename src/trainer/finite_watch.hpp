@@ -6,7 +6,7 @@
 //
 // On a GPU the answer about a step comes to the host while the next step is queued, and is read after that step's
 // backward. So the GPU always has work, and every rank reads the answer at the same place. By then that step's update
-// was queued. It leaves everything as it was if mark() has found something (Update::skip_where), and so do the next
+// was queued, which leaves everything as it was if mark() has found something (Update::skip_where). So do the next
 // ones. An optimizer that does not look there has taken the step.
 #pragma once
 
@@ -40,12 +40,12 @@ class FiniteWatch {
   // Gives what mark() writes if updates on the GPU are to look at it, float [1]; undefined: they are not.
   at::Tensor found() const;
 
-  // Lets a graph skip steps, of which the host learns later. Let the graph call begin_skippable() before it computes a
-  // step's losses, and end_skippable() behind mark(): that puts back these tensors and the sum of losses if the step is
-  // to be skipped. look() and settle() call `skipped` for each such step, with what is wrong in words.
-  void skip_in_graph(std::function<void(const std::string& wrong)> skipped) { skipped_ = std::move(skipped); }
-  void begin_skippable(std::vector<at::Tensor> tensors);
-  void end_skippable();
+  // Lets a graph skip steps (graph_skip.hpp), of which the host learns later. look() and settle() call `skipped` for
+  // each such step, with what is wrong in words. `bad_loss` is the sum of losses in the last of them.
+  void skip_in_graph(const at::Tensor& bad_loss, std::function<void(const std::string& wrong)> skipped) {
+    bad_loss_ = bad_loss;
+    skipped_ = std::move(skipped);
+  }
 
   // Call it when a step's gradients are there. With `on_nan` "stop" watch() looks at them; on a GPU it asks, and looks
   // at the answer about the step before. With local SGD it looks when a round ends, where ranks learn of each other.
@@ -82,15 +82,14 @@ class FiniteWatch {
   int epoch_ = 0;
   int64_t number_ = 0;
   const at::Tensor loss_;
-  // The mark of the gradients since the last answer. On the CPU it is a sum, which is finite if they are. On a GPU it
-  // is 0 if they are, and stays above 0 once they were not.
+  // The mark of the gradients since the last answer. On the CPU the mark is a sum, which is finite if all is. On a GPU
+  // the mark is 0 if all is finite, and stays 1 once something was not.
   const at::Tensor mark_;
-  const at::Tensor one_;                                     // see find_not_finite
-  std::vector<at::Tensor> losses_;                           // the step's losses, if they are judged
-  std::function<void(const std::string& wrong)> skipped_;    // null: no graph skips
-  std::vector<std::pair<at::Tensor, at::Tensor>> put_back_;  // tensors, and their values before the step
-  const at::Tensor bad_loss_;                                // loss_ in the last step that a graph has skipped
-  std::optional<Step> open_;                                 // the step that was not looked at yet
+  const at::Tensor one_;                                   // see find_not_finite
+  std::vector<at::Tensor> losses_;                         // the step's losses, if they are judged
+  std::function<void(const std::string& wrong)> skipped_;  // null: no graph skips
+  at::Tensor bad_loss_;
+  std::optional<Step> open_;  // the step that was not looked at yet
   std::string complaint_;
 };
 

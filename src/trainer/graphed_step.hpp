@@ -2,8 +2,8 @@
 //
 // A step of a small network is hundreds of short kernels. The host needs longer to queue the kernels than the GPU to
 // run them. A replay queues all of them with one call. A recording fixes the shapes and addresses of all tensors. So a
-// GraphedStep copies batches into tensors of its own, or the recorded work gathers them. Do batches of another size
-// yourself.
+// GraphedStep copies batches into tensors that stay, or the recorded work gathers each batch. Do batches of another
+// size yourself.
 #pragma once
 
 #include <c10/core/Event.h>
@@ -34,7 +34,7 @@ class GraphedStep {
   // tensor's value: its host code runs only until the recording. `collective` says that it calls the rank's backend.
   // Then all ranks record at the same time, as NCCL needs. Otherwise the ranks record one after the other, because
   // ranks that share a GPU share its random number generator, which records one graph at a time.
-  // If `numbers` are there, the graph gathers its batches by them, in this memory format.
+  // If `numbers` are there, the graph gathers its batches, in this memory format.
   GraphedStep(Rank& rank, std::unique_ptr<Graph> graph, int64_t full_size, bool collective,
               std::function<void(const Batch&)> step, std::shared_ptr<RowNumbers> numbers = nullptr,
               at::MemoryFormat format = at::MemoryFormat::Contiguous);

@@ -8,6 +8,7 @@
 #include "base/exception_text.hpp"
 #include "batch_settings.hpp"
 #include "data_parallel/replica.hpp"
+#include "graph_skip.hpp"
 #include "graphed_step.hpp"
 #include "measures.hpp"
 #include "nn/recorded_draws.hpp"
@@ -222,7 +223,8 @@ class RecordedStep : public SkippingStep {
     check_that_order_can_be_learnt();
     if (skips()) {
       check_that_it_can_skip();
-      with_.watch.skip_in_graph([this](const std::string& wrong) { forget_skipped(wrong); });
+      skip_.emplace(with_.watch.found(), with_.totals.loss);
+      with_.watch.skip_in_graph(skip_->bad_loss(), [this](const std::string& wrong) { forget_skipped(wrong); });
     }
     const bool exchanges_within =
         with_.options.batch.grain || with_.options.sync_batchnorm || std::holds_alternative<Sharded>(with_.options.way);
@@ -298,11 +300,10 @@ class RecordedStep : public SkippingStep {
   }
 
   void recorded_part(const Batch& batch) {
-    if (skips()) {
+    if (skip_) {
       std::vector<torch::Tensor> changed = with_.update.part()->module().buffers();
       changed.push_back(with_.totals.right);
-      const torch::NoGradGuard no_grad;
-      with_.watch.begin_skippable(std::move(changed));
+      skip_->begin(std::move(changed));
     }
     with_.update.zero_grad(/*anew=*/with_.rank.world_size() == 1);
     const RecordedDraws draws(step_number_);
@@ -311,18 +312,13 @@ class RecordedStep : public SkippingStep {
     if (batch.grain > 0) losses_of_grains_ = with_.totals.grain_losses.take_row();
     if (!*updates_) return;
     with_.watch.mark();
-    if (skips()) {
-      const torch::NoGradGuard no_grad;
-      with_.watch.end_skippable();
-      if (losses_of_grains_.defined()) {
-        losses_of_grains_.copy_(
-            torch::where(with_.watch.found() > 0, torch::zeros_like(losses_of_grains_), losses_of_grains_));
-      }
-    }
+    if (skip_) skip_->end();
+    if (skip_ && losses_of_grains_.defined()) losses_of_grains_.masked_fill_(with_.watch.found() > 0, 0);
     with_.update.step();
   }
 
   const bool exchange_recorded_;
+  std::optional<GraphSkip> skip_;   // present with `on_nan` skip
   std::optional<bool> updates_;     // tells whether the graph holds the update; none before the recording
   int64_t samples_ = 0;             // the samples of a full batch here
   bool draws_ = true;               // layers draw by the step's number

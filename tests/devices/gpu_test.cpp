@@ -206,7 +206,7 @@ TEST_F(GpuTrainer, RecordedStepsGoWithEveryUpdate) {
         o.check_replicas = 2;  // so that the update follows the replay
       },
       [](TrainOptions& o) {
-        o.model = {.name = "resnet18", .width = 0.0625};
+        o.model = {.name = "resnet18", .width = 0.0625, .image_size = 9};
         o.sync_batchnorm = true;
       },
       [](TrainOptions& o) { o.batch.grain = 8; },
@@ -256,7 +256,7 @@ TEST_F(GpuTrainer, RecordedStepsSkipWhatOtherStepsSkip) {
   const std::vector<std::function<void(TrainOptions&)>> kinds = {
       [](TrainOptions& o) { o.optimizer.momentum = 0.9; },
       [](TrainOptions& o) {
-        o.model = {.name = "resnet18", .width = 0.0625};  // with running statistics
+        o.model = {.name = "resnet18", .width = 0.0625, .image_size = 9};  // with running statistics
         o.optimizer.kind = lockstep::OptimizerKind::adam;
         o.rate.lr = 0.01;
       },
