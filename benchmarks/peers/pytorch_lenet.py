@@ -208,6 +208,7 @@ def run(parser, make_net, load_data=load_images, make_optimizer=sgd):
     if options.compile:
         check_compiler()
     torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.allow_tf32 = False  # as lockstep's --precision float32
 
     if options.processes == 1:
         train(0, options, None, make_net, load_data, make_optimizer)
