@@ -215,7 +215,9 @@ def main():
 
     def as_told(job):
         job.wait_for("fails now")
-        return time.monotonic()
+        fault = time.monotonic()
+        job.pid_of(0)
+        return fault
 
     if not nccl_ranks:
         print("| ranks that throw, return early, make other calls | | | | | not run: no tests/nccl_ranks |")
@@ -223,6 +225,8 @@ def main():
         for where in ("first", "group", "call", "values", "replay"):
             cases.run(f"throws ({where})", as_told, fails=f"{where}-throws", codes=(3,),
                       says=r"process 0: .*rank 1 .*: out of luck")
+        for where in ("first", "group", "call"):
+            cases.run(f"kill -9 ({where})", as_told, fails=f"{where}-killed", codes=(137,), says=r"process 0: .*" + gone)
         cases.run("returns early", as_told, fails="return-early", codes=(3,), says=r"process 0: rank 1 .* returned without")
         cases.run("calls with another size", as_told, fails="size-differs", codes=(3,), within=3 + SOON,
                   says=r"process 0: .*(Last calls: |calls differ)")
@@ -237,7 +241,7 @@ def main():
     peace = cases.run("elastic, in peace", lambda job: time.monotonic(), *epochs, codes=(0,), launch=("--elastic",))
     stopped = cases.run(
         "SIGTERM of the launcher, then resumed",
-        lambda job: (job.wait_for(in_training), time.monotonic(), os.kill(job.process.pid, signal.SIGTERM))[1],
+        lambda job: (job.wait_for(in_training), job.pid_of(0), time.monotonic(), os.kill(job.process.pid, signal.SIGTERM))[2],
         *epochs, codes=(143,), says="the run is kept in", then=resumed)
     killed = cases.run("elastic, kill -9", signalled(1, signal.SIGKILL, in_training), *epochs, codes=(0,),
                        launch=("--elastic",))

@@ -253,7 +253,8 @@ void RankTrainer::run_step(const Batch& batch) {
 
 // The shapes of full batches stay. Trials may end otherwise each time, so a run with a grain makes none.
 void RankTrainer::search_algorithms_if(bool shapes_stay) {
-  if (rank_.device().is_cuda() && !options_.batch.grain) search_algorithms(shapes_stay);
+  const bool sets = rank_.index_in_process() == 0;  // the setting is the process's
+  if (sets && rank_.device().is_cuda() && !options_.batch.grain) search_algorithms(shapes_stay);
 }
 
 void RankTrainer::begin_epoch() {

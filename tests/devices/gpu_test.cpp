@@ -241,7 +241,7 @@ TEST_F(GpuTrainer, RecordedStepsGoWithEveryUpdate) {
       expect_near(graphed, eager, rounding, 0.02);
       TrainOptions options;
       updates[i](options);
-      if (options.batch.grain) {
+      if (options.batch.grain || lockstep::simulated::is_there()) {
         EXPECT_EQ(graphed.history.back().weights, eager.history.back().weights);
       }
     }
@@ -291,8 +291,30 @@ TEST_F(GpuTrainer, RecordedStepsSkipWhatOtherStepsSkip) {
       EXPECT_THAT(expected, testing::Not(testing::IsEmpty()));
       EXPECT_EQ(told, expected);
       expect_near(graphed, eager, lockstep::simulated::is_there() ? 0 : 1e-4, 0.02);
+      if (lockstep::simulated::is_there()) EXPECT_EQ(graphed.history.back().weights, eager.history.back().weights);
     }
   }
+}
+
+TEST_F(GpuTrainer, WhatNoGraphCanHoldIsRefusedBeforeTheFirstStep) {
+  const auto refused = [&](int ranks, const std::function<void(TrainOptions&)>& change) {
+    return lockstep::error_of([&] {
+      train(Devices(ranks, c10::Device("cuda:0")), [&](TrainOptions& o) {
+        o.cuda_graph = true;
+        change(o);
+      });
+    });
+  };
+  EXPECT_THAT(refused(2, [](TrainOptions& o) { o.batch.grain = 8; }), Refused("devices", "cuda_graph"));
+  EXPECT_THAT(refused(2, [](TrainOptions& o) { o.way = lockstep::Sharded::state; }), Refused("devices", "cuda_graph"));
+  const auto skip = [](TrainOptions& o) { o.on_nan = lockstep::OnNan::skip; };
+  EXPECT_THAT(refused(2, skip), Refused("cuda_graph", "on_nan"));
+  EXPECT_THAT(refused(1,
+                      [&](TrainOptions& o) {
+                        skip(o);
+                        o.optimizer.kind = lockstep::OptimizerKind::lars;
+                      }),
+              Refused("cuda_graph", "on_nan"));
 }
 
 // A step is the numbers of its rows, the replay, and the answer whether the step before was finite.

@@ -66,18 +66,30 @@ void train_recorded(const lockstep::Devices& devices) {
           [] { return torch::nn::Sequential(torch::nn::Linear(4, 64), torch::nn::ReLU(), torch::nn::Linear(64, 2)); },
       .criterion = torch::nn::functional::cross_entropy,
       .train = {{x, y}}};
-  std::vector<double> losses;
-  const auto train = [&](bool cuda_graph) {
-    losses.clear();
-    lockstep::fit(
-        task, {.devices = devices, .cuda_graph = cuda_graph, .batch = {.size = 20}, .rate = {.lr = 0.1}, .epochs = 10},
-        {.on_epoch = [&](const auto& metrics) { losses.push_back(metrics.train_loss); }});
-    return losses;
+  using lockstep::TrainOptions;
+  const std::vector<std::function<void(TrainOptions&)>> kinds = {
+      [](TrainOptions&) {},
+      [](TrainOptions& o) { o.batch.grain = 5; },
+      [](TrainOptions& o) { o.batch.accumulate = 2; },
+      [](TrainOptions& o) { o.way = lockstep::Averaged{lockstep::Rounding::bf16}; },
+      [](TrainOptions& o) { o.way = lockstep::Sharded::state; },
+      [](TrainOptions& o) { o.way = lockstep::Sharded::gradients; },
   };
-  const auto ordinary = train(false), recorded = train(true);
-  for (size_t epoch = 0; epoch < ordinary.size(); ++epoch) {
-    if (std::abs(recorded[epoch] - ordinary[epoch]) < 1e-3 * ordinary[0]) continue;
-    throw std::runtime_error(c10::str("epoch ", epoch + 1, ": loss ", recorded[epoch], ", not ", ordinary[epoch]));
+  for (size_t kind = 0; kind < kinds.size(); ++kind) {
+    const auto train = [&](bool cuda_graph) {
+      TrainOptions options{
+          .devices = devices, .cuda_graph = cuda_graph, .batch = {.size = 20}, .rate = {.lr = 0.1}, .epochs = 5};
+      kinds[kind](options);
+      std::vector<double> losses;
+      lockstep::fit(task, options, {.on_epoch = [&](const auto& metrics) { losses.push_back(metrics.train_loss); }});
+      return losses;
+    };
+    const auto ordinary = train(false), recorded = train(true);
+    for (size_t epoch = 0; epoch < ordinary.size(); ++epoch) {
+      if (std::abs(recorded[epoch] - ordinary[epoch]) < 1e-3 * ordinary[0]) continue;
+      throw std::runtime_error(
+          c10::str("kind ", kind, ", epoch ", epoch + 1, ": loss ", recorded[epoch], ", not ", ordinary[epoch]));
+    }
   }
 }
 
