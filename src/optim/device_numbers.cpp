@@ -28,21 +28,25 @@ void DeviceNumbers::set_count(const c10::Device& device, int64_t count) {
 }
 
 void DeviceNumbers::end_step() {
-  std::erase_if(counts_, [](const auto& count) { return !count.second.is_used; });
-  for (auto& [place, number] : counts_) ++number.value;
+  if (!keeps_) std::erase_if(counts_, [](const auto& count) { return !count.second.is_used; });
+  for (auto& [place, number] : counts_) number.value += number.is_used ? 1 : 0;
 }
 
 void DeviceNumbers::count_up() {
-  for (auto& [place, number] : counts_) number.tensor.add_(1);
+  for (auto& [place, number] : counts_) {
+    if (number.is_used) number.tensor.add_(1);
+  }
 }
 
 void DeviceNumbers::count_back(const at::Tensor& found) {
-  for (auto& [place, number] : counts_) number.tensor.sub_(found[0]);
+  for (auto& [place, number] : counts_) {
+    if (number.is_used) number.tensor.sub_(found[0]);
+  }
 }
 
 void DeviceNumbers::forget_step() {
   --steps_;
-  for (auto& [place, number] : counts_) --number.value;
+  for (auto& [place, number] : counts_) number.value -= number.is_used ? 1 : 0;
 }
 
 }  // namespace lockstep

@@ -35,6 +35,8 @@ class DeviceNumbers {
   void count_back(const at::Tensor& found);
   void forget_step();
 
+  void keep() { keeps_ = true; }  // keeps all tensors from now on, since a graph has their addresses
+
   // Gives the tensor, float [], of a parameter that steps for the `count`-th time.
   const at::Tensor& count(const c10::Device& device, int64_t count) const {
     return counts_.at(place(device, count)).tensor;
@@ -51,8 +53,9 @@ class DeviceNumbers {
   Place place(const c10::Device& device, int64_t count) const { return {device.index(), steps_ - count}; }
 
   std::map<size_t, Number> rates_;  // rates by group
-  std::map<Place, Number> counts_;  // counts by the device, and by the step that would have been the parameters' first
+  std::map<Place, Number> counts_;  // counts by the device, and by the number of steps before the parameters' first
   int64_t steps_ = 0;
+  bool keeps_ = false;
 };
 
 }  // namespace lockstep

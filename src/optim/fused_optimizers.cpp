@@ -98,6 +98,11 @@ void uncount_adam(const auto& all, States& states) {
   }
 }
 
+// A rate on the device is a float, by which float64 would lose its digits.
+bool takes_rate_from_host(const at::Tensor& parameter) {
+  return parameter.is_cpu() || parameter.scalar_type() == at::kDouble;
+}
+
 // These are the arguments of one call. Each type of a group has its own.
 struct Launch {
   std::vector<at::Tensor> parameters, gradients, first, second, steps;
@@ -125,7 +130,7 @@ void queue_adam(const auto& all, const std::vector<OptimizerParamGroup>& groups,
              rate, beta1, beta2, options.weight_decay(), options.eps(), /*amsgrad=*/false, /*maximize=*/false,
              /*grad_scale=*/std::optional<at::Tensor>(), found);
     };
-    launch.parameters[0].is_cpu() ? call(options.lr()) : call(numbers.rate(place.first));
+    takes_rate_from_host(launch.parameters[0]) ? call(options.lr()) : call(numbers.rate(place.first));
   }
 }
 
@@ -144,12 +149,19 @@ void zero_gradients(const std::vector<at::Tensor>& parameters) {
 
 void Fused::forget_step() {
   numbers_.forget_step();
-  uncount(last_);
+  uncount(replayed());
+}
+
+bool Fused::can_be_recorded() const {
+  return by_kernels_ && std::none_of(last_.begin(), last_.end(), [](const Stepped& stepped) {
+           return stepped.parameter.scalar_type() == at::kDouble;
+         });
 }
 
 void Fused::before_replay() {
   const torch::NoGradGuard no_grad;
-  count(last_);
+  numbers_.keep();
+  count(replayed());
   is_prepared_ = true;
 }
 
@@ -157,16 +169,25 @@ bool Fused::step_by_kernels(const std::vector<OptimizerParamGroup>& groups) {
   const torch::NoGradGuard no_grad;
   by_kernels_ = is_prepared_ || fits();
   if (!by_kernels_) return false;
-  if (!std::exchange(is_prepared_, false)) {
-    last_.clear();
-    for (size_t number = 0; number < groups.size(); ++number) {
-      for (const auto& parameter : groups[number].params()) {
-        if (parameter.grad().defined()) last_.push_back({number, parameter});
-      }
+  std::vector<Stepped> now;
+  for (size_t number = 0; number < groups.size(); ++number) {
+    for (const auto& parameter : groups[number].params()) {
+      if (parameter.grad().defined()) now.push_back({number, parameter});
     }
-    count(last_);
   }
-  queue(last_);
+  if (std::exchange(is_prepared_, false)) {
+    const auto is_same = [](const Stepped& a, const Stepped& b) { return a.parameter.is_same(b.parameter); };
+    if (!std::equal(now.begin(), now.end(), replayed().begin(), replayed().end(), is_same)) {
+      throw Error("the step that is recorded has gradients of " + std::to_string(now.size()) +
+                  " parameters, and not of the same ones as the step before, which had " +
+                  std::to_string(replayed().size()) + "; record a network that uses the same parameters in each step");
+    }
+    recorded_ = now;
+  } else {
+    last_ = now;
+    count(now);
+  }
+  queue(now);
   return true;
 }
 
@@ -212,7 +233,7 @@ void FusedSgd::queue(const std::vector<Stepped>& all) {
                       options.dampening(), options.nesterov(), /*maximize=*/false, is_first_step,
                       /*grad_scale=*/{}, found());
     };
-    launch.parameters[0].is_cpu() ? call(options.lr()) : call(numbers_.rate(number));
+    takes_rate_from_host(launch.parameters[0]) ? call(options.lr()) : call(numbers_.rate(number));
   }
 }
 

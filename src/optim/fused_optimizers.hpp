@@ -29,10 +29,11 @@ class Fused {
   virtual ~Fused() = default;
 
   // Does the first half of a step that will have gradients of the same parameters as the last one, which kernels did.
-  // Then step() does the second half alone; or a graph does it, and after_replay() says so.
+  // Then step(), recorded, does the second half alone; later a graph does it, and after_replay() says so. step() throws
+  // Error if it has gradients of other parameters. Steps without a graph may come in between.
   void before_replay();
   void after_replay() { is_prepared_ = false; }
-  bool was_by_kernels() const { return by_kernels_; }  // tells whether kernels did the last step
+  bool can_be_recorded() const;  // tells whether kernels did the last step, by numbers on the device
 
   // Lets kernels on a GPU leave everything as it was where `found`, float [1], is 1; the host counts the step
   // nevertheless. Undefined: they never do. If the run goes on after such a step, set `goes_on`, and call forget_step()
@@ -63,7 +64,10 @@ class Fused {
  private:
   at::Tensor found_;
   bool goes_on_ = false;
-  std::vector<Stepped> last_;  // the parameters of the last step
+  const std::vector<Stepped>& replayed() const { return recorded_.empty() ? last_ : recorded_; }
+
+  std::vector<Stepped> last_;      // the parameters of the last step without a graph
+  std::vector<Stepped> recorded_;  // the parameters of a recorded step; empty: there is none
   bool by_kernels_ = false;
   bool is_prepared_ = false;
 };

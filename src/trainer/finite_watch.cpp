@@ -54,7 +54,11 @@ void FiniteWatch::add_up() {
 void FiniteWatch::look() {
   if (on_nan_ == OnNan::go_on) return;
   Step step{.number = number_};
-  if (skipped_) step.loss.emplace(bad_loss_);
+  if (skipped_) {
+    step.loss.emplace(bad_loss_);
+  } else if (on_gpu() && !update_.can_skip()) {  // weights that are not finite would spoil the next step's loss
+    step.loss.emplace(loss_);
+  }
   if (round_ > 0) {
     open_ = std::move(step);
     if (number_ % round_ == 0) settle();

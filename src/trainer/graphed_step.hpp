@@ -31,7 +31,7 @@ inline constexpr size_t kReplaysAhead = 32;
 class GraphedStep {
  public:
   // `step` queues a step for a batch of `full_size` samples over all ranks. Make it do the same each time, and read no
-  // tensor's value: its host code runs only until the recording. `collective` says that it calls the rank's backend.
+  // tensor's value: its host code runs once, in the recording. `collective` says that it calls the rank's backend.
   // Then all ranks record at the same time, as NCCL needs. Otherwise the ranks record one after the other, because
   // ranks that share a GPU share its random number generator, which records one graph at a time.
   // If `numbers` are there, the graph gathers its batches, in this memory format.

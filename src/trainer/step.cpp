@@ -123,7 +123,8 @@ class PlainStep : public TrainStep {
       const torch::Tensor loss = checked_loss(with_.task, with_.rank, y_hat, part);
       // Recomputation may compute a microbatch's loss twice, and only one of the two is for a backward.
       if (c10::GradMode::is_enabled()) count(batch, y_hat, part.y, loss);
-      const bool spoils = with_.options.on_nan != OnNan::go_on && !with_.watch.judges_losses();
+      const bool spoils =
+          with_.options.on_nan != OnNan::go_on && (judges_gradients_alone_ || !with_.watch.judges_losses());
       return spoils ? spoiling_unless_finite(loss) : loss;
     };
     const torch::Tensor mean = mean_of_backward(batch, criterion);
@@ -159,6 +160,7 @@ class PlainStep : public TrainStep {
   }
 
   StepParts with_;
+  bool judges_gradients_alone_ = false;  // losses that are not finite spoil the gradients in any case
 
  private:
   // A run with a grain calls the criterion for one grain, which the scope of its samples tells.
@@ -240,10 +242,12 @@ class RecordedStep : public SkippingStep {
   void run(const Batch& batch) override {
     const auto before = [this] {
       if (!updates_.has_value()) updates_ = can_update();
-      if (skips() && !*updates_) refuse_to_skip();
+      judges_gradients_alone_ = !*updates_;  // the watch looks behind the replay, and has no losses
       if (*updates_) with_.update.before_replay();
       if (draws_) step_number_.fill_(with_.net.steps_done());
     };
+    // The graph's update is that of a step that was taken.
+    if (skips() && !with_.update.can_be_recorded()) return SkippingStep::run(batch);
     if (!graphed_.replay(batch, before)) return skips() ? SkippingStep::run(batch) : PlainStep::run(batch);
     samples_ = batch.size();
     if (losses_of_grains_.defined()) with_.totals.grain_losses.add_row(losses_of_grains_);

@@ -1,7 +1,7 @@
 // TrainStep: one training step of a rank, from its part of a batch to new weights. There are three kinds of it.
 //
 //   plain      forward and backward, in options.batch.accumulate parts, and the update
-//   recorded   full batches' steps are recorded once as a CUDA graph and replayed
+//   recorded   full batches' steps are recorded once as a CUDA graph and replayed; others are plain or skipping
 //   skipping   with `on_nan` "skip": a step that is not finite leaves everything as it was
 #pragma once
 

@@ -85,7 +85,7 @@ void Update::forget_step() {
 }
 
 bool Update::can_be_recorded() const {
-  return fused() != nullptr && fused()->was_by_kernels() && (!average_ || average_->is_begun());
+  return fused() != nullptr && fused()->can_be_recorded() && (!average_ || average_->is_begun());
 }
 
 void Update::before_replay() {

@@ -296,6 +296,64 @@ TEST_F(GpuTrainer, RecordedStepsSkipWhatOtherStepsSkip) {
   }
 }
 
+// The gradients are finite. Lars's update follows the replay.
+TEST_F(GpuTrainer, ALossThatIsNotFiniteEndsARunOfRecordedSteps) {
+  namespace F = torch::nn::functional;
+  auto data = lockstep::synthetic_images(180, 20);
+  data.train.y.clamp_max_(8);
+  data.train.y[77] = 9;
+  const lockstep::Task task{
+      .name = "ends",
+      .module = [] { return torch::nn::Sequential(torch::nn::Flatten(), torch::nn::Linear(784, 10)); },
+      .criterion =
+          [](const torch::Tensor& y_hat, const torch::Tensor& y) {
+            const auto infinite = torch::full({}, std::numeric_limits<float>::infinity(), y_hat.options());
+            return F::cross_entropy(y_hat, y) + torch::where((y == 9).any(), infinite, 0);
+          },
+      .train = {data.train}};
+  for (const auto kind : {lockstep::OptimizerKind::sgd, lockstep::OptimizerKind::lars}) {
+    for (const uint64_t seed : {1, 2, 3}) {  // in another step
+      EXPECT_THAT(lockstep::error_of([&] {
+                    lockstep::fit(task, {.devices = {c10::Device("cuda:0")},
+                                         .cuda_graph = true,
+                                         .batch = {.size = 16},
+                                         .optimizer = {.kind = kind},
+                                         .rate = {.lr = 0.01},
+                                         .seed = seed});
+                  }),
+                  Fails(Error::not_finite, {}));
+    }
+  }
+}
+
+// Three steps are skipped before any is taken.
+TEST_F(GpuTrainer, StepsThatAreSkippedAtTheBeginningAreNotRecorded) {
+  auto data = lockstep::synthetic_images(96, 20);
+  data.train.x = data.train.x.to(torch::kFloat) / 255;
+  TrainOptions options;
+  options.devices = {c10::Device("cuda:0")};
+  options.batch.size = 8;
+  options.on_nan = lockstep::OnNan::skip;
+  options.epochs = 1;
+  int64_t number = 0;
+  for (auto& batch : lockstep::batches(data.train, {.size = 8, .seed = options.seed, .epoch = 1})) {
+    if (number++ == 4) break;
+    for (int64_t row = 0; row < 96; ++row) {
+      if (data.train.x[row].equal(batch.x[0])) data.train.x[row].fill_(std::numeric_limits<float>::quiet_NaN());
+    }
+  }
+  const auto loss_with = [&](bool cuda_graph) {
+    options.cuda_graph = cuda_graph;
+    lockstep::TrainCallbacks callbacks;
+    callbacks.on_warning = [](const std::string&) {};
+    return lockstep::run_workload(options, callbacks,
+                                  [&] { return lockstep::Workload{.task = task_of(options, data)}; })
+        .history.at(0)
+        .train_loss;
+  };
+  EXPECT_NEAR(loss_with(true), loss_with(false), lockstep::simulated::is_there() ? 0 : 1e-4);
+}
+
 TEST_F(GpuTrainer, WhatNoGraphCanHoldIsRefusedBeforeTheFirstStep) {
   const auto refused = [&](int ranks, const std::function<void(TrainOptions&)>& change) {
     return lockstep::error_of([&] {
