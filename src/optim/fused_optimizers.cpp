@@ -14,6 +14,7 @@
 #include <map>
 #include <memory>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -245,52 +246,41 @@ torch::Tensor FusedSgd::step(LossClosure closure) {
 
 // ---- Adam and AdamW, which differ in their kernels
 
-bool FusedAdam::fits() const {
-  return fits_adam<torch::optim::AdamOptions, torch::optim::AdamParamState>(param_groups_, state_);
+template <class Base, class Options, class State>
+bool FusedAdamOf<Base, Options, State>::fits() const {
+  return fits_adam<Options, State>(this->param_groups_, this->state_);
 }
 
-void FusedAdam::count(const std::vector<Stepped>& all) {
-  count_adam<torch::optim::AdamOptions, torch::optim::AdamParamState>(all, param_groups_, state_, numbers_);
+template <class Base, class Options, class State>
+void FusedAdamOf<Base, Options, State>::count(const std::vector<Stepped>& all) {
+  count_adam<Options, State>(all, this->param_groups_, this->state_, numbers_);
 }
 
-void FusedAdam::queue(const std::vector<Stepped>& all) {
-  queue_adam<torch::optim::AdamOptions, torch::optim::AdamParamState>(
-      all, param_groups_, state_, numbers_, found(), [](const auto&... arguments) { at::_fused_adam_(arguments...); });
+template <class Base, class Options, class State>
+void FusedAdamOf<Base, Options, State>::queue(const std::vector<Stepped>& all) {
+  queue_adam<Options, State>(all, this->param_groups_, this->state_, numbers_, found(), [](const auto&... arguments) {
+    if constexpr (std::is_same_v<Base, torch::optim::Adam>) {
+      at::_fused_adam_(arguments...);
+    } else {
+      at::_fused_adamw_(arguments...);
+    }
+  });
   if (counts_back()) numbers_.count_back(*found());
 }
 
-void FusedAdam::uncount(const std::vector<Stepped>& all) {
-  uncount_adam<torch::optim::AdamParamState>(all, state_);
+template <class Base, class Options, class State>
+void FusedAdamOf<Base, Options, State>::uncount(const std::vector<Stepped>& all) {
+  uncount_adam<State>(all, this->state_);
 }
 
-torch::Tensor FusedAdam::step(LossClosure closure) {
+template <class Base, class Options, class State>
+torch::Tensor FusedAdamOf<Base, Options, State>::step(torch::optim::Optimizer::LossClosure closure) {
   const torch::Tensor loss = loss_of(closure);
-  if (!step_by_kernels(param_groups_)) Adam::step();
+  if (!step_by_kernels(this->param_groups_)) Base::step();
   return loss;
 }
 
-bool FusedAdamW::fits() const {
-  return fits_adam<torch::optim::AdamWOptions, torch::optim::AdamWParamState>(param_groups_, state_);
-}
-
-void FusedAdamW::count(const std::vector<Stepped>& all) {
-  count_adam<torch::optim::AdamWOptions, torch::optim::AdamWParamState>(all, param_groups_, state_, numbers_);
-}
-
-void FusedAdamW::queue(const std::vector<Stepped>& all) {
-  queue_adam<torch::optim::AdamWOptions, torch::optim::AdamWParamState>(
-      all, param_groups_, state_, numbers_, found(), [](const auto&... arguments) { at::_fused_adamw_(arguments...); });
-  if (counts_back()) numbers_.count_back(*found());
-}
-
-void FusedAdamW::uncount(const std::vector<Stepped>& all) {
-  uncount_adam<torch::optim::AdamWParamState>(all, state_);
-}
-
-torch::Tensor FusedAdamW::step(LossClosure closure) {
-  const torch::Tensor loss = loss_of(closure);
-  if (!step_by_kernels(param_groups_)) AdamW::step();
-  return loss;
-}
+template class FusedAdamOf<torch::optim::Adam, torch::optim::AdamOptions, torch::optim::AdamParamState>;
+template class FusedAdamOf<torch::optim::AdamW, torch::optim::AdamWOptions, torch::optim::AdamWParamState>;
 
 }  // namespace lockstep

@@ -86,10 +86,12 @@ class FusedSgd : public torch::optim::SGD, public Fused {
   std::set<const c10::TensorImpl*> fresh_;  // parameters whose momentum begins with this step
 };
 
-class FusedAdam : public torch::optim::Adam, public Fused {
+// Base is torch::optim::Adam or AdamW, with its types of options and states.
+template <class Base, class Options, class State>
+class FusedAdamOf : public Base, public Fused {
  public:
-  using torch::optim::Adam::Adam;
-  torch::Tensor step(LossClosure closure = nullptr) override;
+  using Base::Base;
+  torch::Tensor step(torch::optim::Optimizer::LossClosure closure = nullptr) override;
 
  private:
   bool fits() const override;
@@ -98,16 +100,7 @@ class FusedAdam : public torch::optim::Adam, public Fused {
   void uncount(const std::vector<Stepped>& all) override;
 };
 
-class FusedAdamW : public torch::optim::AdamW, public Fused {
- public:
-  using torch::optim::AdamW::AdamW;
-  torch::Tensor step(LossClosure closure = nullptr) override;
-
- private:
-  bool fits() const override;
-  void count(const std::vector<Stepped>& all) override;
-  void queue(const std::vector<Stepped>& all) override;
-  void uncount(const std::vector<Stepped>& all) override;
-};
+using FusedAdam = FusedAdamOf<torch::optim::Adam, torch::optim::AdamOptions, torch::optim::AdamParamState>;
+using FusedAdamW = FusedAdamOf<torch::optim::AdamW, torch::optim::AdamWOptions, torch::optim::AdamWParamState>;
 
 }  // namespace lockstep

@@ -277,10 +277,7 @@ class RecordedStep : public SkippingStep {
   bool skips() const { return with_.options.on_nan == OnNan::skip; }
 
   void check_that_it_can_skip() const {
-    if (!has_averages() || with_.options.check_replicas > 0 || !with_.update.can_skip()) refuse_to_skip();
-  }
-
-  [[noreturn]] void refuse_to_skip() const {
+    if (has_averages() && with_.options.check_replicas <= 0 && with_.update.can_skip()) return;
     throw Error(
         with_.rank.name() +
             ": `cuda_graph` with `on_nan` skip needs an update that the graph holds: with sgd, adam "
