@@ -192,14 +192,16 @@ class RanksHere {
   }
 
  private:
-  // On one stream of a GPU, what waits for another rank's call over NCCL would stand before that call.
+  // Each rank on a GPU has its own stream: ranks that share a GPU compute at the same time only on different streams,
+  // and the default stream cannot be recorded. On one stream, what waits for another rank's call over NCCL would stand
+  // before that call.
   void give_streams() {
     const auto here = world_.ranks_here();
     const Devices devices(devices_.begin() + here.begin, devices_.begin() + here.end);
-    if (!world_.shares_gpus() || !share_a_gpu(devices)) return;
+    if (devices[0].is_cpu()) return;
     for (const auto& device : devices) {
       const c10::Stream stream = stream_beside(device);
-      if (std::find(streams_.begin(), streams_.end(), stream) != streams_.end()) {
+      if (world_.shares_gpus() && std::find(streams_.begin(), streams_.end(), stream) != streams_.end()) {
         throw Error("run: more ranks share " + device.str() +
                         " over NCCL than it has streams; take fewer ranks, or unset "
                         "NCCL_MULTI_RANK_GPU_ENABLE",
@@ -290,7 +292,7 @@ class RanksHere {
   OpenRanks open_;
   RankExit early_exit_{/*nested=*/is_rank_thread()};
   const at::ThreadLocalState modes_;  // the caller's NoGradGuard, autocast, … hold in its ranks too
-  std::vector<c10::Stream> streams_;  // streams of the ranks here, if each needs its own; else empty
+  std::vector<c10::Stream> streams_;  // streams of the ranks here; empty on the CPU
   std::vector<std::thread> threads_;
 };
 

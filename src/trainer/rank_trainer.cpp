@@ -11,7 +11,6 @@
 #include "batch_settings.hpp"
 #include "data_parallel/replica.hpp"
 #include "data_parallel/replica_check.hpp"
-#include "devices/device_streams.hpp"
 #include "devices/gpu_math.hpp"
 #include "evaluation.hpp"
 #include "flat_options.hpp"
@@ -32,12 +31,6 @@ namespace {
 
 constexpr std::chrono::milliseconds kProgressInterval{100};
 constexpr double kNotCounted = std::numeric_limits<double>::quiet_NaN();
-
-// Ranks that share a GPU compute at the same time only on different streams. The default stream cannot be recorded.
-std::optional<c10::Stream> own_stream(const c10::Device& device) {
-  if (device.is_cpu()) return std::nullopt;
-  return stream_beside(device);
-}
 
 // Checks this early: otherwise the first epoch's end would tell, after all its steps.
 void check_can_be_kept(const torch::nn::Module& module, const std::filesystem::path& run_dir, const Rank& rank) {
@@ -90,7 +83,6 @@ RankTrainer::RankTrainer(const TrainOptions& options, const TrainCallbacks& call
       wait_clock_(shows_waits(options, rank.device(), graph != nullptr) ? std::make_shared<WaitClock>(rank.device())
                                                                         : nullptr),
       rank_(observed(rank, {wait_clock_})),
-      stream_(own_stream(rank.device())),
       traffic_(rank, /*counts=*/!graph, wait_clock_),
       hook_(make_communication_hook(options)),
       trace_(trace),

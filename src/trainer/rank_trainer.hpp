@@ -4,7 +4,6 @@
 // own. No step waits for the GPU, unless somebody wants to see the loss.
 #pragma once
 
-#include <c10/core/StreamGuard.h>
 #include <lockstep/data_parallel/communication_hook.hpp>
 #include <lockstep/lab/balance.hpp>
 #include <lockstep/split/split_model.hpp>
@@ -112,7 +111,6 @@ class RankTrainer {
   const Task task_;
   const std::shared_ptr<WaitClock> wait_clock_;  // null: nobody sees the waits
   Rank rank_;                                    // wait_clock_ measures this rank's waits
-  const c10::OptionalStreamGuard stream_;        // the guard of the stream, before all members that are made on it
   StepTraffic traffic_;
   const std::shared_ptr<CommunicationHook> hook_;
   Trace* const trace_;  // the trace; null: none is wanted

@@ -181,8 +181,9 @@ Process this_process();
 // separate intra-op thread count and devices[rank] as the current device. Runs may nest and repeat; nothing is left
 // behind. If a body throws, the other ranks' waits end at once. run() rethrows the first failure as an Error that names
 // the rank and the device, with the original exception nested. A rank that computes is not interrupted: it ends at the
-// next collective. Throws Error for no devices, a GPU that is not there, CPU and GPU mixed, threads_per_rank < 1,
-// timeout <= 0, or a silence below 1 s that is not 0.
+// next collective. A rank on a GPU computes on a stream of its own: behind what the caller has queued there, and before
+// what the caller queues afterwards. Throws Error for no devices, a GPU that is not there, CPU and GPU mixed,
+// threads_per_rank < 1, timeout <= 0, or a silence below 1 s that is not 0.
 //
 // Under a launcher `devices` is the machine's list, and the processes of a machine divide it equally, in order. If the
 // list has one entry, each process gets one rank: on the CPU, or on a GPU that no other process sees. Ranks are
