@@ -8,6 +8,7 @@
 //   lab/local_sgd            several steps alone, then an average of the parameters (DiLoCo)
 //   lab/optimizers           optimizers by their names
 //   lab/power_sgd            gradients travel as products of two thin matrices
+//   lab/recorded             a loop's step as one CUDA graph
 //   server/parameter_server  ParameterServer: servers keep the parameters, workers compute gradients
 // src/lab/README.md says how it works.
 #pragma once
@@ -20,4 +21,5 @@
 #include <lockstep/lab/local_sgd.hpp>
 #include <lockstep/lab/optimizers.hpp>
 #include <lockstep/lab/power_sgd.hpp>
+#include <lockstep/lab/recorded.hpp>
 #include <lockstep/server/parameter_server.hpp>

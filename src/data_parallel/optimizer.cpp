@@ -108,7 +108,30 @@ bool set_weight_decay_of(torch::optim::OptimizerOptions& options, double weight_
   return (set(dynamic_cast<Types*>(&options)) || ...);
 }
 
+// LibTorch's fused kernels round once where its operators round one after the other. On a CPU the results stay those of
+// LibTorch's optimizers to the last bit.
+template <class Fused, class Plain>
+Optimizer::Make fused_on_gpu(const auto& options) {
+  return [options](Optimizer::Groups groups) -> std::unique_ptr<torch::optim::Optimizer> {
+    const std::vector<at::Tensor> tensors = tensors_in(groups);
+    if (tensors.empty() || tensors[0].is_cpu()) return std::make_unique<Plain>(std::move(groups), options);
+    return std::make_unique<Fused>(std::move(groups), options);
+  };
+}
+
 }  // namespace
+
+Optimizer::Make Optimizer::fused_maker(const torch::optim::SGDOptions& options) {
+  return fused_on_gpu<FusedSgd, torch::optim::SGD>(options);
+}
+
+Optimizer::Make Optimizer::fused_maker(const torch::optim::AdamOptions& options) {
+  return fused_on_gpu<FusedAdam, torch::optim::Adam>(options);
+}
+
+Optimizer::Make Optimizer::fused_maker(const torch::optim::AdamWOptions& options) {
+  return fused_on_gpu<FusedAdamW, torch::optim::AdamW>(options);
+}
 
 Optimizer::Optimizer(std::shared_ptr<TrainedNet> net, const Make& make, const Grouping& grouping,
                      const std::string& owner)
@@ -145,12 +168,16 @@ void Optimizer::update() {
   inner_->step();
 }
 
-Step Optimizer::step(const StepOptions& options) {
+void Optimizer::check_step(const StepOptions& options) {
   if (!(options.clip >= 0)) {
     throw Error(name_ + ": `clip`, the largest norm, is " + number_text(options.clip) +
                 "; it must be above 0, or 0: none");
   }
   if (std::has_single_bit(++steps_)) compare_options(options);
+}
+
+Step Optimizer::step(const StepOptions& options) {
+  check_step(options);
   Step step;
   if (options.skip_not_finite && !has_finite_gradients(*net_)) {
     zero_grad();

@@ -166,13 +166,22 @@ void Fused::before_replay() {
   is_prepared_ = true;
 }
 
-bool Fused::step_by_kernels(const std::vector<OptimizerParamGroup>& groups) {
+bool Fused::has_recorded_options() const {
+  for (size_t number = 0; number < recorded_options_.size(); ++number) {
+    const auto now = groups()[number].options().clone();
+    now->set_lr(recorded_options_[number]->get_lr());
+    if (!are_equal(*now, *recorded_options_[number])) return false;
+  }
+  return true;
+}
+
+bool Fused::step_by_kernels() {
   const torch::NoGradGuard no_grad;
   by_kernels_ = is_prepared_ || fits();
   if (!by_kernels_) return false;
   std::vector<Stepped> now;
-  for (size_t number = 0; number < groups.size(); ++number) {
-    for (const auto& parameter : groups[number].params()) {
+  for (size_t number = 0; number < groups().size(); ++number) {
+    for (const auto& parameter : groups()[number].params()) {
       if (parameter.grad().defined()) now.push_back({number, parameter});
     }
   }
@@ -184,6 +193,8 @@ bool Fused::step_by_kernels(const std::vector<OptimizerParamGroup>& groups) {
                   std::to_string(replayed().size()) + "; record a network that uses the same parameters in each step");
     }
     recorded_ = now;
+    recorded_options_.clear();
+    for (const auto& group : groups()) recorded_options_.push_back(group.options().clone());
   } else {
     last_ = now;
     count(now);
@@ -240,7 +251,7 @@ void FusedSgd::queue(const std::vector<Stepped>& all) {
 
 torch::Tensor FusedSgd::step(LossClosure closure) {
   const torch::Tensor loss = loss_of(closure);
-  if (!step_by_kernels(param_groups_)) SGD::step();
+  if (!step_by_kernels()) SGD::step();
   return loss;
 }
 
@@ -276,7 +287,7 @@ void FusedAdamOf<Base, Options, State>::uncount(const std::vector<Stepped>& all)
 template <class Base, class Options, class State>
 torch::Tensor FusedAdamOf<Base, Options, State>::step(torch::optim::Optimizer::LossClosure closure) {
   const torch::Tensor loss = loss_of(closure);
-  if (!step_by_kernels(this->param_groups_)) Base::step();
+  if (!step_by_kernels()) Base::step();
   return loss;
 }
 

@@ -13,6 +13,7 @@
 
 #include "device_numbers.hpp"
 
+#include <memory>
 #include <optional>
 #include <set>
 #include <vector>
@@ -35,6 +36,14 @@ class Fused {
   void after_replay() { is_prepared_ = false; }
   bool can_be_recorded() const;  // tells whether kernels did the last step, by numbers on the device
 
+  // Tells whether the groups' options, but for learning rates, are those of the recorded step. forget_recorded_step()
+  // lets another one be recorded.
+  bool has_recorded_options() const;
+  void forget_recorded_step() {
+    recorded_.clear();
+    recorded_options_.clear();
+  }
+
   // Lets kernels on a GPU leave everything as it was where `found`, float [1], is 1; the host counts the step
   // nevertheless. Undefined: they never do. If the run goes on after such a step, set `goes_on`, and call forget_step()
   // for each when the host knows of it.
@@ -49,13 +58,15 @@ class Fused {
     size_t group;
     at::Tensor parameter;
   };
+  virtual const std::vector<torch::optim::OptimizerParamGroup>& groups() const = 0;
+  virtual bool are_equal(const torch::optim::OptimizerOptions& a, const torch::optim::OptimizerOptions& b) const = 0;
   virtual bool fits() const = 0;                            // tells whether the kernels can take the groups
   virtual void count(const std::vector<Stepped>& all) = 0;  // makes states, and counts
   virtual void queue(const std::vector<Stepped>& all) = 0;
   virtual void uncount(const std::vector<Stepped>& all) = 0;
 
   // Does what is left of the step. Returns false, and does nothing, if the kernels cannot.
-  bool step_by_kernels(const std::vector<torch::optim::OptimizerParamGroup>& groups);
+  bool step_by_kernels();
   std::optional<at::Tensor> found() const { return found_.defined() ? std::optional(found_) : std::nullopt; }
   bool counts_back() const { return found_.defined() && goes_on_; }
 
@@ -68,6 +79,7 @@ class Fused {
 
   std::vector<Stepped> last_;      // the parameters of the last step without a graph
   std::vector<Stepped> recorded_;  // the parameters of a recorded step; empty: there is none
+  std::vector<std::unique_ptr<torch::optim::OptimizerOptions>> recorded_options_;  // options by group
   bool by_kernels_ = false;
   bool is_prepared_ = false;
 };
@@ -78,6 +90,10 @@ class FusedSgd : public torch::optim::SGD, public Fused {
   torch::Tensor step(LossClosure closure = nullptr) override;
 
  private:
+  const std::vector<torch::optim::OptimizerParamGroup>& groups() const override { return param_groups_; }
+  bool are_equal(const torch::optim::OptimizerOptions& a, const torch::optim::OptimizerOptions& b) const override {
+    return static_cast<const torch::optim::SGDOptions&>(a) == static_cast<const torch::optim::SGDOptions&>(b);
+  }
   bool fits() const override;
   void count(const std::vector<Stepped>& all) override;
   void queue(const std::vector<Stepped>& all) override;
@@ -94,6 +110,10 @@ class FusedAdamOf : public Base, public Fused {
   torch::Tensor step(torch::optim::Optimizer::LossClosure closure = nullptr) override;
 
  private:
+  const std::vector<torch::optim::OptimizerParamGroup>& groups() const override { return this->param_groups_; }
+  bool are_equal(const torch::optim::OptimizerOptions& a, const torch::optim::OptimizerOptions& b) const override {
+    return static_cast<const Options&>(a) == static_cast<const Options&>(b);
+  }
   bool fits() const override;
   void count(const std::vector<Stepped>& all) override;
   void queue(const std::vector<Stepped>& all) override;

@@ -9,9 +9,8 @@
 #include "batch_settings.hpp"
 #include "data_parallel/replica.hpp"
 #include "graph_skip.hpp"
-#include "graphed_step.hpp"
+#include "lab/graphed_step.hpp"
 #include "measures.hpp"
-#include "nn/recorded_draws.hpp"
 #include "train_options.hpp"
 
 #include <algorithm>
@@ -210,15 +209,14 @@ class SkippingStep : public PlainStep {
   }
 };
 
-// A graph holds a step up to its gradients, and the exchange if this can be recorded. NCCL's can be, and so stays
-// beside backward. Our own exchange needs host threads, since kernels of several ranks' graphs cannot wait for each
-// other. So ours follows the replay. The update is in the graph where the averages are, if its optimizer's numbers lie
-// on the GPU and nobody looks at the replicas in between; else it follows too (docs/decisions/0008).
+// A graph holds a step up to its gradients, and the exchange if this can be recorded, beside backward. Otherwise the
+// exchange follows the replay. The update is in the graph where the averages are, if its optimizer's numbers lie on the
+// GPU and nobody looks at the replicas in between; else it follows too (docs/decisions/0008).
 class RecordedStep : public SkippingStep {
  public:
   RecordedStep(const StepParts& parts, std::unique_ptr<Graph> graph)
       : SkippingStep(parts),
-        exchange_recorded_(with_.net.mesh().data().backend().getBackendName() == "nccl"),
+        exchange_recorded_(can_record_exchange(with_.net.mesh().data())),
         graphed_(
             with_.rank, std::move(graph), with_.options.batch.global(), exchange_recorded_,
             [this](const Batch& batch) { recorded_part(batch); }, numbers_, memory_format(with_.options)) {
@@ -244,11 +242,11 @@ class RecordedStep : public SkippingStep {
       if (!updates_.has_value()) updates_ = can_update();
       judges_gradients_alone_ = !*updates_;  // the watch looks behind the replay, and has no losses
       if (*updates_) with_.update.before_replay();
-      if (draws_) step_number_.fill_(with_.net.steps_done());
     };
     // The graph's update is that of a step that was taken.
     if (skips() && !with_.update.can_be_recorded()) return SkippingStep::run(batch);
-    if (!graphed_.replay(batch, before)) return skips() ? SkippingStep::run(batch) : PlainStep::run(batch);
+    if (!graphed_.replay(batch, with_.net.steps_done(), before))
+      return skips() ? SkippingStep::run(batch) : PlainStep::run(batch);
     samples_ = batch.size();
     if (losses_of_grains_.defined()) with_.totals.grain_losses.add_row(losses_of_grains_);
     if (*updates_) {
@@ -307,9 +305,7 @@ class RecordedStep : public SkippingStep {
       skip_->begin(std::move(changed));
     }
     with_.update.zero_grad(/*anew=*/with_.rank.world_size() == 1);
-    const RecordedDraws draws(step_number_);
     add_gradients(batch, /*averages=*/has_averages());
-    draws_ = draws.any();
     if (batch.grain > 0) losses_of_grains_ = with_.totals.grain_losses.take_row();
     if (!*updates_) return;
     with_.watch.mark();
@@ -322,9 +318,7 @@ class RecordedStep : public SkippingStep {
   std::optional<GraphSkip> skip_;   // present with `on_nan` skip
   std::optional<bool> updates_;     // tells whether the graph holds the update; none before the recording
   int64_t samples_ = 0;             // the samples of a full batch here
-  bool draws_ = true;               // layers draw by the step's number
   torch::Tensor losses_of_grains_;  // the row of GrainLosses; undefined: the batch is no grains
-  const torch::Tensor step_number_ = torch::zeros({}, torch::TensorOptions(with_.rank.device()).dtype(torch::kLong));
   const std::shared_ptr<RowNumbers> numbers_ = std::make_shared<RowNumbers>(with_.options.batch.global());
   GraphedStep graphed_;
 };

@@ -6,11 +6,11 @@
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 
+#include "lab/graphed_step.hpp"
 #include "ranks/observed_backend.hpp"
 #include "support/error_of.hpp"
 #include "support/fake_graph.hpp"
 #include "support/test_devices.hpp"
-#include "trainer/graphed_step.hpp"
 #include "trainer/workload.hpp"
 
 #include <cmath>

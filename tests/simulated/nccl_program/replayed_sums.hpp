@@ -9,8 +9,8 @@
 
 #include "devices/cuda_graph.hpp"
 #include "devices/device_streams.hpp"
+#include "lab/graphed_step.hpp"
 #include "ranks/rank_wait.hpp"
-#include "trainer/graphed_step.hpp"
 
 #include <vector>
 
@@ -34,7 +34,7 @@ class ReplayedSums {
     const Batch batch{.x = torch::full({1, 4}, value, torch::TensorOptions(rank_.device())),
                       .y = torch::zeros({1}, torch::TensorOptions(rank_.device())),
                       .global_size = rank_.world_size()};
-    const bool replayed = graphed_.replay(batch);
+    const bool replayed = graphed_.replay(batch, 0);
     if (!replayed) sum_.copy_(batch.x[0]);
     if (!replayed || !recorded_) exchange();
     ++done_;

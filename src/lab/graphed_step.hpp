@@ -1,4 +1,5 @@
 // GraphedStep: a training step that at first is queued operation by operation, and later is recorded once and replayed.
+// Recorded and the trainer's RecordedStep have one.
 //
 // A step of a small network is hundreds of short kernels. The host needs longer to queue the kernels than the GPU to
 // run them. A replay queues all of them with one call. A recording fixes the shapes and addresses of all tensors. So a
@@ -28,6 +29,10 @@ inline constexpr int kWarmUpSteps = 3;
 // whose queue is full would hold up the host where nothing ends its wait.
 inline constexpr size_t kReplaysAhead = 32;
 
+// Tells whether a graph can hold the rank's exchange: NCCL's. Our own needs host threads, since kernels of several
+// ranks' graphs cannot wait for each other.
+bool can_record_exchange(Rank& rank);
+
 class GraphedStep {
  public:
   // `step` queues a step for a batch of `full_size` samples over all ranks. Make it do the same each time, and read no
@@ -41,10 +46,11 @@ class GraphedStep {
 
   // Calls `before`, then queues the step for `batch`, and returns true. Returns false in the first kWarmUpSteps steps,
   // and for batches of another size: then do the step yourself. Call it on all ranks, with parts of the same batches.
+  // Layers that draw by the step draw by `number`, SampleScope::Place::step.
   // Throws Error, which names the rank, if the step cannot be recorded, if the run has failed, or if an earlier replay
   // is not done within the run's timeout.
   bool replay(
-      const Batch& batch, const std::function<void()>& before = [] {});
+      const Batch& batch, int64_t number, const std::function<void()>& before = [] {});
 
  private:
   bool gathers() const { return numbers_ && numbers_->are_there(); }
@@ -59,6 +65,8 @@ class GraphedStep {
   const std::function<void(const Batch&)> step_;
   const std::shared_ptr<RowNumbers> numbers_;
   const at::MemoryFormat format_;
+  const at::Tensor step_number_;  // the step's number, int64 [] on the device
+  bool draws_ = false;            // layers draw by the step's number
   int warm_up_left_ = kWarmUpSteps;
   Batch input_;                  // the batch that the graph reads; undefined before the recording
   std::deque<c10::Event> ends_;  // ends of the last replays

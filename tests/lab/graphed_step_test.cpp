@@ -1,7 +1,7 @@
 // Labels: concurrency
 // GraphedStep: which steps are recorded and replayed, and what they read. On a stand-in for the graph: see
 // gpu_test.cpp.
-#include "trainer/graphed_step.hpp"
+#include "lab/graphed_step.hpp"
 #include "data/parts.hpp"
 
 #include <gmock/gmock.h>
@@ -48,12 +48,12 @@ TEST(GraphedStep, ReplaysFullBatchesAfterTheWarmUpFromTensorsOfItsOwn) {
       places.push_back(batch.x.const_data_ptr());
     };
     GraphedStep graphed(rank, std::make_unique<FakeGraph>(&replays), 6, /*collective=*/false, step);
-    for (int i = 0; i < kWarmUpSteps; ++i) EXPECT_FALSE(graphed.replay(batch_of(1, 6, rank)));
-    EXPECT_FALSE(graphed.replay(batch_of(2, 5, rank)));  // not full, and no warm-up either
-    EXPECT_TRUE(graphed.replay(batch_of(3, 6, rank)));
-    EXPECT_TRUE(graphed.replay(batch_of(4, 6, rank)));
-    EXPECT_FALSE(graphed.replay(batch_of(5, 1, rank)));
-    EXPECT_TRUE(graphed.replay(batch_of(6, 6, rank)));
+    for (int i = 0; i < kWarmUpSteps; ++i) EXPECT_FALSE(graphed.replay(batch_of(1, 6, rank), 0));
+    EXPECT_FALSE(graphed.replay(batch_of(2, 5, rank), 0));  // not full, and no warm-up either
+    EXPECT_TRUE(graphed.replay(batch_of(3, 6, rank), 0));
+    EXPECT_TRUE(graphed.replay(batch_of(4, 6, rank), 0));
+    EXPECT_FALSE(graphed.replay(batch_of(5, 1, rank), 0));
+    EXPECT_TRUE(graphed.replay(batch_of(6, 6, rank), 0));
     EXPECT_EQ(replays, 3);
     EXPECT_THAT(seen, ElementsAre(3, 4, 6));
     EXPECT_THAT(places, testing::Each(places[0]));
@@ -77,7 +77,7 @@ TEST(GraphedStep, RecordsOneRankAfterTheOtherUnlessTheStepIsCollective) {
     lockstep::run(lockstep::test_devices(3), [&](Rank& rank) {
       GraphedStep graphed(rank, std::make_unique<Slow>(recording, most), 6, collective, [](const Batch&) {});
       rank.barrier();
-      for (int i = 0; i <= kWarmUpSteps; ++i) graphed.replay(batch_of(1, 6, rank));
+      for (int i = 0; i <= kWarmUpSteps; ++i) graphed.replay(batch_of(1, 6, rank), 0);
     });
     if (collective) {
       EXPECT_GT(most, 1);
@@ -94,7 +94,7 @@ TEST(GraphedStep, SaysWhichRankCouldNotRecord) {
   const auto text = error_of([] {
     lockstep::run(lockstep::test_devices(1), [](Rank& rank) {
       GraphedStep graphed(rank, std::make_unique<Broken>(), 4, false, [](const Batch&) {});
-      for (int i = 0; i <= kWarmUpSteps; ++i) graphed.replay(batch_of(1, 4, rank));
+      for (int i = 0; i <= kWarmUpSteps; ++i) graphed.replay(batch_of(1, 4, rank), 0);
     });
   });
   EXPECT_THAT(text, Fails(Error::user_code));

@@ -1,5 +1,6 @@
 #include "graphed_step.hpp"
 
+#include <ATen/ops/zeros.h>
 #include <lockstep/base/error.hpp>
 
 #include <exception>
@@ -8,9 +9,14 @@
 
 #include "base/exception_text.hpp"
 #include "data/batch_tensors.hpp"
+#include "nn/recorded_draws.hpp"
 #include "ranks/rank_wait.hpp"
 
 namespace lockstep {
+
+bool can_record_exchange(Rank& rank) {
+  return rank.backend().getBackendName() == "nccl";
+}
 
 GraphedStep::GraphedStep(Rank& rank, std::unique_ptr<Graph> graph, int64_t full_size, bool collective,
                          std::function<void(const Batch&)> step, std::shared_ptr<RowNumbers> numbers,
@@ -21,9 +27,10 @@ GraphedStep::GraphedStep(Rank& rank, std::unique_ptr<Graph> graph, int64_t full_
       collective_(collective),
       step_(std::move(step)),
       numbers_(std::move(numbers)),
-      format_(format) {}
+      format_(format),
+      step_number_(at::zeros({}, at::TensorOptions(rank.device()).dtype(at::kLong))) {}
 
-bool GraphedStep::replay(const Batch& batch, const std::function<void()>& before) {
+bool GraphedStep::replay(const Batch& batch, int64_t number, const std::function<void()>& before) {
   if (batch.global_size != full_size_) return false;
   if (warm_up_left_ > 0) {
     --warm_up_left_;
@@ -35,6 +42,7 @@ bool GraphedStep::replay(const Batch& batch, const std::function<void()>& before
   } else if (!gathers()) {
     take(batch);
   }
+  if (draws_) step_number_.fill_(number);
   graph_->replay();
   stay_near();
   return true;
@@ -61,7 +69,9 @@ void GraphedStep::record(const Batch& batch) {
       input_ = numbers_->gather(input_);
       input_.x = input_.x.contiguous(format_);
     }
+    const RecordedDraws draws(step_number_);
     step_(input_);
+    draws_ = draws.any();
   };
   const auto record_now = [&] {
     try {
