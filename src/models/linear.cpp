@@ -55,10 +55,6 @@ at::Tensor onednn_product(const at::Tensor& x, const at::Tensor& weight,
   return onednn()->call(x, weight, bias, "none", c10::List<std::optional<at::Scalar>>(), "");
 }
 
-at::Tensor rows_of(const at::Tensor& x) {
-  return x.dim() == 2 ? x : x.reshape({-1, x.size(-1)});
-}
-
 bool is_small(const at::Tensor& weight) {
   return weight.is_contiguous() && has_small_products();
 }

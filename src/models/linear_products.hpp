@@ -16,6 +16,10 @@
 
 namespace lockstep {
 
+inline at::Tensor rows_of(const at::Tensor& x) {  // [..., n] -> [rows, n]
+  return x.dim() == 2 ? x : x.reshape({-1, x.size(-1)});
+}
+
 // Tells whether these products are the fastest here: on one intra-op thread, if LibTorch has the micro-kernel.
 bool has_small_products();
 

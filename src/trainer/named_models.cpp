@@ -1,4 +1,5 @@
 // Makes the task that the options of train() name: one of lockstep's models, on images or on a text.
+#include <lockstep/models/fuse_layers.hpp>
 #include <lockstep/models/text.hpp>
 #include <lockstep/trainer/trainer.hpp>
 
@@ -9,9 +10,21 @@
 namespace lockstep {
 namespace {
 
+// Fused layers cannot be split by channels.
+bool takes_fused_layers(const TrainOptions& options) {
+  const auto split = flat(options).split;
+  const bool splits_channels = split && split->mesh.tensor > 1;
+  return !options.devices.empty() && !options.devices[0].is_cpu() && !splits_channels;
+}
+
 Task task_of_samples(const TrainOptions& options, Samples train, Samples test, const std::string& source) {
   return {.name = options.model.name,
-          .module = [model = options.model](uint64_t seed) { return make_model(model, seed); },
+          .module =
+              [model = options.model, fuses = takes_fused_layers(options)](uint64_t seed) {
+                auto net = make_model(model, seed);
+                if (fuses) fuse_layers(*net);
+                return net;
+              },
           .criterion = model_loss(options.model),
           .train = std::move(train),
           .test = std::move(test),
