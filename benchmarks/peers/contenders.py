@@ -57,6 +57,7 @@ class Contender:
     env: dict
     unavailable: str | None = None
     rounds: list = dataclasses.field(default_factory=list)  # the epochs of each round's process
+    one_step: float | None = None  # the seconds of a process that does one step
 
     def train(self, epochs):
         """The metrics of each epoch of a new process."""

@@ -1,5 +1,5 @@
 """The GPT in PyTorch, as a careful PyTorch user writes it: the same task as `lockstep train --model gpt --optimizer adamw`
-with gpt's default sizes (src/models/gpt.cpp) and, for the same seed, the same initial weights and minibatches. DIR of
+(src/models/gpt.cpp) and, for the same seed, the same initial weights and minibatches. DIR of
 --data-dir holds the text, as text.txt.
 """
 
@@ -10,12 +10,13 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-vocabulary, layers, heads, embedding, context = 256, 4, 4, 128, 128
+vocabulary = 256
 
 
 class Block(nn.Module):
-    def __init__(self):
+    def __init__(self, embedding, heads):
         super().__init__()
+        self.heads = heads
         self.norm1 = nn.LayerNorm(embedding)
         self.qkv = nn.Linear(embedding, 3 * embedding)
         self.projection = nn.Linear(embedding, embedding)
@@ -24,7 +25,8 @@ class Block(nn.Module):
         self.down = nn.Linear(4 * embedding, embedding)
 
     def forward(self, x):
-        q, k, v = (part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in self.qkv(self.norm1(x)).chunk(3, -1))
+        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+                   for part in self.qkv(self.norm1(x)).chunk(3, -1))
         found = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.projection(found.transpose(1, 2).flatten(2))
         return x + self.down(F.gelu(self.up(self.norm2(x))))
@@ -33,11 +35,11 @@ class Block(nn.Module):
 class Gpt(nn.Module):
     def __init__(self, options):
         super().__init__()
-        self.tokens = nn.Embedding(vocabulary, embedding)
-        self.positions = nn.Embedding(context, embedding)
-        self.blocks = nn.Sequential(*(Block() for _ in range(layers)))
-        self.norm = nn.LayerNorm(embedding)
-        draws.draw_gpt(self, layers, options.seed)
+        self.tokens = nn.Embedding(vocabulary, options.embedding)
+        self.positions = nn.Embedding(options.context, options.embedding)
+        self.blocks = nn.Sequential(*(Block(options.embedding, options.heads) for _ in range(options.layers)))
+        self.norm = nn.LayerNorm(options.embedding)
+        draws.draw_gpt(self, options.layers, options.seed)
 
     def forward(self, tokens):
         x = self.blocks(self.tokens(tokens) + self.positions.weight[:tokens.size(1)])
@@ -49,19 +51,23 @@ def load_text(options, device):
     text = torch.frombuffer(bytearray((options.data_dir / "text.txt").read_bytes()), dtype=torch.uint8).to(device).long()
 
     def sequences(part):
-        size = (len(part) - 1) // context * context
-        return part[:size].view(-1, context), part[1:size + 1].view(-1, context)
+        size = (len(part) - 1) // options.context * options.context
+        return part[:size].view(-1, options.context), part[1:size + 1].view(-1, options.context)
 
     trained = len(text) - len(text) // 10
     return sequences(text[:trained]), sequences(text[trained:])
 
 
 def adamw(net, options):
-    return torch.optim.AdamW(net.parameters(), lr=options.lr, weight_decay=0, fused=True)
+    return torch.optim.AdamW(net.parameters(), lr=options.lr, weight_decay=0, fused=True,
+                             capturable=options.graph > 0)
 
 
 def main():
-    pytorch_lenet.run(task.parser(__doc__), Gpt, load_text, adamw)
+    parser = task.parser(__doc__)
+    for name, size in (("layers", 4), ("heads", 4), ("embedding", 128), ("context", 128)):  # gpt's default sizes
+        parser.add_argument(f"--{name}", type=int, default=size)
+    pytorch_lenet.run(parser, Gpt, load_text, adamw)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """The section's LeNet on Fashion-MNIST in PyTorch, as a careful PyTorch user writes it: eager or compiled, in one
-process or as DistributedDataParallel over several, on the CPU; on a GPU eager, or with each step as one CUDA graph.
+process or as DistributedDataParallel over several, on the CPU; on a GPU eager, compiled, or as CUDA graphs of whole
+steps.
 
 The same task as `lockstep train`: the same network and, for the same seed, the same initial weights and the same
 minibatches, so that losses can be compared to rounding; plain SGD on the mean cross-entropy. Prints what lockstep
@@ -57,13 +58,19 @@ def memory_format(options):
     return torch.channels_last if options.channels_last else torch.contiguous_format
 
 
-def make_step(net, optimizer, x, y, sums, images_format=torch.contiguous_format):
+def mean_loss(net, x, y, bf16=False):
+    """(logits, loss), computed in bfloat16 where PyTorch's autocast does so."""
+    with torch.autocast(x.device.type, torch.bfloat16, enabled=bf16):
+        logits = net(x)
+        return logits, nn.functional.cross_entropy(logits, y.flatten())
+
+
+def make_step(net, optimizer, x, y, sums, images_format=torch.contiguous_format, bf16=False):
     """The function that trains on the samples of an index, and adds their losses and right answers to `sums`."""
     def step(index):
         x_batch, y_batch = x[index].contiguous(memory_format=images_format), y[index]
         optimizer.zero_grad(set_to_none=True)
-        logits = net(x_batch)
-        loss = nn.functional.cross_entropy(logits, y_batch.flatten())
+        logits, loss = mean_loss(net, x_batch, y_batch, bf16)
         loss.backward()
         optimizer.step()
         sums[0] += loss.detach().double() * len(index)
@@ -73,13 +80,13 @@ def make_step(net, optimizer, x, y, sums, images_format=torch.contiguous_format)
     return step
 
 
-def compile_now(net, x, y, sizes):
+def compile_now(net, x, y, sizes, bf16=False):
     """Has forward and backward compiled for each size of a minibatch, and returns the seconds it took. From then on a
     compilation is an error, so that none hides in an epoch."""
     start = time.perf_counter()
     for size in sizes:
-        index = torch.arange(size)
-        nn.functional.cross_entropy(net(x[index]), y[index].flatten()).backward()
+        index = torch.arange(size, device=x.device)
+        mean_loss(net, x[index], y[index], bf16)[1].backward()
     net.zero_grad(set_to_none=True)
     if torch._dynamo.utils.counters["stats"]["unique_graphs"] < len(sizes):
         sys.exit("error: torch.compile left the network as it was")
@@ -87,32 +94,39 @@ def compile_now(net, x, y, sizes):
     return time.perf_counter() - start
 
 
-def as_graph(step, net, optimizer, size):
-    """`step` on `size` samples as one CUDA graph that is replayed; on other numbers of samples, as it is."""
-    index = torch.zeros(size, dtype=torch.long, device="cuda")
+def as_graph(step, net, optimizer, size, steps):
+    """The function that trains on an order of samples, `steps` steps of `size` samples as one CUDA graph that is
+    replayed; what is left of the order as it is."""
+    index = torch.zeros(steps, size, dtype=torch.long, device="cuda")
     initial = [parameter.detach().clone() for parameter in net.parameters()]
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):  # libraries choose algorithms and allocate, which a capture must not
         for _ in range(3):
-            step(index)
+            step(index[0])
     torch.cuda.current_stream().wait_stream(stream)
     with torch.no_grad():
         for parameter, value in zip(net.parameters(), initial):
             parameter.copy_(value)
+        for state in optimizer.state.values():
+            for value in state.values():
+                value.zero_()
 
     optimizer.zero_grad(set_to_none=True)  # backward then makes the gradients in the graph's own memory
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):  # records the step without doing it
-        step(index)
+    with torch.cuda.graph(graph):  # records the steps without doing them
+        for part in index:
+            step(part)
 
-    def graphed_step(part):
-        if len(part) != size:
-            return step(part)
-        index.copy_(part)
-        graph.replay()
+    def train_on(order):
+        whole = len(order) // index.numel() * index.numel()
+        for part in order[:whole].view(-1, steps, size):
+            index.copy_(part)
+            graph.replay()
+        for part in order[whole:].split(size):
+            step(part)
 
-    return graphed_step
+    return train_on
 
 
 @torch.inference_mode()
@@ -138,7 +152,7 @@ def train(process, options, store, make_net, load_data, make_optimizer):
     plain = net = make_net(options).to(device, memory_format=memory_format(options))
     if options.compile:
         # With dynamic shapes the last, smaller minibatch would replace the code for all others by more general code.
-        net = torch.compile(net, dynamic=False)
+        net = torch.compile(net, dynamic=False, mode="reduce-overhead" if device.type == "cuda" else None)
     if data_parallel:  # around the compiled network: the other way round, torch.compile compiles nothing (2.15)
         # As lockstep does, no step sends the running statistics of BatchNorm.
         net = nn.parallel.DistributedDataParallel(net, gradient_as_bucket_view=True, broadcast_buffers=False)
@@ -147,19 +161,22 @@ def train(process, options, store, make_net, load_data, make_optimizer):
     told_once = {}
     if options.compile:
         part_sizes = sorted((size // options.processes for size in sizes), reverse=True)
-        told_once["compile_seconds"] = compile_now(net, train_x, train_y, part_sizes)
-    step = make_step(net, optimizer, train_x, train_y, sums, memory_format(options))
+        told_once["compile_seconds"] = compile_now(net, train_x, train_y, part_sizes, options.bf16)
+    step = make_step(net, optimizer, train_x, train_y, sums, memory_format(options), options.bf16)
+
+    def train_on(order):
+        for index in order.split(options.batch_size):
+            step(index.chunk(options.processes)[process])
+
     if options.graph:
-        step = as_graph(step, plain, optimizer, min(options.batch_size, len(train_x)))
+        train_on = as_graph(step, plain, optimizer, min(options.batch_size, len(train_x)), options.graph)
 
     for epoch in range(1, options.epochs + 1):
         wait_for_all(device, data_parallel)
         start = time.perf_counter()
         sums.zero_()
-        order = draws.shuffled(len(train_x), options.seed, epoch).to(device)
         plain.train()
-        for index in order.split(options.batch_size):
-            step(index.chunk(options.processes)[process])
+        train_on(draws.shuffled(len(train_x), options.seed, epoch).to(device))
         if data_parallel:
             torch.distributed.all_reduce(sums)
         loss, correct = (sums / len(train_x)).tolist()  # waits for a GPU
@@ -194,13 +211,15 @@ def run(parser, make_net, load_data=load_images, make_optimizer=sgd):
     parser.add_argument("--processes", type=int, default=1, help="2 or more: DistributedDataParallel over Gloo")
     parser.add_argument("--compile", action="store_true", help="torch.compile, before the first epoch")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--graph", action="store_true", help="each step as one CUDA graph; with --device cuda")
+    parser.add_argument("--graph", type=int, nargs="?", const=1, default=0, metavar="STEPS",
+                        help="CUDA graphs of so many whole steps (1); with --device cuda")
+    parser.add_argument("--bf16", action="store_true", help="PyTorch's autocast to bfloat16")
     parser.add_argument("--channels-last", action="store_true", help="images and weights pixel by pixel in memory")
     options = parser.parse_args()
 
     on_gpu = options.device == "cuda"
-    if on_gpu and (options.processes > 1 or options.compile):
-        parser.error("--processes and --compile are for the CPU")
+    if on_gpu and options.processes > 1:
+        parser.error("--processes is for the CPU")
     if options.graph and not on_gpu:
         parser.error("--graph needs --device cuda")
     if on_gpu and not torch.cuda.is_available():

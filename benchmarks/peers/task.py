@@ -6,6 +6,7 @@ import gzip
 import json
 import math
 import pathlib
+import random
 import struct
 
 
@@ -39,6 +40,17 @@ def write_first_samples(data_dir, folder, train_samples, test_samples):
             size = count * math.prod(sample)
             header = struct.pack(f">HBB{1 + len(sample)}I", 0, 8, 1 + len(sample), count, *sample)
             (folder / name).write_bytes(header + data[offset:offset + size])
+
+
+def write_random_samples(folder, train_samples, test_samples):
+    """Images like Fashion-MNIST's in size, where there is none: steps take as long on any bytes."""
+    folder.mkdir()
+    rng = random.Random(0)
+    for prefix, count in (("train", train_samples), ("t10k", test_samples)):
+        labels = struct.pack(">HBBI", 0, 8, 1, count) + bytes(rng.choices(range(10), k=count))
+        (folder / f"{prefix}-labels-idx1-ubyte").write_bytes(labels)
+        images = struct.pack(">HBBIII", 0, 8, 3, count, 28, 28) + rng.randbytes(count * 28 * 28)
+        (folder / f"{prefix}-images-idx3-ubyte").write_bytes(images)
 
 
 def print_metrics(epoch, train_loss, train_accuracy, test_accuracy, seconds, **more):

@@ -20,6 +20,7 @@ sys.path.insert(0, str(peers))
 
 import contenders
 import report
+import task
 
 
 def program(name):
@@ -100,7 +101,7 @@ class Models(unittest.TestCase):
             contender = contenders.Contender("mlp", "name", "pytorch", ["/bin/true"], {})
             contender.rounds = [[{"train_loss": loss, "seconds": 1}]]
             chosen.append((parts, contender))
-        return models.losses_agree(chosen)
+        return models.losses_agree(chosen, models.loss_tolerance)
 
     def test_different_work_is_seen(self):
         self.assertTrue(self.agree((1, 2.0), (1, 2.0001)))
@@ -110,10 +111,17 @@ class Models(unittest.TestCase):
 
     def test_data_are_as_large_as_an_epoch(self):
         with tempfile.TemporaryDirectory() as folder:
-            models.write_data("gpt", pathlib.Path(folder, "gpt"))
-            size = pathlib.Path(folder, "gpt", "text.txt").stat().st_size
-        model = models.models["gpt"]
-        self.assertEqual((size - size // 10 - 1) // models.context, model.steps * model.batch_size)
+            for model in (models.models["gpt"], models.on_gpu["gpt-large-bf16"]):
+                models.write_data(model, "gpt", None, pathlib.Path(folder, model.title), 3)
+                size = pathlib.Path(folder, model.title, "text.txt").stat().st_size
+                self.assertEqual((size - size // 10 - 1) // model.context, 3 * model.batch_size)
+
+    def test_random_images_stand_in(self):
+        with tempfile.TemporaryDirectory() as folder:
+            data = pathlib.Path(folder, "data")
+            task.write_random_samples(data, 5, 3)
+            self.assertEqual(task.read_idx(data, "train-images-idx3-ubyte")[2], (5, 28, 28))
+            self.assertEqual(task.read_idx(data, "t10k-labels-idx1-ubyte")[2], (3,))
 
 
 class Choice(unittest.TestCase):
