@@ -87,7 +87,7 @@ def compile_now(net, x, y, sizes, bf16=False):
     for size in sizes:
         index = torch.arange(size, device=x.device)
         mean_loss(net, x[index], y[index], bf16)[1].backward()
-    net.zero_grad(set_to_none=True)
+        net.zero_grad(set_to_none=True)
     if torch._dynamo.utils.counters["stats"]["unique_graphs"] < len(sizes):
         sys.exit("error: torch.compile left the network as it was")
     torch.compiler.set_stance("fail_on_recompile")
@@ -220,8 +220,8 @@ def run(parser, make_net, load_data=load_images, make_optimizer=sgd):
     on_gpu = options.device == "cuda"
     if on_gpu and options.processes > 1:
         parser.error("--processes is for the CPU")
-    if options.graph and not on_gpu:
-        parser.error("--graph needs --device cuda")
+    if options.graph and (not on_gpu or options.compile):
+        parser.error("--graph needs --device cuda, and no --compile")
     if on_gpu and not torch.cuda.is_available():
         sys.exit("error: PyTorch finds no GPU here")
     if options.compile:

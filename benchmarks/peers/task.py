@@ -38,6 +38,8 @@ def write_first_samples(data_dir, folder, train_samples, test_samples):
         for name in (f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte"):
             data, offset, (_, *sample) = read_idx(data_dir, name)
             size = count * math.prod(sample)
+            if offset + size > len(data):
+                raise SystemExit(f"error: {data_dir} has fewer than {count} samples in {name}")
             header = struct.pack(f">HBB{1 + len(sample)}I", 0, 8, 1 + len(sample), count, *sample)
             (folder / name).write_bytes(header + data[offset:offset + size])
 

@@ -1,5 +1,5 @@
-// lab has other ways to train than one average of gradients per step. It is a wing: component lab, target
-// lockstep::lab.
+// lab has other ways to train than one average of gradients per step, queued kernel by kernel. It is a wing: component
+// lab, target lockstep::lab.
 //   lab/balance              parts of each batch in proportion to the devices' speeds
 //   lab/check_arithmetic     grains that another rank computes again
 //   lab/half_precision_hook  gradients travel in bfloat16 or float16

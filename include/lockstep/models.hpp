@@ -1,4 +1,4 @@
-// models has nets, and layers that are faster on CPUs than LibTorch's. It is a wing: component models, target
+// models has nets, and layers that are faster than LibTorch's. It is a wing: component models, target
 // lockstep::models.
 //   models/conv_relu_pool  convolution, ReLU and pooling as one fast operator
 //   models/fuse_layers     fewer kernels on a GPU for a net of LibTorch's layers

@@ -26,6 +26,7 @@ class Backwards {
   // ascending.
   void run(const std::function<void()>& compute, const PartSizes& sizes = {}, const std::vector<int64_t>& runs = {});
 
+  bool syncs() const { return sync_; }               // false: a NoSync lives
   bool was_by_grains() const { return by_grains_; }  // the last backward was by grains
 
   // Lets a caller time backwards, as Balance does. computed() runs when this rank has queued (on the CPU: computed) its

@@ -168,7 +168,7 @@ void Optimizer::update() {
   inner_->step();
 }
 
-void Optimizer::check_step(const StepOptions& options) {
+void Optimizer::begin_step(const StepOptions& options) {
   if (!(options.clip >= 0)) {
     throw Error(name_ + ": `clip`, the largest norm, is " + number_text(options.clip) +
                 "; it must be above 0, or 0: none");
@@ -177,7 +177,7 @@ void Optimizer::check_step(const StepOptions& options) {
 }
 
 Step Optimizer::step(const StepOptions& options) {
-  check_step(options);
+  begin_step(options);
   Step step;
   if (options.skip_not_finite && !has_finite_gradients(*net_)) {
     zero_grad();

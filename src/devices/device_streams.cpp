@@ -3,6 +3,10 @@
 #include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <map>
+#include <mutex>
+#include <tuple>
+
 namespace lockstep {
 namespace {
 
@@ -22,6 +26,15 @@ c10::Stream stream_beside(const c10::Device& device, bool high_priority) {
   } catch (const c10::Error&) {  // the type has no pool: c10 throws
     return current_stream(device);
   }
+}
+
+c10::Stream stream_of_rank(const c10::Device& device, int number) {
+  static std::mutex mutex;
+  static std::map<std::tuple<c10::DeviceType, c10::DeviceIndex, int>, c10::Stream> streams;
+  const std::lock_guard lock(mutex);
+  const std::tuple rank(device.type(), device.index(), number);
+  const auto known = streams.find(rank);
+  return known != streams.end() ? known->second : streams.emplace(rank, stream_beside(device)).first->second;
 }
 
 void queue_after(const c10::Stream& earlier, const c10::Stream& later) {

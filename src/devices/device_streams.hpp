@@ -13,6 +13,10 @@ c10::Stream current_stream(const c10::Device& device);
 // current stream. Then work is done in the order in which it is queued, and results are right too.
 c10::Stream stream_beside(const c10::Device& device, bool high_priority = false);
 
+// Gives the stream of the `number`-th rank on the device: the same one in each run, because memory that is freed, and
+// cuBLAS's workspaces, are kept by stream. Thread-safe.
+c10::Stream stream_of_rank(const c10::Device& device, int number);
+
 // Makes `later` wait for all that is on `earlier` by now. On the CPU there is nothing to wait for.
 void queue_after(const c10::Stream& earlier, const c10::Stream& later);
 

@@ -3,12 +3,14 @@
 #include <ATen/ops/zeros.h>
 #include <lockstep/base/error.hpp>
 
+#include <algorithm>
 #include <exception>
 #include <string>
 #include <utility>
 
 #include "base/exception_text.hpp"
 #include "data/batch_tensors.hpp"
+#include "data/sizes_text.hpp"
 #include "nn/recorded_draws.hpp"
 #include "ranks/rank_wait.hpp"
 
@@ -36,6 +38,7 @@ bool GraphedStep::replay(const Batch& batch, int64_t number, const std::function
     --warm_up_left_;
     return false;
   }
+  if (!failure_.empty()) throw Error(failure_);
   before();
   if (!input_.x.defined()) {
     record(batch);
@@ -49,9 +52,32 @@ bool GraphedStep::replay(const Batch& batch, int64_t number, const std::function
 }
 
 void GraphedStep::take(const Batch& batch) {
+  check(batch);
   input_.x.copy_(batch.x, /*non_blocking=*/true);
   input_.y.copy_(batch.y, /*non_blocking=*/true);
   for (auto& [name, tensor] : input_.more) tensor.copy_(batch[name], /*non_blocking=*/true);
+}
+
+// A copy would repeat a tensor of fewer values, and convert one of another type.
+void GraphedStep::check(const Batch& batch) const {
+  const auto text = [](const Batch& of) {
+    std::string all = "x " + sizes_text(of.x) + " " + c10::toString(of.x.scalar_type()) + ", y " + sizes_text(of.y) +
+                      " " + c10::toString(of.y.scalar_type());
+    for (const auto& [name, tensor] : of.more)
+      all += ", " + name + " " + sizes_text(tensor) + " " + c10::toString(tensor.scalar_type());
+    return all + (of.grain > 0 ? ", a grain of " + std::to_string(of.grain) : "");
+  };
+  const auto is_like = [](const at::Tensor& a, const at::Tensor& b) {
+    return a.sizes() == b.sizes() && a.scalar_type() == b.scalar_type();
+  };
+  const auto are_like = [&](const auto& a, const auto& b) { return a.first == b.first && is_like(a.second, b.second); };
+  if (is_like(batch.x, input_.x) && is_like(batch.y, input_.y) && batch.grain == input_.grain &&
+      batch.runs == input_.runs &&
+      std::equal(batch.more.begin(), batch.more.end(), input_.more.begin(), input_.more.end(), are_like))
+    return;
+  throw Error(rank_.name() + ": a recorded step takes batches like the one that was recorded, which had " +
+              text(input_) + ", and this one has " + text(batch) +
+              ". Give samples of one shape, as by padding, or compute steps without a graph");
 }
 
 void GraphedStep::stay_near() {
@@ -78,11 +104,11 @@ void GraphedStep::record(const Batch& batch) {
       synchronize(rank_);
       graph_->record(work);
     } catch (...) {
-      std::throw_with_nested(Error(
+      failure_ =
           "rank " + std::to_string(rank_.index()) + " (" + rank_.device().str() +
-              "): the training step cannot be recorded as a CUDA graph: " + exception_text(std::current_exception()) +
-              ". Without `cuda_graph` it is queued kernel by kernel",
-          data_of(std::current_exception())));
+          "): the training step cannot be recorded as a CUDA graph: " + exception_text(std::current_exception()) +
+          ". Without `cuda_graph` or Recorded it is queued kernel by kernel";
+      std::throw_with_nested(Error(failure_, data_of(std::current_exception())));
     }
     return true;
   };

@@ -18,6 +18,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <string>
 
 namespace lockstep {
 
@@ -47,14 +48,15 @@ class GraphedStep {
   // Calls `before`, then queues the step for `batch`, and returns true. Returns false in the first kWarmUpSteps steps,
   // and for batches of another size: then do the step yourself. Call it on all ranks, with parts of the same batches.
   // Layers that draw by the step draw by `number`, SampleScope::Place::step.
-  // Throws Error, which names the rank, if the step cannot be recorded, if the run has failed, or if an earlier replay
-  // is not done within the run's timeout.
+  // Throws Error, which names the rank, if the step cannot be recorded, if the batch's tensors are not like the
+  // recorded batch's, if the run has failed, or if an earlier replay is not done within the run's timeout.
   bool replay(
       const Batch& batch, int64_t number, const std::function<void()>& before = [] {});
 
  private:
   bool gathers() const { return numbers_ && numbers_->are_there(); }
   void take(const Batch& batch);
+  void check(const Batch& batch) const;
   void record(const Batch& batch);
   void stay_near();
 
@@ -70,6 +72,7 @@ class GraphedStep {
   int warm_up_left_ = kWarmUpSteps;
   Batch input_;                  // the batch that the graph reads; undefined before the recording
   std::deque<c10::Event> ends_;  // ends of the last replays
+  std::string failure_;          // why the recording failed; empty: it did not
 };
 
 }  // namespace lockstep

@@ -107,7 +107,7 @@ int64_t fuse_layers_of(torch::nn::SequentialImpl& net) {
 }  // namespace
 
 at::Tensor linear_relu(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
-  const bool fits = !x.is_cpu() && x.dim() >= 2 && x.numel() > 0 && weight.dim() == 2 && bias.dim() == 1;
+  const bool fits = x.is_cuda() && x.dim() >= 2 && x.numel() > 0 && weight.dim() == 2 && bias.dim() == 1;
   if (!fits) return at::relu(fast_linear(x, weight, bias));  // LibTorch's errors say more
   const auto type = x.device().type();
   if (!at::autocast::is_autocast_enabled(type)) return FusedLinearRelu::apply(x, weight, bias);

@@ -166,13 +166,21 @@ void Fused::before_replay() {
   is_prepared_ = true;
 }
 
-bool Fused::has_recorded_options() const {
-  for (size_t number = 0; number < recorded_options_.size(); ++number) {
+Fused::Held Fused::held() const {
+  Held held{.states = states_of(replayed())};
+  for (const auto& group : groups()) held.options.push_back(group.options().clone());
+  return held;
+}
+
+bool Fused::has(const Held& held) const {
+  for (size_t number = 0; number < held.options.size(); ++number) {
     const auto now = groups()[number].options().clone();
-    now->set_lr(recorded_options_[number]->get_lr());
-    if (!are_equal(*now, *recorded_options_[number])) return false;
+    now->set_lr(held.options[number]->get_lr());
+    if (!are_equal(*now, *held.options[number])) return false;
   }
-  return true;
+  const std::vector<at::Tensor> states = states_of(replayed());
+  return std::equal(states.begin(), states.end(), held.states.begin(), held.states.end(),
+                    [](const at::Tensor& a, const at::Tensor& b) { return a.is_same(b); });
 }
 
 bool Fused::step_by_kernels() {
@@ -193,8 +201,6 @@ bool Fused::step_by_kernels() {
                   std::to_string(replayed().size()) + "; record a network that uses the same parameters in each step");
     }
     recorded_ = now;
-    recorded_options_.clear();
-    for (const auto& group : groups()) recorded_options_.push_back(group.options().clone());
   } else {
     last_ = now;
     count(now);
@@ -211,6 +217,16 @@ bool FusedSgd::fits() const {
   };
   return std::all_of(param_groups_.begin(), param_groups_.end(),
                      [&](const auto& group) { return fits_kernel(group, state_, members_of); });
+}
+
+std::vector<at::Tensor> FusedSgd::states_of(const std::vector<Stepped>& all) const {
+  std::vector<at::Tensor> states;
+  for (const auto& [number, parameter] : all) {
+    const auto found = state_.find(parameter.unsafeGetTensorImpl());
+    if (found == state_.end()) continue;
+    states.push_back(static_cast<const torch::optim::SGDParamState&>(*found->second).momentum_buffer());
+  }
+  return states;
 }
 
 // A parameter's first step may come late.
@@ -256,6 +272,18 @@ torch::Tensor FusedSgd::step(LossClosure closure) {
 }
 
 // ---- Adam and AdamW, which differ in their kernels
+
+template <class Base, class Options, class State>
+std::vector<at::Tensor> FusedAdamOf<Base, Options, State>::states_of(const std::vector<Stepped>& all) const {
+  std::vector<at::Tensor> states;
+  for (const auto& [number, parameter] : all) {
+    const auto found = this->state_.find(parameter.unsafeGetTensorImpl());
+    if (found == this->state_.end()) continue;
+    const auto& state = static_cast<const State&>(*found->second);
+    states.insert(states.end(), {state.exp_avg(), state.exp_avg_sq()});
+  }
+  return states;
+}
 
 template <class Base, class Options, class State>
 bool FusedAdamOf<Base, Options, State>::fits() const {

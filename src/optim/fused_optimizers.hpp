@@ -16,6 +16,7 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <utility>
 #include <vector>
 
 namespace lockstep {
@@ -36,13 +37,19 @@ class Fused {
   void after_replay() { is_prepared_ = false; }
   bool can_be_recorded() const;  // tells whether kernels did the last step, by numbers on the device
 
-  // Tells whether the groups' options, but for learning rates, are those of the recorded step. forget_recorded_step()
-  // lets another one be recorded.
-  bool has_recorded_options() const;
-  void forget_recorded_step() {
-    recorded_.clear();
-    recorded_options_.clear();
-  }
+  // Held is what a recorded step holds of its optimizer. held() gives it right after a recording. has() tells whether
+  // it still counts: options may change, and load() makes other tensors. Then forget_recorded_step(), and record anew.
+  struct Held {
+    std::vector<std::unique_ptr<torch::optim::OptimizerOptions>> options;  // options by group
+    std::vector<at::Tensor> states;                                        // states of the parameters
+  };
+  Held held() const;
+  bool has(const Held& held) const;  // learning rates do not count
+  void forget_recorded_step() { recorded_.clear(); }
+
+  // A recorded step claims its optimizer, of which no other one may be the recorder. Returns false if there is one.
+  bool claim() { return !std::exchange(is_claimed_, true); }
+  void release() { is_claimed_ = false; }
 
   // Lets kernels on a GPU leave everything as it was where `found`, float [1], is 1; the host counts the step
   // nevertheless. Undefined: they never do. If the run goes on after such a step, set `goes_on`, and call forget_step()
@@ -60,6 +67,7 @@ class Fused {
   };
   virtual const std::vector<torch::optim::OptimizerParamGroup>& groups() const = 0;
   virtual bool are_equal(const torch::optim::OptimizerOptions& a, const torch::optim::OptimizerOptions& b) const = 0;
+  virtual std::vector<at::Tensor> states_of(const std::vector<Stepped>& all) const = 0;
   virtual bool fits() const = 0;                            // tells whether the kernels can take the groups
   virtual void count(const std::vector<Stepped>& all) = 0;  // makes states, and counts
   virtual void queue(const std::vector<Stepped>& all) = 0;
@@ -79,9 +87,9 @@ class Fused {
 
   std::vector<Stepped> last_;      // the parameters of the last step without a graph
   std::vector<Stepped> recorded_;  // the parameters of a recorded step; empty: there is none
-  std::vector<std::unique_ptr<torch::optim::OptimizerOptions>> recorded_options_;  // options by group
   bool by_kernels_ = false;
   bool is_prepared_ = false;
+  bool is_claimed_ = false;
 };
 
 class FusedSgd : public torch::optim::SGD, public Fused {
@@ -94,6 +102,7 @@ class FusedSgd : public torch::optim::SGD, public Fused {
   bool are_equal(const torch::optim::OptimizerOptions& a, const torch::optim::OptimizerOptions& b) const override {
     return static_cast<const torch::optim::SGDOptions&>(a) == static_cast<const torch::optim::SGDOptions&>(b);
   }
+  std::vector<at::Tensor> states_of(const std::vector<Stepped>& all) const override;
   bool fits() const override;
   void count(const std::vector<Stepped>& all) override;
   void queue(const std::vector<Stepped>& all) override;
@@ -114,6 +123,7 @@ class FusedAdamOf : public Base, public Fused {
   bool are_equal(const torch::optim::OptimizerOptions& a, const torch::optim::OptimizerOptions& b) const override {
     return static_cast<const Options&>(a) == static_cast<const Options&>(b);
   }
+  std::vector<at::Tensor> states_of(const std::vector<Stepped>& all) const override;
   bool fits() const override;
   void count(const std::vector<Stepped>& all) override;
   void queue(const std::vector<Stepped>& all) override;

@@ -193,22 +193,23 @@ class RanksHere {
 
  private:
   // Each rank on a GPU has its own stream: ranks that share a GPU compute at the same time only on different streams,
-  // and the default stream cannot be recorded. On one stream, what waits for another rank's call over NCCL would stand
-  // before that call.
+  // and the default stream cannot be recorded. Over NCCL, ranks on one stream would wait for ever: a call waits there
+  // for another rank's, which is queued behind it.
   void give_streams() {
     const auto here = world_.ranks_here();
     const Devices devices(devices_.begin() + here.begin, devices_.begin() + here.end);
     if (devices[0].is_cpu()) return;
-    for (const auto& device : devices) {
-      const c10::Stream stream = stream_beside(device);
+    for (auto device = devices.begin(); device != devices.end(); ++device) {
+      const auto ranks_before = static_cast<int>(std::count(devices.begin(), device, *device));
+      const c10::Stream stream = stream_of_rank(*device, ranks_before);
       if (world_.shares_gpus() && std::find(streams_.begin(), streams_.end(), stream) != streams_.end()) {
-        throw Error("run: more ranks share " + device.str() +
+        throw Error("run: more ranks share " + device->str() +
                         " over NCCL than it has streams; take fewer ranks, or unset "
                         "NCCL_MULTI_RANK_GPU_ENABLE",
                     {.options = {"devices"}});
       }
       streams_.push_back(stream);
-      queue_after(current_stream(device), stream);
+      queue_after(current_stream(*device), stream);
     }
   }
 

@@ -4,11 +4,13 @@
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 #include <lockstep/data_parallel/sync_batch_norm.hpp>
+#include <lockstep/devices/autocast.hpp>
 #include <lockstep/devices/device_info.hpp>
 #include <lockstep/lab.hpp>
 #include <lockstep/lockstep.hpp>
 
 #include "support/error_of.hpp"
+#include "support/scratch_folder.hpp"
 #include "support/simulated_device.hpp"
 
 #include <functional>
@@ -55,6 +57,7 @@ struct Training {
   lockstep::StepOptions options = {};
   std::function<std::shared_ptr<lockstep::CommunicationHook>()> hook = [] { return nullptr; };
   int64_t grain = 0;
+  bool mixes = false;  // every third step is an ordinary one
   lockstep::Sharded sharded = lockstep::Sharded::nothing;
 };
 
@@ -85,7 +88,7 @@ std::vector<torch::Tensor> trained(const Devices& devices, const Training& how, 
       optimizer->set_lr(0.1 / epoch);
       for (const auto& batch : lockstep::batches(data, {.size = 8, .epoch = epoch, .grain = how.grain}, rank)) {
         how.before_step(*optimizer, step++);
-        if (recorded) {
+        if (recorded && !(how.mixes && step % 3 == 0)) {
           losses.push_back((*recorded)(batch));
           continue;
         }
@@ -150,10 +153,80 @@ TEST_F(RecordedSteps, DoNotMindGradientsThatTheUserHasClearedOrSpoilt) {
       for (auto& parameter : group.params()) parameter.mutable_grad() = torch::full_like(parameter, 7);
     }
   };
+  const auto rmsprop = [](auto& net) { return std::make_unique<Optimizer>(net, torch::optim::RMSpropOptions(0.01)); };
   for (const auto& devices : worlds()) {
     expect_alike(devices, {.before_step = clear});
-    if (devices == one_gpu) expect_alike(devices, {.before_step = spoil});
+    expect_alike(devices, {.before_step = clear, .optimizer = rmsprop});
+    if (devices == one_gpu) expect_alike(devices, {.before_step = spoil, .optimizer = rmsprop});
   }
+}
+
+TEST_F(RecordedSteps, TakeTurnsWithOrdinarySteps) {
+  const auto rmsprop = [](auto& net) { return std::make_unique<Optimizer>(net, torch::optim::RMSpropOptions(0.01)); };
+  for (const auto& devices : worlds()) {
+    expect_alike(devices, {.mixes = true});
+    expect_alike(devices, {.optimizer = rmsprop, .mixes = true});
+  }
+}
+
+TEST_F(RecordedSteps, GoOnFromWhatALoadHasReplaced) {
+  const lockstep::ScratchFolder folder;
+  const auto file = folder.path() / "adam.safetensors";
+  const auto save_and_load = [&](Optimizer& optimizer, int step) {
+    if (step == 6) optimizer.save(file);
+    if (step == 8) optimizer.load(file);
+    auto& first = optimizer.param_groups()[0].params()[0];
+    if (step == 10) first.set_data(first.detach() + 1);
+  };
+  const auto adam = [](auto& net) { return std::make_unique<Optimizer>(net, torch::optim::AdamOptions(0.01)); };
+  for (const auto& devices : worlds()) expect_alike(devices, {.before_step = save_and_load, .optimizer = adam});
+}
+
+TEST_F(RecordedSteps, ComputeInMixedPrecision) {
+  const auto loss_with = [](bool records) {
+    std::vector<float> losses;
+    lockstep::run(one_gpu, [&](Rank& rank) {
+      DataParallel net(net_of(rank), rank);
+      Optimizer sgd(net, torch::optim::SGDOptions(0.1));
+      Recorded step(net, sgd, F::cross_entropy);
+      const auto data = data_of(8);
+      for (int i = 0; i < 8; ++i) {
+        for (const auto& batch : lockstep::batches(data, {.size = 8, .epoch = i}, rank)) {
+          const lockstep::Autocast bf16(rank.device(), torch::kBFloat16, i % 2 == 0 || i > 5);
+          if (records) {
+            losses.push_back(step(batch).item<float>());
+            continue;
+          }
+          sgd.zero_grad();
+          lockstep::Loss loss = net.loss(batch, F::cross_entropy);
+          loss.backward();
+          sgd.step();
+          losses.push_back(loss.value().item<float>());
+        }
+      }
+    });
+    return losses;
+  };
+  EXPECT_THAT(loss_with(true),
+              testing::Pointwise(testing::FloatNear(lockstep::simulated::is_there() ? 0 : 0.01), loss_with(false)));
+}
+
+TEST_F(RecordedSteps, RefuseBatchesOfOtherShapes) {
+  const auto error = error_of([] {
+    lockstep::run(one_gpu, [](Rank& rank) {
+      DataParallel net(nn::Sequential(nn::Linear(6, 3)), rank);
+      Optimizer sgd(net, torch::optim::SGDOptions(0.1));
+      Recorded step(net, sgd,
+                    [](const torch::Tensor& y_hat, const torch::Tensor& y) { return (y_hat - y).square().mean(); });
+      const auto batch = [&](int64_t columns) {
+        return Batch{
+            .x = torch::ones({4, 6}, rank.device()), .y = torch::ones({4, columns}, rank.device()), .global_size = 4};
+      };
+      for (int i = 0; i < 5; ++i) step(batch(3));
+      step(batch(1));
+    });
+  });
+  EXPECT_THAT(error, testing::HasSubstr("of sizes [4, 1]"));
 }
 
 struct Halving : lockstep::CommunicationHook {
@@ -173,8 +246,8 @@ TEST_F(RecordedSteps, HoldHooksGrainsAndSlicesWhereTheExchangeIsNcclsOrThereIsNo
   }
 }
 
-// Two copies of the batch, the replay, and a copy of the loss.
-TEST_F(RecordedSteps, AreFourLaunches) {
+// A copy of x and one of y, the step's number, by which Dropout draws, the replay, and a copy of the loss.
+TEST_F(RecordedSteps, AreFiveLaunches) {
   if (!lockstep::simulated::is_there()) GTEST_SKIP() << "a real GPU does not count its launches";
   lockstep::run(one_gpu, [](Rank& rank) {
     DataParallel net(net_of(rank), rank);
@@ -186,7 +259,7 @@ TEST_F(RecordedSteps, AreFourLaunches) {
     for (int i = 0; i < 5; ++i) step(batch);
     const int64_t before = lockstep::simulated::launches();
     step(batch);
-    EXPECT_EQ(lockstep::simulated::launches() - before, 5);  // and the number of the step, by which Dropout draws
+    EXPECT_EQ(lockstep::simulated::launches() - before, 5);
   });
 }
 
@@ -201,6 +274,13 @@ TEST_F(RecordedSteps, RefuseWhatNoGraphHolds) {
         Optimizer sgd(net, torch::optim::SGDOptions(0.1)), others(other, torch::optim::SGDOptions(0.1));
         EXPECT_THAT(error_of([&] { Recorded(net, others, F::cross_entropy); }), lockstep::Refused("optimizer"));
         Recorded step(net, sgd, F::cross_entropy, step_options);
+        if (rank.device().is_cuda())
+          EXPECT_THAT(error_of([&] { Recorded(net, sgd, F::cross_entropy); }), lockstep::Refused("optimizer"));
+        EXPECT_THAT(error_of([&] {
+                      const auto guard = net.no_sync();
+                      step({});
+                    }),
+                    lockstep::Refused("no_sync"));
         for (const auto& batch : lockstep::batches(data, {.size = 8, .grain = grain}, rank)) step(batch);
       });
     });

@@ -10,6 +10,7 @@
 
 #include "support/simulated_device.hpp"
 
+#include <limits>
 #include <sstream>
 #include <vector>
 
@@ -72,7 +73,7 @@ TEST(FuseLayers, KeepsNamesParametersAndResults) {
   }
 }
 
-TEST(FuseLayers, TakesATypesOfAutocastAndASecondDerivative) {
+TEST(FuseLayers, TakesTheTypesOfAutocastAndASecondDerivative) {
   for (const auto& device : devices()) {
     SCOPED_TRACE(device.str());
     const auto options = torch::TensorOptions(device).dtype(torch::kDouble);
@@ -91,6 +92,15 @@ TEST(FuseLayers, TakesATypesOfAutocastAndASecondDerivative) {
     const auto low = lockstep::linear_relu(f(x), f(weight), f(bias));
     EXPECT_EQ(low.scalar_type(), torch::kBFloat16);
     expect_near(low, torch::relu(torch::linear(f(x), f(weight), f(bias))), 0.02);
+  }
+}
+
+// Otherwise nobody would see that a net has diverged.
+TEST(FuseLayers, KeepsANaN) {
+  for (const auto& device : devices()) {
+    const auto x = torch::full({16, 16}, std::numeric_limits<float>::quiet_NaN(), device);
+    const auto y = lockstep::linear_relu(x, torch::ones({16, 16}, device), torch::ones({16}, device));
+    EXPECT_TRUE(y.isnan().all().item<bool>()) << device;
   }
 }
 

@@ -9,10 +9,10 @@
 //     adam.step({.clip = 1});
 //   }
 //
-// The parameters become what an optimizer of LibTorch would make of them on one device. If no rank had a gradient of a
-// parameter, momentum and weight decay leave it alone too. Use an Optimizer from its rank's thread only. Cost: the
-// optimizer's own. In a sharded net each rank has 1 / ranks of its state and work, and step() ends in an allgather of
-// the parameters (not with Sharded::parameters).
+// The parameters become what an optimizer of LibTorch would make of them on one device, on a GPU but for rounding. If
+// no rank had a gradient of a parameter, momentum and weight decay leave it alone too. Use an Optimizer from its rank's
+// thread only. Cost: the optimizer's own. In a sharded net each rank has 1 / ranks of its state and work, and step()
+// ends in an allgather of the parameters (not with Sharded::parameters).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -127,16 +127,16 @@ class Optimizer {
   void save(const std::filesystem::path& file);
   void load(const std::filesystem::path& file);
 
-  class Halves;  // private: src/data_parallel/optimizer_halves.hpp
+  class Parts;  // private: src/data_parallel/optimizer_parts.hpp
 
  protected:
-  // The rest is for lockstep's own trainer, which takes a step apart. Errors name `owner`.
+  // The rest is for lockstep's own trainer and recorded steps, which take a step apart. Errors name `owner`.
   Optimizer(std::shared_ptr<TrainedNet> net, const Make& make, const Grouping& grouping,
             const std::string& owner = "Optimizer");
   void zero_grad(bool in_place);     // true: keeps the gradients' memory, as zeros, unless the net is sharded
   at::Tensor clip(double max_norm);  // gives the norm before; nothing waits for a GPU
   void update();                     // steps with the gradients as they are
-  void check_step(const StepOptions& options);  // throws as step() does for its options
+  void begin_step(const StepOptions& options);  // counts a step, and compares the ranks' options; call it on all ranks
 
   // Throws Error if ranks have groups or steps with different options, on all ranks that see it. Call it on all ranks.
   void compare_options(const StepOptions& of_step = {}) const;

@@ -5,10 +5,9 @@
 //   lockstep::Recorded step(net, adam, F::cross_entropy);
 //   for (auto& batch : …) step(batch);
 //
-// A step of a small network is hundreds of short kernels. The host needs longer to queue the kernels than the GPU to
-// run them. A replay queues all of them with one call, and gives the same bits. On a CPU steps are computed as without
-// a Recorded. Call a Recorded from its rank's thread only. Cost: a copy of each batch on the GPU, and the memory of one
-// step, kept.
+// The host needs longer to queue the kernels of a small network's step than the GPU to run the kernels. A replay queues
+// all of them with one call. Call a Recorded from its rank's thread only. Cost: a copy of each tensor of a batch on the
+// GPU, and the memory of one step, kept.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -24,13 +23,16 @@ namespace lockstep {
 
 class Recorded {
  public:
-  // Takes what net.loss(batch, criterion) takes. The first batch's size is that of the batches that are recorded; the
-  // first three steps, and those of other sizes, are computed without the graph. Let the criterion and the module's
-  // forward do the same work in each step on tensors of the same shapes, and read no tensor's value: in a replay
-  // neither is called. Open an Autocast in the criterion or the forward, and not around the step. LibTorch's SGD, Adam
-  // and AdamW (see Optimizer) are in the graph; other optimizers step after each replay. Learning rates may change.
-  // After a change of other options of the optimizer, of a layer's mode, or of what is frozen the step is recorded
-  // anew.
+  // Takes what net.loss(batch, criterion) takes. Keep the optimizer longer than the Recorded. Let the criterion and the
+  // module's forward do the same work in each step, and read no tensor's value: in a replay neither is called.
+  // LibTorch's SGD, Adam and AdamW (see Optimizer) are in the graph; other optimizers step after each replay. GPUs
+  // other than CUDA's and CPUs record nothing, and each step is computed as in a loop without a Recorded.
+  //
+  // Batches as large as the first one are recorded, after three ordinary steps; others are computed without the graph.
+  // Ordinary steps of the same net and optimizer may come between. Learning rates may change, and weights may be set in
+  // place. But the step is recorded anew, after three ordinary steps and a wait for the GPU, when something changes
+  // that a graph holds: another option of the optimizer, a layer's mode, what is frozen, or tensors that a load() has
+  // replaced.
   //
   // Throws Error: the optimizer of another net; StepOptions::skip_not_finite, for which the host would wait;
   // Sharded::parameters. On ranks that share a GPU without NCCL also what exchanges within the step: a grain, a sharded
@@ -46,8 +48,10 @@ class Recorded {
   Recorded& operator=(const Recorded&) = delete;
 
   // Clears the gradients, computes those of this rank's part of the batch, averages them over the ranks, and updates
-  // the parameters. Returns the part's mean loss. Call it on all ranks. Throws as Loss::backward() and
-  // Optimizer::step() do, and if the step cannot be recorded; the text says why.
+  // the parameters. Returns the part's mean loss, detached. Give whole batches: each call is a step, and no gradients
+  // are accumulated over parts. For mixed precision keep an Autocast during the call. Call it on all ranks. Throws as
+  // Loss::backward() and Optimizer::step() do, if a batch's tensors are of other shapes than the recorded batch's, and
+  // if the step cannot be recorded; the text says why.
   at::Tensor operator()(const Batch& batch);
 
  private:
