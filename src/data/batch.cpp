@@ -4,10 +4,12 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <utility>
 
 #include "batch_tensors.hpp"
 #include "parts.hpp"
+#include "whole_batch.hpp"
 
 namespace lockstep {
 namespace {
@@ -37,11 +39,14 @@ std::vector<Batch> Batch::in_parts(int64_t count) const {
   const int64_t unit = std::max<int64_t>(grain, 1), own = (size() + unit - 1) / unit;
   const int64_t units = grain > 0 ? std::max(own, most_grains()) : own;
   const int64_t parts = std::clamp<int64_t>(units, 1, count);
+  const auto cut_from = whole ? whole : std::make_shared<WholeBatch>(WholeBatch{.batch = *this});
   std::vector<Batch> batches;
   for (int64_t i = 0; i < parts; ++i) {
     const Range part = part_of(units, static_cast<int>(i), static_cast<int>(parts));
     const int64_t begin = std::min(part.begin * unit, size()), end = std::min(part.end * unit, size());
     Batch cut = with_each_tensor(*this, [&](const at::Tensor& tensor) { return tensor.slice(0, begin, end); });
+    cut.whole = cut_from;
+    cut.part = this->part * parts + i;
     if (first >= 0) cut.first = first + begin;
     if (grain > 0) cut.turns = part.size();
     if (grain > 0 && begin == end && size() > 0) {

@@ -20,8 +20,7 @@ void refuse_counted(double counted, int64_t targets, const std::string& name, co
       name + ": the mean of the loss is over " + std::to_string(std::llround(counted)) +
       " targets (or their weights), and the part has " + std::to_string(targets) +
       ": it leaves out those of ignore_index, or weighs classes, so that the average of the parts' means is not "
-      "the whole batch's. Divide the sum (reduction torch::kSum) by a number that does not depend on the "
-      "targets, such as the part's samples, " +
+      "the whole batch's. " +
       how);
 }
 

@@ -10,8 +10,9 @@
 namespace lockstep {
 
 inline constexpr const char* kHowWithANet =
-    "in a function of your own: net.loss(batch, function), or the criterion of fit(). Or count by hand, without a "
-    "grain: net.mean(loss, counted_here, counted_on_all_ranks)";
+    "Give the weights, or an ignore_index other than -100, with the loss: net.loss(batch, F::cross_entropy, options). "
+    "Or "
+    "give MeanOver(sum, of) the loss's sum (reduction torch::kSum), and what to divide by. fit() takes both too";
 
 // `mean` is the loss of a part with so many samples, of a larger batch. Its graph is looked at near the root. Throws
 // Error, which begins with `name` and says `how` to compute the loss, for a mean over a number of targets that is no

@@ -14,14 +14,21 @@
 #include "replica.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <string>
 #include <utility>
 
 namespace lockstep {
 namespace {
 
-double weight_of(const PartSizes& sizes, const Replica& replica) {
-  return part_weight(sizes.local, sizes.global, replica.rank().world_size(), "DataParallel");
+double weight_of(double local_size, double global_size, const Replica& replica) {
+  return part_weight(local_size, global_size, replica.rank().world_size(), "DataParallel");
+}
+
+// Weights of classes are no numbers of samples: their sums make up no batch.
+PartSizes sizes_of(double local_size, double global_size) {
+  if (std::floor(local_size) != local_size || std::floor(global_size) != global_size) return {};
+  return {.local = static_cast<int64_t>(local_size), .global = static_cast<int64_t>(global_size)};
 }
 
 PartSizes sizes_of(const Batch& batch) {
@@ -74,12 +81,16 @@ Loss Replicas::loss_of(const Batch& batch, const MeanOf& mean_of) {
   return lockstep::loss_of(replica_, batch, mean_of);
 }
 
-Loss Replicas::mean(at::Tensor local_mean, int64_t local_size, int64_t global_size) {
+Batch Replicas::counted(const Batch& batch, const Criterion& criterion) const {
+  return criterion.of() ? replica_->counts().counted(batch, criterion.of()) : batch;
+}
+
+Loss Replicas::mean(at::Tensor local_mean, double local_size, double global_size) {
   return Loss(std::make_shared<Loss::Part>(replica_, std::move(local_mean), local_size, global_size));
 }
 
 double Replicas::weight_of(int64_t local_size, int64_t global_size) const {
-  return lockstep::weight_of({.local = local_size, .global = global_size}, *replica_);
+  return lockstep::weight_of(static_cast<double>(local_size), static_cast<double>(global_size), *replica_);
 }
 
 // ---- The terms.
@@ -91,7 +102,7 @@ Loss::Part::Part(std::shared_ptr<Replica> replica, const Batch& batch, MeanOf me
       mean_of_(std::move(mean_of)),
       place_(replica_->places().of(*batch_)) {
   if (!sizes_.by_grains) {
-    weight_of(sizes_, *replica_);  // throws for impossible sizes
+    weight_ = weight_of(size_, static_cast<double>(sizes_.global), *replica_);
     terms_.push_back({.size = sizes_.local});
     return;
   }
@@ -108,12 +119,14 @@ Loss::Part::Part(std::shared_ptr<Replica> replica, const Batch& batch, std::func
       is_interleaved_(true),
       compute_(std::move(compute)) {}
 
-Loss::Part::Part(std::shared_ptr<Replica> replica, at::Tensor mean, int64_t local_size, int64_t global_size)
-    : replica_(std::move(replica)), sizes_{.local = local_size, .global = global_size} {
-  weight_of(sizes_, *replica_);
+Loss::Part::Part(std::shared_ptr<Replica> replica, at::Tensor mean, double local_size, double global_size)
+    : replica_(std::move(replica)),
+      sizes_(sizes_of(local_size, global_size)),
+      size_(local_size),
+      weight_(weight_of(local_size, global_size, *replica_)) {
   if (local_size == 0 && !(mean.defined() && forwards_empty_parts(*replica_)))
     mean = at::zeros({}, replica_->rank().device());
-  terms_.push_back({.size = local_size, .mean = one_number(mean)});
+  terms_.push_back({.size = sizes_.global > 0 ? sizes_.local : int64_t{local_size > 0}, .mean = one_number(mean)});
   sum_ = terms_[0].mean.detach();
 }
 
@@ -193,7 +206,7 @@ void Loss::Part::check(const Term& term) const {
   if (term.size == 0) return;
   if (!term.mean.requires_grad()) refuse_loss_without_graph(*replica_);
   if (!replica_->averaging()) return;
-  replica_->warnings().see_loss(term.mean, term.size, sizes_.global);
+  replica_->warnings().see_loss(term.mean, term.size, sizes_.global > 0 ? sizes_.global : term.size);
 }
 
 // Leaves gradients as they are if the mean has no graph, as for most empty parts. A stand-in has no samples, so its
@@ -201,7 +214,7 @@ void Loss::Part::check(const Term& term) const {
 void Loss::Part::backward_of(const Term& term, int64_t stand_ins) const {
   if (!term.mean.requires_grad()) return;
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);  // forward chose the types
-  const double weight = sizes_.by_grains ? static_cast<double>(term.size) : weight_of(sizes_, *replica_);
+  const double weight = sizes_.by_grains ? static_cast<double>(term.size) : weight_;
   const WeighedBackward weighed(term.mean, weight, replica_->module());
   if (!sizes_.by_grains) return term.mean.backward(weighed.seed());
   replica_->grains().backward(
@@ -237,7 +250,7 @@ at::Tensor Loss::Part::value() const {
 double Loss::Part::global_value() const {
   check_that_it_is_computed();
   Rank& rank = replica_->rank();
-  if (!sizes_.by_grains) return rank.mean(value().item<double>(), static_cast<double>(sizes_.local));
+  if (!sizes_.by_grains) return rank.mean(value().item<double>(), size_);
   if (is_interleaved_) {
     throw Error(rank.name() +
                 ": Loss: global_item() of a pipeline with a grain would not have the same bits on any number of ranks; "

@@ -37,7 +37,7 @@ class Loss::Part {
   Part(std::shared_ptr<Replica> replica, const Batch& batch, MeanOf mean_of);  // nothing is computed yet
   Part(std::shared_ptr<Replica> replica, const Batch& batch, std::function<at::Tensor()> compute);  // is interleaved
   // `mean` was computed by the caller; undefined if there are no samples.
-  Part(std::shared_ptr<Replica> replica, at::Tensor mean, int64_t local_size, int64_t global_size);
+  Part(std::shared_ptr<Replica> replica, at::Tensor mean, double local_size, double global_size);
 
   void forward();   // computes the means of all terms
   void backward();  // computes the gradients of all terms, and before each the mean that is not there yet
@@ -63,6 +63,8 @@ class Loss::Part {
 
   const std::shared_ptr<Replica> replica_;
   const PartSizes sizes_;
+  const double size_ = static_cast<double>(sizes_.local);  // the part's samples, or what its mean is over
+  double weight_ = 1;                                      // the part's weight in the average of the ranks' parts
   std::optional<Batch> batch_;
   MeanOf mean_of_;  // empty: the means are there
   SampleScope::Place place_;

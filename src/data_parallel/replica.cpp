@@ -66,6 +66,7 @@ Replica::Replica(std::shared_ptr<torch::nn::Module> module, Rank& rank, const Da
       places_(rank.seed(), rank.index(), rank.world_size()),
       warnings_(*module_, rank_),
       grains_(*this, options.grain_check),
+      counts_(rank_),
       backwards_(*this) {
   check_options(options, rank_);
   if (options.sharded != Sharded::nothing) {
@@ -153,23 +154,6 @@ void Replicas::before_forward(Replica& replica) {
 
 void Replicas::rethrow_failure(const Replica& replica) {
   replica.rethrow_failure();
-}
-
-// ---- Criterion.
-
-void Criterion::check_reduction(const std::string& name) {
-  if (name.find("Mean") != name.npos) return;
-  throw Error("a criterion with the reduction " + name +
-              ": a part's loss must be the mean over its samples, so that the parts' average is the whole batch's. "
-              "Leave the option `reduction` at its default");
-}
-
-void Criterion::check_weights(const at::Tensor& weights_of_classes) {
-  if (!weights_of_classes.defined()) return;
-  throw Error(
-      "a criterion with weights of classes: it divides by the sum of its part's weights, so that the parts' average is "
-      "not the whole batch's. Divide the weighted sum (reduction torch::kSum) by the part's number of samples in a "
-      "function of your own: net.loss(batch, function)");
 }
 
 }  // namespace lockstep

@@ -9,6 +9,7 @@
 #include <lockstep/ranks/rank.hpp>
 
 #include "backwards.hpp"
+#include "counted_batches.hpp"
 #include "gradient_buckets.hpp"
 #include "hidden_gradients.hpp"
 #include "loop_warnings.hpp"
@@ -38,6 +39,7 @@ class Replica {
   SamplePlaces& places() { return places_; }
   LoopWarnings& warnings() { return warnings_; }
   ReplicaGrains& grains() { return grains_; }
+  CountedBatches& counts() { return counts_; }
   Backwards& backwards() { return backwards_; }
   const Backwards& backwards() const { return backwards_; }
 
@@ -71,6 +73,7 @@ class Replica {
   SamplePlaces places_;
   LoopWarnings warnings_;
   ReplicaGrains grains_;
+  CountedBatches counts_;
   Backwards backwards_;
 };
 

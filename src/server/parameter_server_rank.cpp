@@ -174,7 +174,8 @@ void ParameterServerRank::backward(const at::Tensor& local_mean, const Batch& ba
   const bool is_part = batch.size() > 0 && batch.size() < batch.global_size;  // one device has the whole batch's mean
   if (is_part && (rank_.device().is_cpu() || ++targets_checked_ <= kChecksOnGpu)) {
     check_counted_targets(local_mean, batch.size(), rank_.name() + ": ParameterServer",
-                          "as in worker.backward(F::cross_entropy(y_hat, batch.y, with that reduction) / batch.size(), "
+                          "Divide the sum (reduction torch::kSum) by a number that does not depend on the targets, as "
+                          "in worker.backward(F::cross_entropy(y_hat, batch.y, with that reduction) / batch.size(), "
                           "batch)");
   }
   places_.computed();

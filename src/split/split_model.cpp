@@ -135,7 +135,8 @@ std::shared_ptr<TrainedNet> SplitModel::trained() const {
   return std::make_shared<Trained>(*this);
 }
 
-Loss SplitModel::loss(const Batch& batch, const Criterion& criterion) {
+Loss SplitModel::loss(const Batch& given, const Criterion& criterion) {
+  const Batch batch = criterion.of() ? replicas_.replica()->counts().counted(given, criterion.of()) : given;
   Rank& tensor = mesh_.tensor();
   if (tensor.world_size() > 1 && (tensor.device().is_cpu() || checked_ < kChecksOnGpu)) {
     ++checked_;

@@ -219,11 +219,6 @@ TEST(CriterionOptions, WhatIsNoMeanOverTheSamplesIsRefused) {
   const auto refused = [](const auto& options) { return error_of([&] { Criterion(F::cross_entropy, options); }); };
   EXPECT_THAT(refused(F::CrossEntropyFuncOptions().reduction(torch::kSum)), Refused());
   EXPECT_THAT(refused(F::CrossEntropyFuncOptions().reduction(torch::kNone)), Refused());
-  EXPECT_THAT(refused(F::CrossEntropyFuncOptions().weight(torch::ones({3}))), Refused());
-  EXPECT_THAT(error_of([] {
-                Criterion(torch::nn::CrossEntropyLoss(torch::nn::CrossEntropyLossOptions().weight(torch::ones({3}))));
-              }),
-              Refused());
   EXPECT_THAT(error_of([] { Criterion{torch::nn::MSELoss{torch::nn::MSELossOptions{torch::kSum}}}; }), Refused());
   // These weights are of the values, and the mean divides by their number.
   Criterion(F::binary_cross_entropy_with_logits,

@@ -34,6 +34,8 @@ struct ImageData {
 // label above 9.
 ImageData load_fashion_mnist(const std::filesystem::path& dir = {});
 
+struct WholeBatch;  // private: src/data/whole_batch.hpp
+
 struct Batch {
   // Holds the half-open range [begin, end) of samples that one part of a batch has.
   struct Range {
@@ -56,6 +58,12 @@ struct Batch {
   // An example, one sample of the data, if there is a grain and this partner got no sample. A net with
   // Sharded::parameters computes it. So if you change x, y or `more`, as by flatten(1) or to(), change like's too.
   Dataset like = {};
+  // These are for a loss that is a mean over something else than samples (MeanOver). `whole` has the batch that
+  // in_parts() has cut, and `part` is the number of this part of it. `samples_per_count` is float64 [] on the batch's
+  // device: the whole batch's samples, divided by what is counted in it. Undefined: it is not known yet.
+  std::shared_ptr<WholeBatch> whole = {};
+  int64_t part = 0;
+  at::Tensor samples_per_count = {};
 
   int64_t size() const { return x.size(0); }  // this partner's samples; 0 if it got none
 

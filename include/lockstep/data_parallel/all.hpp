@@ -2,7 +2,8 @@
 //   check_replicas          checks that the ranks still hold equal networks
 //   communication_hook      how one bucket of gradients is averaged
 //   convert_sync_batchnorm  BatchNorm over the samples of all ranks
-//   data_parallel           DataParallel: a replica on every rank, gradients averaged; Criterion
+//   criterion               Criterion: a loss, the mean over samples; MeanOver, over something else
+//   data_parallel           DataParallel: a replica on every rank, gradients averaged
 //   loss                    Loss, whose backward() averages; the guards NoSync and Whole
 //   optimizer               Optimizer: steps, clips, skips, saves and loads, wherever the parameters lie
 //   options                 DataParallelOptions, Sharded
@@ -25,6 +26,7 @@
 #include <lockstep/data_parallel/check_replicas.hpp>
 #include <lockstep/data_parallel/communication_hook.hpp>
 #include <lockstep/data_parallel/convert_sync_batchnorm.hpp>
+#include <lockstep/data_parallel/criterion.hpp>
 #include <lockstep/data_parallel/data_parallel.hpp>
 #include <lockstep/data_parallel/loss.hpp>
 #include <lockstep/data_parallel/optimizer.hpp>

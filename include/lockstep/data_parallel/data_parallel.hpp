@@ -11,11 +11,10 @@
 // copied. If you keep a gradient beyond zero_grad(), it moves out of the bucket, at the cost of a copy.
 #pragma once
 
-#include <torch/enum.h>
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
 #include <lockstep/data/data.hpp>
-#include <lockstep/data/sample_function.hpp>
+#include <lockstep/data_parallel/criterion.hpp>
 #include <lockstep/data_parallel/loss.hpp>
 #include <lockstep/data_parallel/options.hpp>
 #include <lockstep/nn/sample_scope.hpp>
@@ -32,62 +31,6 @@ namespace lockstep {
 
 class TrainedNet;
 
-namespace detail {
-
-// Tells whether Type is a module holder (TORCH_MODULE). Do not ask whether it can be called: its operator() seems to
-// take any arguments, and fails only when it is compiled.
-template <class Type>
-concept HoldsModule = requires {
-  typename Type::ContainedType;
-  requires std::derived_from<Type, torch::nn::ModuleHolder<typename Type::ContainedType>>;
-};
-
-}  // namespace detail
-
-// Makes a network's output and the targets a loss, the mean over the samples. Takes any callable (y_hat, y) -> scalar
-// tensor, or (y_hat, batch) where a mask counts; or one of torch::nn::functional's losses by its name; or a module,
-// such as torch::nn::MSELoss(). It is as thread-safe as the callable.
-class Criterion {
- public:
-  template <class Function>
-  requires(!detail::HoldsModule<Function>) && detail::OfSamples<Function>  //
-      Criterion(Function function) : function_(std::move(function)) {}
-  template <detail::HoldsModule Holder>
-  Criterion(Holder holder)
-      : Criterion(
-            [holder](const at::Tensor& y_hat, const at::Tensor& y) mutable { return holder->forward(y_hat, y); }) {
-    if constexpr (requires { holder->options; }) check_options(holder->options);
-  }
-  template <class Options>
-  Criterion(at::Tensor (*function)(const at::Tensor&, const at::Tensor&, const Options&))
-      : Criterion([function](const at::Tensor& y_hat, const at::Tensor& y) { return function(y_hat, y, Options{}); }) {}
-  // Takes the loss with its options. Throws Error for another reduction than the mean over the samples, and for weights
-  // of classes: the average of parts' weighted means is not the whole batch's.
-  template <class Options>
-  Criterion(at::Tensor (*function)(const at::Tensor&, const at::Tensor&, const Options&),
-            const std::type_identity_t<Options>& options)
-      : Criterion(
-            [function, options](const at::Tensor& y_hat, const at::Tensor& y) { return function(y_hat, y, options); }) {
-    check_options(options);
-  }
-
-  at::Tensor operator()(const at::Tensor& y_hat, const at::Tensor& y) const { return function_(y_hat, y); }
-  at::Tensor operator()(const at::Tensor& y_hat, const Batch& batch) const { return function_(y_hat, batch); }
-
- private:
-  // A loss with weights that may ignore a class divides by the weights' sum.
-  template <class Options>
-  static void check_options(const Options& options) {
-    if constexpr (requires { options.reduction(); })
-      check_reduction(torch::enumtype::get_enum_name(options.reduction()));
-    if constexpr (requires { options.weight().defined(), options.ignore_index(); }) check_weights(options.weight());
-  }
-  static void check_reduction(const std::string& name);
-  static void check_weights(const at::Tensor& weights_of_classes);
-
-  detail::SampleFunction function_;
-};
-
 // A Replicas is a net of which every rank has an equal replica, whatever its module's type. A DataParallel is a typed
 // handle on one. Copies are the same net, and a move is a copy too. Once its Rank's run() is over, forwards still work
 // and backwards throw Error.
@@ -100,10 +43,10 @@ class Replicas {
   Whole whole() const { return Whole(replica_); }
 
   // Makes a Loss of a mean that you compute yourself. `local_mean` is the scalar mean over this rank's `local_size`
-  // samples, of the global batch's `global_size`. If local_size is 0, local_mean may be undefined. But if the module
-  // has a SyncBatchNorm, or with Sharded::parameters, pass an empty batch through all layers, and take a sum, since a
-  // mean would be NaN.
-  Loss mean(at::Tensor local_mean, int64_t local_size, int64_t global_size);
+  // samples, of the global batch's `global_size`; or over tokens, or the weights of classes, of which all ranks
+  // together have global_size. If local_size is 0, local_mean may be undefined. But if the module has a SyncBatchNorm,
+  // or with Sharded::parameters, pass an empty batch through all layers, and take a sum, since a mean would be NaN.
+  Loss mean(at::Tensor local_mean, double local_size, double global_size);
 
   // Open this around a forward of your own; loss() opens one by itself. While the result lives, this thread's Dropout
   // layers (dropout.hpp) draw by the places of `batch`'s samples in the global batch, and by steps_done(). Under
@@ -143,7 +86,8 @@ class Replicas {
   using MeanOf = std::function<at::Tensor(const Batch&)>;
   Replicas(std::shared_ptr<torch::nn::Module> module, Rank& rank, const DataParallelOptions& options);
   Loss loss_of(const Batch& batch, const MeanOf& mean_of);
-  static void check_module_is_open(const Replica& replica);  // throws Error if nobody may reach the module
+  Batch counted(const Batch& batch, const Criterion& criterion) const;  // gives what a MeanOver needs to know
+  static void check_module_is_open(const Replica& replica);             // throws Error if nobody may reach the module
   static void before_forward(Replica& replica);
   static void rethrow_failure(const Replica& replica);  // call it while an exception of forward() is handled
 
@@ -171,9 +115,11 @@ class DataParallel : public Replicas {
   // These give the module. In a sharded net (DataParallelOptions::sharded) they throw Error except within loss() and
   // while a whole() lives: LibTorch's optimizers and clip_grad_norm_ would find no gradients there.
   Module* operator->() const { return &**this; }
-  Module& operator*() const {
+  Module& operator*() const { return *module(); }
+  // Gives the module itself, to keep or for torch::save().
+  const std::shared_ptr<Module>& module() const {
     check_module_is_open(*replica());
-    return *module_;
+    return module_;
   }
 
   void train(bool on = true) { module_->train(on); }  // sets the mode of every layer, as torch::nn::Module does
@@ -186,15 +132,16 @@ class DataParallel : public Replicas {
   }
 
   // Gives the mean loss of this rank's part: criterion(forward(batch.x), batch.y). Make the criterion a mean over the
-  // samples. A module whose forward takes a Batch gets the batch in place of x, and a criterion (y_hat, batch) gets it
-  // in place of y. An empty part gives zero without calling forward. But with a SyncBatchNorm in the module, or with
-  // Sharded::parameters, it passes through all layers, whose exchanges need all ranks.
+  // samples, or a MeanOver. A module whose forward takes a Batch gets the batch in place of x, and a criterion
+  // (y_hat, batch) gets it in place of y. An empty part gives zero without calling forward. But with a SyncBatchNorm in
+  // the module, or with Sharded::parameters, it passes through all layers, whose exchanges need all ranks.
   Loss loss(const Batch& batch, const Criterion& criterion) {
     // A grain_check calls this until backward() is done, when this handle may be gone. The Loss keeps the replica.
-    return loss_of(batch, [module = module_, replica = replica().get(), criterion](const Batch& part) {
-      at::Tensor y_hat = forward_of(*module, *replica, detail::input_of<Module>(part));
-      return part.size() > 0 ? criterion(y_hat, part) : y_hat.sum();
-    });
+    return loss_of(counted(batch, criterion),
+                   [module = module_, replica = replica().get(), criterion](const Batch& part) {
+                     at::Tensor y_hat = forward_of(*module, *replica, detail::input_of<Module>(part));
+                     return part.size() > 0 ? criterion(y_hat, part) : y_hat.sum();
+                   });
   }
 
   // Does the same as loss(batch, Criterion(function, options)):
@@ -205,14 +152,14 @@ class DataParallel : public Replicas {
     return loss(batch, Criterion(function, options));
   }
 
-  // Does the same for a loss that you compute yourself. mean_of(part) gives the mean loss of a part's samples. It is
-  // called once for this rank's part, unless that is empty; with a grain once for each grain of it, ascending. If the
-  // module has a SyncBatchNorm, or with Sharded::parameters, it is called for an empty part too: give a sum then. By
-  // grains, call backward() before the next loss(): BatchNorm's running statistics follow the last one. With a grain
-  // and Sharded::parameters all ranks call it equally often, and never for an empty part. A rank with fewer grains
-  // than another one computes stand-ins after its grains, of two samples, or of one if a grain has one. Their results
-  // are dropped, and the module's buffers do not change. But hooks on parameters see stand-ins, and so do counters in
-  // mean_of(): ask SampleScope::current()->place().again there.
+  // Does the same for a loss that you compute yourself. mean_of(part) gives the mean loss of a
+  // part's samples. It is called once for this rank's part, unless that is empty; with a grain once for each grain of
+  // it, ascending. If the module has a SyncBatchNorm, or with Sharded::parameters, it is called for an empty part too:
+  // give a sum then. By grains, call backward() before the next loss(): BatchNorm's running statistics follow the last
+  // one. With a grain and Sharded::parameters all ranks call it equally often, and never for an empty part. A rank with
+  // fewer grains than another one computes stand-ins after its grains, of two samples, or of one if a grain has one.
+  // Their results are dropped, and the module's buffers do not change. But hooks on parameters see stand-ins, and so do
+  // counters in mean_of(): ask SampleScope::current()->place().again there.
   //
   // Throws Error, with a grain: a batch whose samples are not this rank's grains; more than one intra-op thread; layers
   // whose results depend on the ranks (SyncBatchNorm, LibTorch's dropout); a communication hook, or average = false.

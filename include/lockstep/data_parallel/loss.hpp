@@ -28,10 +28,11 @@ class [[nodiscard]] Loss {
   // Computes the gradients of this part, then averages them over all ranks (but see DataParallel::no_sync). Gradients
   // add up over several calls, as in LibTorch. A parameter for which no rank has a gradient gets none, and an optimizer
   // leaves it alone, as on one device. Call it on all ranks, also those with an empty part. Throws Error: a loss
-  // without a graph; cross_entropy's mean over some of a part's targets alone (ignore_index); a sparse gradient; a
-  // parameter that was unfrozen or registered after the DataParallel was made; parts that do not make up the global
-  // batch, or are of different batches (on all ranks); parameters that were changed by gradients never averaged; and as
-  // Rank::allreduce does. After an exception this rank is out of step with the others: every later call throws.
+  // without a graph; cross_entropy's mean over some of a part's targets alone, unless the criterion knows its options;
+  // a sparse gradient; a parameter that was unfrozen or registered after the DataParallel was made; parts that do not
+  // make up the global batch, or are of different batches (on all ranks); parameters that were changed by gradients
+  // never averaged; and as Rank::allreduce does. After an exception this rank is out of step with the others: every
+  // later call throws.
   void backward();
 
   at::Tensor value() const;  // gives a scalar: this part's mean loss, zero for an empty part
