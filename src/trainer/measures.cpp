@@ -18,7 +18,22 @@ std::string what_it_gave(const at::Tensor& tensor) {
   return tensor.defined() ? "a tensor " + sizes_text(tensor) : "an undefined tensor";
 }
 
+at::Tensor checked_number(const at::Tensor& loss, const Task& task, const Rank& rank) {
+  if (loss.defined() && loss.numel() == 1 && loss.is_floating_point()) return loss.dim() == 0 ? loss : loss.reshape({});
+  throw Error(rank.name() + ": the criterion of \"" + task.name + "\" gave " + what_it_gave(loss) +
+                  (loss.defined() ? std::string(" of type ") + c10::toString(loss.scalar_type()) : "") +
+                  "; it must give the mean loss of the samples, one number; take its mean",
+              {.options = {"criterion"}});
+}
+
+// A MeanOver of some samples has no share of the whole data's mean. The sums and the counts add up.
 SampleSum loss_sum(const Task& task, const Rank& rank) {
+  if (task.criterion.of()) {
+    return [task, rank](const at::Tensor& y_hat, const Batch& batch) {
+      const InUserCode here("the criterion of \"" + task.name + "\"");
+      return checked_number(task.criterion.function()(y_hat, batch), task, rank).to(at::kDouble);
+    };
+  }
   return [task, rank](const at::Tensor& y_hat, const Batch& batch) {
     return checked_loss(task, rank, y_hat, batch).to(at::kDouble) * static_cast<double>(batch.size());
   };
@@ -61,19 +76,17 @@ at::Tensor right_answers(const at::Tensor& y_hat, const at::Tensor& y) {
 }
 
 at::Tensor checked_loss(const Task& task, const Rank& rank, const at::Tensor& y_hat, const Batch& batch) {
-  at::Tensor loss = [&] {
+  const at::Tensor loss = [&] {
     const InUserCode here("the criterion of \"" + task.name + "\"");
     return task.criterion(y_hat, batch);
   }();
-  if (loss.defined() && loss.numel() == 1 && loss.is_floating_point()) return loss.dim() == 0 ? loss : loss.reshape({});
-  throw Error(rank.name() + ": the criterion of \"" + task.name + "\" gave " + what_it_gave(loss) +
-                  (loss.defined() ? std::string(" of type ") + c10::toString(loss.scalar_type()) : "") +
-                  "; it must give the mean loss of the samples, one number; take its mean",
-              {.options = {"criterion"}});
+  return checked_number(loss, task, rank);
 }
 
 std::vector<SampleSum> sums_of(const Task& task, const Rank& rank) {
   std::vector<SampleSum> sums{loss_sum(task, rank)};
+  if (const auto& of = task.criterion.of())
+    sums.emplace_back([of](const at::Tensor&, const Batch& batch) { return of(batch).to(at::kDouble); });
   for (const auto& metric : task.metrics) sums.push_back(metric_sum(metric, rank));
   if (task.accuracy)
     sums.emplace_back([](const at::Tensor& y_hat, const Batch& batch) { return right_answers(y_hat, batch.y).sum(); });
@@ -83,7 +96,8 @@ std::vector<SampleSum> sums_of(const Task& task, const Rank& rank) {
 void put_measures(const std::vector<double>& sums, const Task& task, EpochMetrics& metrics) {
   const auto samples = static_cast<double>(task.test.size());
   auto sum = sums.begin();
-  metrics.test["loss"] = *sum++ / samples;
+  const double loss = *sum++;
+  metrics.test["loss"] = loss / (task.criterion.of() ? *sum++ : samples);
   for (const auto& metric : task.metrics) metrics.test[metric.name] = *sum++ / samples;
   if (task.perplexity) metrics.test["perplexity"] = std::exp(metrics.test["loss"]);
   if (task.accuracy) metrics.test_accuracy = *sum / samples;

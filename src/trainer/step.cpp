@@ -72,12 +72,14 @@ class PlainStep : public TrainStep {
   explicit PlainStep(const StepParts& parts)
       : with_(parts), counts_correct_(with_.task.accuracy && with_.net.mesh().tensor().index() == 0) {}
 
-  void run(const Batch& batch) override {
+  void run(const Batch& batch) override { take_plainly(batch); }
+
+ protected:
+  void take_plainly(const Batch& batch) {
     gradients(batch);
     judge_and_finish(batch);
   }
 
- protected:
   void judge_and_finish(const Batch& batch) {
     with_.replicas.before_update();
     with_.watch.watch();
@@ -101,7 +103,9 @@ class PlainStep : public TrainStep {
     const int64_t wanted = with_.options.batch.accumulate;
     // With grains in_parts() gives all ranks the same number of parts.
     const int64_t parts = batch.grain > 0 ? wanted : std::min(wanted, most);
-    const std::vector<Batch> all = parts <= 1 ? std::vector{batch} : batch.in_parts(parts);
+    const auto& of = with_.task.criterion.of();
+    const Batch counted = of ? replica->counts().counted(batch, of) : batch;
+    const std::vector<Batch> all = parts <= 1 ? std::vector{counted} : counted.in_parts(parts);
     for (size_t part = 0; part < all.size(); ++part) {
       std::optional<NoSync> averaged_later;
       std::optional<PartOfStep> part_of_step;
@@ -226,13 +230,14 @@ class RecordedStep : public SkippingStep {
       skip_.emplace(with_.watch.found(), with_.totals.loss);
       with_.watch.skip_in_graph(skip_->bad_loss(), [this](const std::string& wrong) { forget_skipped(wrong); });
     }
-    const bool exchanges_within =
-        with_.options.batch.grain || with_.options.sync_batchnorm || std::holds_alternative<Sharded>(with_.options.way);
+    const bool exchanges_within = with_.options.batch.grain || with_.options.sync_batchnorm ||
+                                  with_.task.criterion.of() || std::holds_alternative<Sharded>(with_.options.way);
     if (!exchanges_within || has_averages()) return;
     throw Error(
         with_.rank.name() +
             ": `cuda_graph` cannot record lockstep's own exchange, by which ranks that share a GPU meet, and with "
-            "a `grain`, `sync_batchnorm` or `zero_stage` it is within the step; give each rank a GPU of its own, "
+            "a `grain`, `sync_batchnorm`, `zero_stage` or a MeanOver it is within the step; give each rank a GPU of "
+            "its own, "
             "or leave `cuda_graph` out",
         {.options = {"devices", "cuda_graph"}});
   }
@@ -246,7 +251,7 @@ class RecordedStep : public SkippingStep {
     // The graph's update is that of a step that was taken.
     if (skips() && !with_.update.can_be_recorded()) return SkippingStep::run(batch);
     if (!graphed_.replay(batch, with_.net.steps_done(), before))
-      return skips() ? SkippingStep::run(batch) : PlainStep::run(batch);
+      return skips() ? SkippingStep::run(batch) : take_plainly(batch);
     samples_ = batch.size();
     if (losses_of_grains_.defined()) with_.totals.grain_losses.add_row(losses_of_grains_);
     if (*updates_) {

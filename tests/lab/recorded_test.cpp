@@ -57,6 +57,7 @@ struct Training {
   lockstep::StepOptions options = {};
   std::function<std::shared_ptr<lockstep::CommunicationHook>()> hook = [] { return nullptr; };
   int64_t grain = 0;
+  lockstep::Criterion criterion = F::cross_entropy;
   bool mixes = false;  // every third step is an ordinary one
   lockstep::Sharded sharded = lockstep::Sharded::nothing;
 };
@@ -81,7 +82,7 @@ std::vector<torch::Tensor> trained(const Devices& devices, const Training& how, 
     DataParallel net(net_of(rank), rank, {.hook = how.hook(), .sharded = how.sharded});
     const auto optimizer = how.optimizer(net);
     std::optional<Recorded> recorded;
-    if (records) recorded.emplace(net, *optimizer, F::cross_entropy, how.options);
+    if (records) recorded.emplace(net, *optimizer, how.criterion, how.options);
     std::vector<torch::Tensor> losses;
     int step = 0;
     for (int epoch = 1; epoch <= 3; ++epoch) {  // each has three full batches and a smaller one
@@ -93,7 +94,7 @@ std::vector<torch::Tensor> trained(const Devices& devices, const Training& how, 
           continue;
         }
         optimizer->zero_grad();
-        lockstep::Loss loss = net.loss(batch, F::cross_entropy);
+        lockstep::Loss loss = net.loss(batch, how.criterion);
         loss.backward();
         optimizer->step(how.options);
         losses.push_back(loss.value());
@@ -241,6 +242,9 @@ TEST_F(RecordedSteps, HoldHooksGrainsAndSlicesWhereTheExchangeIsNcclsOrThereIsNo
     expect_alike(devices, {.hook = [] { return std::make_shared<Halving>(); }});
     if (devices == shared_gpu) continue;
     expect_alike(devices, {.grain = 4});
+    const auto options = F::CrossEntropyFuncOptions().ignore_index(1);
+    expect_alike(devices, {.criterion = {F::cross_entropy, options}});
+    expect_alike(devices, {.grain = 4, .criterion = {F::cross_entropy, options}});
     expect_alike(devices, {.sharded = lockstep::Sharded::state});
     expect_alike(devices, {.sharded = lockstep::Sharded::gradients});
   }

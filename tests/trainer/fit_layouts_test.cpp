@@ -48,10 +48,15 @@ Tensor sureness(const Tensor& y_hat) {
   return y_hat.softmax(1).amax(1);
 }
 
-Task task() {
+// A mean over the weights of the targets that are left in: a MeanOver.
+F::CrossEntropyFuncOptions weighted() {
+  return F::CrossEntropyFuncOptions().ignore_index(4).weight(torch::linspace(0.25, 3, 12, torch::kDouble));
+}
+
+Task task(const Criterion& criterion = F::cross_entropy) {
   return {.name = "tanhs",
           .module = network,
-          .criterion = F::cross_entropy,
+          .criterion = criterion,
           .train = classes(kSamples, 1),
           .test = classes(21, 2),
           .accuracy = true,
@@ -76,7 +81,7 @@ struct Expected {
   nn::Sequential net;
 };
 
-Expected by_libtorch(uint64_t seed, int epochs) {
+Expected by_libtorch(uint64_t seed, int epochs, const F::CrossEntropyFuncOptions& loss_options = {}) {
   const Task all = task();
   const Dataset test = all.test.tensors();
   torch::manual_seed(seed);
@@ -87,7 +92,7 @@ Expected by_libtorch(uint64_t seed, int epochs) {
     double losses = 0;
     for (auto& batch : batches(all.train, {.size = kBatch, .seed = seed, .epoch = epoch})) {
       sgd.zero_grad();
-      const Tensor loss = F::cross_entropy(expected.net->forward(batch.x), batch.y);
+      const Tensor loss = F::cross_entropy(expected.net->forward(batch.x), batch.y, loss_options);
       loss.backward();
       sgd.step();
       losses += loss.item<double>() * static_cast<double>(batch.size());
@@ -95,7 +100,7 @@ Expected by_libtorch(uint64_t seed, int epochs) {
     const torch::NoGradGuard no_grad;
     const Tensor y_hat = expected.net->forward(test.x);
     expected.train_losses.push_back(losses / kSamples);
-    expected.test_losses.push_back(F::cross_entropy(y_hat, test.y).item<double>());
+    expected.test_losses.push_back(F::cross_entropy(y_hat, test.y, loss_options).item<double>());
     expected.sureness.push_back(sureness(y_hat).mean().item<double>());
     expected.accuracies.push_back((y_hat.argmax(1) == test.y).to(torch::kDouble).mean().item<double>());
   }
@@ -171,6 +176,21 @@ TEST_P(FitLayoutWorlds, GiveWhatLibTorchsLoopGives) {
     options.keep.run_dir = folder / "run";
     expect_epochs(fit(task(), options).history, expected);
     if (this_process().index == 0) expect_weights(folder / "run/model.safetensors", expected);
+  }
+}
+
+TEST_P(FitLayoutWorlds, GiveItWithAMeanOverWeightsOfClasses) {
+  TrainOptions options = settings(GetParam());
+  const Expected expected = by_libtorch(options.seed, options.epochs, weighted());
+  const Task weighs = task({F::cross_entropy, weighted()});
+  for (const Layout& layout : layouts(GetParam())) {
+    for (const int accumulate : {1, 3}) {
+      if (accumulate > 1 && layout.split) continue;
+      SCOPED_TRACE(name_of(layout) + ", accumulate " + std::to_string(accumulate));
+      options.way = way_of(layout);
+      options.batch.accumulate = accumulate;
+      expect_epochs(fit(weighs, options).history, expected);
+    }
   }
 }
 

@@ -30,7 +30,7 @@ struct Metric {
 struct Task {
   std::string name = "my-net";  // name in the run's config.json, in titles and errors; none of model_names()
   ModuleMaker module;
-  Criterion criterion;  // (y_hat, y), or (y_hat, batch), of some samples -> their mean loss, one number
+  Criterion criterion;  // (y_hat, y), or (y_hat, batch), of some samples -> their mean loss, one number; or a MeanOver
   Samples train;
   Samples test = {};        // samples of the measures after each epoch; none: nothing is measured
   std::string source = {};  // source of the data, in words, for reports and errors
