@@ -93,7 +93,7 @@ class Recorded::Step {
   struct Held {
     std::vector<bool> modes;         // layers that train, parameters that are not frozen, and mixed precision
     std::vector<at::Tensor> memory;  // values of the parameters and buffers
-    Fused::Held optimizer;
+    Fused::Held optimizer = {};
   };
 
   Rank& rank() const { return replica_->rank(); }

@@ -40,8 +40,8 @@ class Fused {
   // Held is what a recorded step holds of its optimizer. held() gives it right after a recording. has() tells whether
   // it still counts: options may change, and load() makes other tensors. Then forget_recorded_step(), and record anew.
   struct Held {
-    std::vector<std::unique_ptr<torch::optim::OptimizerOptions>> options;  // options by group
-    std::vector<at::Tensor> states;                                        // states of the parameters
+    std::vector<std::unique_ptr<torch::optim::OptimizerOptions>> options = {};  // options by group
+    std::vector<at::Tensor> states = {};                                        // states of the parameters
   };
   Held held() const;
   bool has(const Held& held) const;  // learning rates do not count
