@@ -11,8 +11,7 @@ namespace lockstep {
 
 inline constexpr const char* kHowWithANet =
     "Give the weights, or an ignore_index other than -100, with the loss: net.loss(batch, F::cross_entropy, options). "
-    "Or "
-    "give MeanOver(sum, of) the loss's sum (reduction torch::kSum), and what to divide by. fit() takes both too";
+    "Or give MeanOver(sum, of) the loss's sum (reduction torch::kSum), and what to divide by. fit() takes both too";
 
 // `mean` is the loss of a part with so many samples, of a larger batch. Its graph is looked at near the root. Throws
 // Error, which begins with `name` and says `how` to compute the loss, for a mean over a number of targets that is no

@@ -81,8 +81,9 @@ Loss Replicas::loss_of(const Batch& batch, const MeanOf& mean_of) {
   return lockstep::loss_of(replica_, batch, mean_of);
 }
 
-Batch Replicas::counted(const Batch& batch, const Criterion& criterion) const {
-  return criterion.of() ? replica_->counts().counted(batch, criterion.of()) : batch;
+Loss Replicas::loss_of(const Batch& batch, const Criterion& criterion, const MeanOf& mean_of) {
+  if (!criterion.of()) return loss_of(batch, mean_of);
+  return loss_of(replica_->counts().counted(batch, criterion.of()), mean_of);
 }
 
 Loss Replicas::mean(at::Tensor local_mean, double local_size, double global_size) {

@@ -128,24 +128,24 @@ class Recorded::Step {
     return modes;
   }
 
-  std::vector<at::Tensor> memory_now() const {
-    std::vector<at::Tensor> memory = replica_->module().buffers();
-    memory.insert(memory.end(), parameters_.begin(), parameters_.end());
-    for (auto& tensor : memory) tensor = tensor.detach();
-    return memory;
+  std::vector<at::Tensor> tensors_now() const {
+    std::vector<at::Tensor> tensors = replica_->module().buffers();
+    tensors.insert(tensors.end(), parameters_.begin(), parameters_.end());
+    return tensors;
   }
 
   Held held_now() const {
-    Held held{.modes = modes_now(), .memory = memory_now()};
+    Held held{.modes = modes_now(), .memory = tensors_now()};
+    for (auto& tensor : held.memory) tensor = tensor.detach();
     if (*updates_) held.optimizer = fused_->held();
     return held;
   }
 
   bool holds_what_is() const {
     const auto same_memory = [](const at::Tensor& a, const at::Tensor& b) { return a.is_alias_of(b); };
-    const auto memory = memory_now();
+    const auto tensors = tensors_now();
     return held_->modes == modes_now() && (!*updates_ || fused_->has(held_->optimizer)) &&
-           std::equal(memory.begin(), memory.end(), held_->memory.begin(), held_->memory.end(), same_memory);
+           std::equal(tensors.begin(), tensors.end(), held_->memory.begin(), held_->memory.end(), same_memory);
   }
 
   void begin_anew_after_changes() {

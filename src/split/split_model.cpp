@@ -135,8 +135,9 @@ std::shared_ptr<TrainedNet> SplitModel::trained() const {
   return std::make_shared<Trained>(*this);
 }
 
-Loss SplitModel::loss(const Batch& given, const Criterion& criterion) {
-  const Batch batch = criterion.of() ? replicas_.replica()->counts().counted(given, criterion.of()) : given;
+Loss SplitModel::loss(const Batch& batch, const Criterion& criterion) {
+  if (criterion.of() && !batch.samples_per_count.defined())
+    return loss(replicas_.replica()->counts().counted(batch, criterion.of()), criterion);
   Rank& tensor = mesh_.tensor();
   if (tensor.world_size() > 1 && (tensor.device().is_cpu() || checked_ < kChecksOnGpu)) {
     ++checked_;

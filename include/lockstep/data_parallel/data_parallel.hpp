@@ -86,8 +86,8 @@ class Replicas {
   using MeanOf = std::function<at::Tensor(const Batch&)>;
   Replicas(std::shared_ptr<torch::nn::Module> module, Rank& rank, const DataParallelOptions& options);
   Loss loss_of(const Batch& batch, const MeanOf& mean_of);
-  Batch counted(const Batch& batch, const Criterion& criterion) const;  // gives what a MeanOver needs to know
-  static void check_module_is_open(const Replica& replica);             // throws Error if nobody may reach the module
+  Loss loss_of(const Batch& batch, const Criterion& criterion, const MeanOf& mean_of);  // counts for a MeanOver first
+  static void check_module_is_open(const Replica& replica);  // throws Error if nobody may reach the module
   static void before_forward(Replica& replica);
   static void rethrow_failure(const Replica& replica);  // call it while an exception of forward() is handled
 
@@ -137,11 +137,10 @@ class DataParallel : public Replicas {
   // the module, or with Sharded::parameters, it passes through all layers, whose exchanges need all ranks.
   Loss loss(const Batch& batch, const Criterion& criterion) {
     // A grain_check calls this until backward() is done, when this handle may be gone. The Loss keeps the replica.
-    return loss_of(counted(batch, criterion),
-                   [module = module_, replica = replica().get(), criterion](const Batch& part) {
-                     at::Tensor y_hat = forward_of(*module, *replica, detail::input_of<Module>(part));
-                     return part.size() > 0 ? criterion(y_hat, part) : y_hat.sum();
-                   });
+    return loss_of(batch, criterion, [module = module_, replica = replica().get(), criterion](const Batch& part) {
+      at::Tensor y_hat = forward_of(*module, *replica, detail::input_of<Module>(part));
+      return part.size() > 0 ? criterion(y_hat, part) : y_hat.sum();
+    });
   }
 
   // Does the same as loss(batch, Criterion(function, options)):
