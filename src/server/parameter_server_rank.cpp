@@ -43,7 +43,10 @@ ParameterServerRank::ParameterServerRank(std::shared_ptr<torch::nn::Module> modu
                                          const ParameterServerOptions& options)
     : module_(std::move(module)),
       rank_(rank.group(0)),
+      peers_(rank_.group(rank_.index() < rank_.world_size() - options.servers ? 0 : 1)),
       options_(options),
+      counts_(peers_),
+      criteria_(peers_),
       places_(rank.seed(), rank_.index(), workers()) {
   if (!module_) throw Error(rank_.name() + ": ParameterServer: the module is null; build it first");
   check_options();
@@ -184,6 +187,18 @@ void ParameterServerRank::backward(const at::Tensor& local_mean, const Batch& ba
   local_mean.backward(weighed.seed());
 }
 
+void ParameterServerRank::backward(const at::Tensor& y_hat, const Criterion& criterion, const Batch& batch) {
+  const bool counts = static_cast<bool>(criterion.of());
+  if (counts && options_.consistency != Consistency::synchronous) {
+    throw Error(rank_.name() +
+                    ": ParameterServer: a MeanOver is a mean over the batches of all workers, and each push counts "
+                    "alone here. Take Consistency::synchronous; or give backward() the mean of this worker's part",
+                {.options = {"criterion", "consistency"}});
+  }
+  const Batch counted = counts ? counts_.counted(batch, criterion.of()) : batch;
+  backward(batch.size() > 0 ? criteria_.loss(criterion, y_hat, counted) : at::Tensor(), batch);
+}
+
 std::vector<at::Tensor> ParameterServerRank::gradients() const {
   trained_.check(rank_, "ParameterServer", "would not be pushed");
   std::vector<at::Tensor> gradients;
@@ -271,6 +286,10 @@ SampleScope Worker::samples(const Batch& batch) {
 
 void Worker::backward(const at::Tensor& local_mean, const Batch& batch) {
   rank_->backward(local_mean, batch);
+}
+
+void Worker::backward(const at::Tensor& y_hat, const Criterion& criterion, const Batch& batch) {
+  rank_->backward(y_hat, criterion, batch);
 }
 
 void Worker::push() {

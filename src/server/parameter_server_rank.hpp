@@ -4,6 +4,8 @@
 
 #include <lockstep/server/parameter_server.hpp>
 
+#include "data_parallel/counted_batches.hpp"
+#include "data_parallel/criterion_check.hpp"
 #include "key_shards.hpp"
 #include "nn/sample_places.hpp"
 #include "ranks/trained_parameters.hpp"
@@ -28,6 +30,7 @@ class ParameterServerRank : public std::enable_shared_from_this<ParameterServerR
   // Throws Error outside of train().
   void ask(int64_t asks);
   void backward(const at::Tensor& local_mean, const Batch& batch);  // see Worker
+  void backward(const at::Tensor& y_hat, const Criterion& criterion, const Batch& batch);
 
   const Rank& rank() const { return rank_; }
   int workers() const { return rank_.world_size() - options_.servers; }
@@ -45,8 +48,11 @@ class ParameterServerRank : public std::enable_shared_from_this<ParameterServerR
   int rank_of(int server) const { return workers() + server; }
 
   const std::shared_ptr<torch::nn::Module> module_;
-  Rank rank_;  // has a group of its own, so that messages do not mix with the user's
+  Rank rank_;   // has a group of its own, so that messages do not mix with the user's
+  Rank peers_;  // the other workers, or on a server the other servers
   const ParameterServerOptions options_;
+  CountedBatches counts_;  // counts over all workers, for MeanOvers
+  CriterionCheck criteria_;
   SamplePlaces places_;  // the places of this worker's samples
   TrainedParameters trained_;
   std::vector<at::Tensor> parameters_;           // the parameters of trained_

@@ -66,6 +66,44 @@ TEST(WorkerLoss, OfAMeanOverSomeOfAPartsTargetsIsRefusedAndTheirSumIsRight) {
   }
 }
 
+// Workers have other numbers of words, and one of three has none.
+TEST(WorkerLoss, OfAMeanOverIsThatOfOneDevice) {
+  torch::manual_seed(6);
+  const Tensor x = torch::randn({9, 4}, torch::kDouble), y = torch::tensor({9, 9, 9, 0, 1, 9, 2, 2, 1});
+  const auto options = F::CrossEntropyFuncOptions().ignore_index(9);
+  Linear one(4, 3);
+  one->to(torch::kDouble);
+  const auto start = one->clone();
+  torch::optim::SGD sgd(one->parameters(), 0.5);
+  for (int step = 0; step < 4; ++step) {
+    sgd.zero_grad();
+    F::cross_entropy(one(x), y, options).backward();
+    sgd.step();
+  }
+  const auto train = [&](int workers, lockstep::Consistency consistency) {
+    return error_of([&] {
+      lockstep::run(lockstep::test_devices(workers + 1), [&](Rank& rank) {
+        const auto net = std::dynamic_pointer_cast<torch::nn::LinearImpl>(start->clone());
+        ParameterServer server(
+            net, rank, [](const auto& parameters) { return std::make_unique<torch::optim::SGD>(parameters, 0.5); },
+            {.consistency = consistency});
+        server.train([&](Worker& worker) {
+          for (int step = 0; step < 4; ++step) {
+            for (auto& batch : lockstep::batches({x, y}, {.size = 9, .shuffle = false}, worker)) {
+              net->zero_grad();
+              worker.backward(net->forward(batch.x), lockstep::Criterion(F::cross_entropy, options), batch);
+              worker.step();
+            }
+          }
+        });
+        EXPECT_TRUE(torch::allclose(on_host(net->weight), one->weight, 1e-12, 1e-14)) << workers << " workers";
+      });
+    });
+  };
+  for (const int workers : {1, 2, 3}) EXPECT_EQ(train(workers, lockstep::Consistency::synchronous), "(no error)");
+  EXPECT_THAT(train(2, lockstep::Consistency::asynchronous), lockstep::Fails(lockstep::Error::user_code));
+}
+
 TEST(WorkerLoss, OfLowPrecisionHasTheGradientsOfAnyOther) {
   lockstep::run(lockstep::test_devices(3), [](Rank& rank) {
     const auto net = std::make_shared<lockstep::UnitGradient>();

@@ -12,6 +12,7 @@
 #include <torch/nn/pimpl.h>
 #include <torch/optim/optimizer.h>
 #include <lockstep/data/data.hpp>
+#include <lockstep/data_parallel/criterion.hpp>
 #include <lockstep/lab/optimizers.hpp>
 #include <lockstep/nn/sample_scope.hpp>
 #include <lockstep/ranks/rank.hpp>
@@ -73,6 +74,10 @@ class Worker {
   // and is ignored if the part is empty. Throws Error for cross_entropy's mean over some of a part's targets alone
   // (ignore_index); on GPUs only the first three calls check this.
   void backward(const at::Tensor& local_mean, const Batch& batch);
+  // Does the same for the loss criterion(y_hat, batch). In synchronous mode it may be a MeanOver: call it on all
+  // workers then, also with an empty part, whose y_hat may be undefined. Throws Error for a MeanOver in the other
+  // modes, where a push counts alone.
+  void backward(const at::Tensor& y_hat, const Criterion& criterion, const Batch& batch);
 
   // Sends the parameters' gradients. A sparse gradient (an Embedding with sparse(true)) travels as its rows' numbers
   // and values. An undefined one does not travel. In synchronous mode it counts as zeros if another worker has a
