@@ -1,3 +1,5 @@
+#include <ATen/ops/cat.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <torch/nn/functional/loss.h>
@@ -8,7 +10,9 @@
 #include "evaluate_sums.hpp"
 
 #include <algorithm>
+#include <numeric>
 #include <string>
+#include <vector>
 
 namespace lockstep {
 namespace {
@@ -22,18 +26,26 @@ int64_t in_whole_grains(int64_t batch_size, int64_t grain) {
 
 }  // namespace
 
-std::vector<double> evaluate_sums(const std::function<at::Tensor(const Batch&)>& forward, const Samples& samples,
-                                  const std::vector<SampleSum>& sums, Rank& rank, int64_t batch_size, int64_t grain) {
+std::vector<std::vector<double>> evaluate_sums(const std::function<at::Tensor(const Batch&)>& forward,
+                                               const Samples& samples, const std::vector<SampleSum>& sums, Rank& rank,
+                                               int64_t batch_size, int64_t grain) {
   const c10::NoGradGuard no_grad;
   const int64_t size = in_whole_grains(batch_size, grain);
   // The table has a row for each grain of the data, which one rank fills, so that the ranks' sum is exact. Without a
   // grain it has one row.
   const int64_t rows = grain == 0 ? 1 : std::max<int64_t>(1, (samples.size() + grain - 1) / grain);
-  const auto columns = static_cast<int64_t>(sums.size());
-  const at::Tensor table = at::zeros({rows, columns}, at::TensorOptions(rank.device()).dtype(at::kDouble));
+  const auto options = at::TensorOptions(rank.device()).dtype(at::kDouble);
+  std::vector<int64_t> widths(sums.size(), 0);  // the numbers of each sum; zeros: this rank got no sample
+  at::Tensor table;
   const auto add = [&](const Batch& batch, int64_t row) {
     const at::Tensor y_hat = forward(batch);
-    for (int64_t i = 0; i < columns; ++i) table[row][i].add_(sums[static_cast<size_t>(i)](y_hat, batch));
+    std::vector<at::Tensor> numbers;
+    for (const auto& sum : sums) numbers.push_back(sum(y_hat, batch).to(options).reshape({-1}));
+    if (!table.defined()) {
+      std::transform(numbers.begin(), numbers.end(), widths.begin(), [](const auto& sum) { return sum.numel(); });
+      table = at::zeros({rows, std::accumulate(widths.begin(), widths.end(), int64_t{0})}, options);
+    }
+    table[row].add_(at::cat(numbers));
   };
   int64_t grains_before = 0;
   for (const auto& batch : batches(samples, {.size = size, .shuffle = false, .grain = grain}, rank)) {
@@ -47,13 +59,20 @@ std::vector<double> evaluate_sums(const std::function<at::Tensor(const Batch&)>&
     const Range own = batch.own_grains();
     for (int64_t number = own.begin; number < own.end; ++number) add(batch.of_grain(number), first_row + number);
   }
+  const at::Tensor all_widths = at::tensor(widths, options.dtype(at::kLong));
+  rank.allreduce(all_widths, c10d::ReduceOp::MAX);
+  const at::Tensor widths_here = all_widths.cpu();
+  if (!table.defined()) table = at::zeros({rows, widths_here.sum().item<int64_t>()}, options);
   rank.allreduce(table);
 
   const at::Tensor here = table.cpu();
-  std::vector<double> totals(sums.size(), 0.0);
   const double* value = here.const_data_ptr<double>();
+  std::vector<std::vector<double>> totals;
+  for (size_t i = 0; i < sums.size(); ++i) totals.emplace_back(widths_here.const_data_ptr<int64_t>()[i], 0.0);
   for (int64_t row = 0; row < rows; ++row) {
-    for (double& total : totals) total += *value++;
+    for (auto& total : totals) {
+      for (double& number : total) number += *value++;
+    }
   }
   return totals;
 }
@@ -73,8 +92,8 @@ Score evaluate(const std::function<at::Tensor(const at::Tensor&)>& forward, cons
   const auto sums = evaluate_sums(of_batch, dataset, {correct, loss}, rank, batch_size, grain);
   Score score;
   score.total = dataset.size();
-  score.correct = static_cast<int64_t>(sums[0]);
-  score.loss = sums[1] / static_cast<double>(score.total);
+  score.correct = static_cast<int64_t>(sums[0][0]);
+  score.loss = sums[1][0] / static_cast<double>(score.total);
   return score;
 }
 

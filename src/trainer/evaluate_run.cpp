@@ -13,6 +13,7 @@
 #include "workload.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <string>
 #include <utility>
 
@@ -79,13 +80,13 @@ EvalResult evaluate_run(const std::filesystem::path& run_dir, const EvalOptions&
     const auto forward =
         evaluation_forward(config, rank.device(), [&](const Batch& batch) { return net->forward(batch.x); });
     EpochMetrics metrics;
-    const auto sums = evaluate_sums(forward, data.task.test.to(rank.device()), sums_of(data.task, rank), rank,
-                                    config.batch.size, grain_of(config.batch));
-    put_measures(sums, data.task, metrics);
+    const auto means = measure(forward, data.task.test.to(rank.device()), measures_of(data.task), rank,
+                               config.batch.size, grain_of(config.batch));
+    put_measures(means, data.task, metrics);
     if (rank.index_in_process() != 0) return;
     result.total = data.task.test.size();
     result.loss = metrics.test["loss"];
-    if (data.task.accuracy) result.correct = static_cast<int64_t>(sums.back());
+    if (data.task.accuracy) result.correct = std::llround(metrics.test_accuracy * static_cast<double>(result.total));
     if (data.task.perplexity) result.perplexity = metrics.test["perplexity"];
     result.weights = weights_hash(*net);
   };

@@ -17,7 +17,7 @@ void check_metrics(const Task& task) {
   std::set<std::string> names{"loss", "accuracy"};
   if (task.perplexity) names.insert("perplexity");
   for (const auto& metric : task.metrics) {
-    if (metric.name.empty() || !metric.of) {
+    if (metric.name.empty() || !metric.of.function()) {
       throw Error("fit: a metric of \"" + task.name + "\" has no " + (metric.name.empty() ? "name" : "function") +
                       "; give it one",
                   {.options = {"metrics"}});

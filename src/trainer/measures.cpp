@@ -26,33 +26,6 @@ at::Tensor checked_number(const at::Tensor& loss, const Task& task, const Rank& 
               {.options = {"criterion"}});
 }
 
-// A MeanOver of some samples has no share of the whole data's mean. The sums and the counts add up.
-SampleSum loss_sum(const Task& task, const Rank& rank) {
-  if (task.criterion.of()) {
-    return [task, rank](const at::Tensor& y_hat, const Batch& batch) {
-      const InUserCode here("the criterion of \"" + task.name + "\"");
-      return checked_number(task.criterion.function()(y_hat, batch), task, rank).to(at::kDouble);
-    };
-  }
-  return [task, rank](const at::Tensor& y_hat, const Batch& batch) {
-    return checked_loss(task, rank, y_hat, batch).to(at::kDouble) * static_cast<double>(batch.size());
-  };
-}
-
-SampleSum metric_sum(const Metric& metric, const Rank& rank) {
-  return [metric, rank](const at::Tensor& y_hat, const Batch& batch) {
-    const InUserCode here("the metric \"" + metric.name + "\"");
-    const at::Tensor values = metric.of(y_hat, batch);
-    const int64_t samples = batch.size();
-    if (values.defined() && values.dim() == 0) return values.to(at::kDouble) * static_cast<double>(samples);
-    if (values.defined() && values.dim() == 1 && values.size(0) == samples) return values.sum(at::kDouble);
-    throw Error(rank.name() + ": the metric \"" + metric.name + "\" gave " + what_it_gave(values) + " for " +
-                    std::to_string(samples) +
-                    " samples; it must give a value for each of them, or their mean, one number",
-                {.options = {"metrics"}});
-  };
-}
-
 // Gives a score: larger is better, and a measure without a value is worse than any.
 double score_of(const EpochMetrics& metrics, const Judge& judge) {
   double value = metrics.test_accuracy;
@@ -83,24 +56,23 @@ at::Tensor checked_loss(const Task& task, const Rank& rank, const at::Tensor& y_
   return checked_number(loss, task, rank);
 }
 
-std::vector<SampleSum> sums_of(const Task& task, const Rank& rank) {
-  std::vector<SampleSum> sums{loss_sum(task, rank)};
-  if (const auto& of = task.criterion.of())
-    sums.emplace_back([of](const at::Tensor&, const Batch& batch) { return of(batch).to(at::kDouble); });
-  for (const auto& metric : task.metrics) sums.push_back(metric_sum(metric, rank));
-  if (task.accuracy)
-    sums.emplace_back([](const at::Tensor& y_hat, const Batch& batch) { return right_answers(y_hat, batch.y).sum(); });
-  return sums;
+std::vector<Measure> measures_of(const Task& task) {
+  std::vector<Measure> measures{{"the criterion of \"" + task.name + "\"", "criterion", task.criterion}};
+  for (const auto& metric : task.metrics)
+    measures.push_back({"the metric \"" + metric.name + "\"", "metrics", metric.of});
+  if (task.accuracy) {
+    const auto right = [](const at::Tensor& y_hat, const at::Tensor& y) { return right_answers(y_hat, y); };
+    measures.push_back({"accuracy", "accuracy", right});
+  }
+  return measures;
 }
 
-void put_measures(const std::vector<double>& sums, const Task& task, EpochMetrics& metrics) {
-  const auto samples = static_cast<double>(task.test.size());
-  auto sum = sums.begin();
-  const double loss = *sum++;
-  metrics.test["loss"] = loss / (task.criterion.of() ? *sum++ : samples);
-  for (const auto& metric : task.metrics) metrics.test[metric.name] = *sum++ / samples;
+void put_measures(const std::vector<double>& means, const Task& task, EpochMetrics& metrics) {
+  auto mean = means.begin();
+  metrics.test["loss"] = *mean++;
+  for (const auto& metric : task.metrics) metrics.test[metric.name] = *mean++;
   if (task.perplexity) metrics.test["perplexity"] = std::exp(metrics.test["loss"]);
-  if (task.accuracy) metrics.test_accuracy = *sum / samples;
+  if (task.accuracy) metrics.test_accuracy = *mean;
 }
 
 std::string measures_text(const Task& task) {

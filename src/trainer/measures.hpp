@@ -4,7 +4,7 @@
 #include <lockstep/trainer/metrics.hpp>
 #include <lockstep/trainer/task.hpp>
 
-#include "ranks/evaluate_sums.hpp"
+#include "data_parallel/measure.hpp"
 
 #include <string>
 #include <vector>
@@ -17,9 +17,9 @@ at::Tensor right_answers(const at::Tensor& y_hat, const at::Tensor& y);
 // Gives the criterion's mean loss of some samples. Throws Error, which names the rank, if it is not one number.
 at::Tensor checked_loss(const Task& task, const Rank& rank, const at::Tensor& y_hat, const Batch& batch);
 
-// sums_of() lists the sums over the task's test samples. put_measures() makes the metrics of these sums.
-std::vector<SampleSum> sums_of(const Task& task, const Rank& rank);
-void put_measures(const std::vector<double>& sums, const Task& task, EpochMetrics& metrics);
+// measures_of() lists what is measured on the task's test samples. put_measures() makes the metrics of these means.
+std::vector<Measure> measures_of(const Task& task);
+void put_measures(const std::vector<double>& means, const Task& task, EpochMetrics& metrics);
 
 // Says by which measure epochs are compared.
 struct Judge {

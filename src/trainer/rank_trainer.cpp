@@ -351,9 +351,9 @@ void RankTrainer::evaluate_now(EpochMetrics& metrics, bool to_the_end) {
     return net_.forward(batch);
   };
   constexpr int64_t batch_size = 256;
-  const auto sums = evaluate_sums(evaluation_forward(options_, rank_.device(), forward), test_, sums_of(task_, rank_),
-                                  net_.mesh().data(), batch_size, grain_of(options_.batch));
-  put_measures(sums, task_, metrics);
+  const auto means = measure(evaluation_forward(options_, rank_.device(), forward), test_, measures_of(task_),
+                             net_.mesh().data(), batch_size, grain_of(options_.batch));
+  put_measures(means, task_, metrics);
 }
 
 void RankTrainer::show() {

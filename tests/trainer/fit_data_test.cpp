@@ -55,6 +55,13 @@ Dataset masked_sentences(int64_t samples, uint64_t seed) {
   return {x, (x * mask).sum(1) % 3, {{"mask", mask}, {"weight", torch::rand({samples}, torch::kDouble) + 0.5}}};
 }
 
+Tensor by_class(const Tensor& y) {
+  return torch::nn::functional::one_hot(y, 3).sum(0);
+}
+Tensor right_by_class(const Tensor& y_hat, const Tensor& y) {
+  return torch::nn::functional::one_hot(y, 3).mul((y_hat.argmax(1) == y).unsqueeze(1)).sum(0);
+}
+
 Task masked() {
   return {.name = "sentences",
           .module = [] { return SentenceNet(); },
@@ -62,9 +69,12 @@ Task masked() {
           .train = masked_sentences(50, 1),
           .test = masked_sentences(21, 2),
           .accuracy = true,
-          .metrics = {{.name = "weighted right", .of = [](const Tensor& y_hat, const Batch& batch) {
-                         return (y_hat.argmax(1) == batch.y).to(torch::kDouble) * batch["weight"];
-                       }}}};
+          .metrics = {{.name = "weighted right",
+                       .of =
+                           [](const Tensor& y_hat, const Batch& batch) {
+                             return (y_hat.argmax(1) == batch.y).to(torch::kDouble) * batch["weight"];
+                           }},
+                      {.name = "recall", .of = lockstep::MeanOver(right_by_class, by_class)}}};
 }
 
 TrainOptions settings(int ranks) {
@@ -120,6 +130,8 @@ TEST_P(FitDataWorlds, MasksAndWeightsGiveWhatLibTorchsLoopGives) {
     EXPECT_NEAR(metrics.train_loss, losses / 50, 1e-10);
     EXPECT_NEAR(metrics.test.at("loss"), weighted_loss(y_hat, all).item<double>(), 1e-10);
     EXPECT_NEAR(metrics.test.at("weighted right"), (right * all["weight"]).mean().item<double>(), 1e-10);
+    const Tensor recalls = right_by_class(y_hat, all.y) / by_class(all.y).to(torch::kDouble);
+    EXPECT_NEAR(metrics.test.at("recall"), recalls.mean().item<double>(), 1e-10);
     EXPECT_NEAR(metrics.test_accuracy, right.to(torch::kDouble).mean().item<double>(), 1e-10);
   }
   if (this_process().index != 0) return;

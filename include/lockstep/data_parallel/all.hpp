@@ -4,6 +4,7 @@
 //   convert_sync_batchnorm  BatchNorm over the samples of all ranks
 //   criterion               Criterion: a loss, the mean over samples; MeanOver, over something else
 //   data_parallel           DataParallel: a replica on every rank, gradients averaged
+//   evaluate_criteria       evaluate: the mean of any criterion over a data set
 //   loss                    Loss, whose backward() averages; the guards NoSync and Whole
 //   optimizer               Optimizer: steps, clips, skips, saves and loads, wherever the parameters lie
 //   options                 DataParallelOptions, Sharded
@@ -28,6 +29,7 @@
 #include <lockstep/data_parallel/convert_sync_batchnorm.hpp>
 #include <lockstep/data_parallel/criterion.hpp>
 #include <lockstep/data_parallel/data_parallel.hpp>
+#include <lockstep/data_parallel/evaluate_criteria.hpp>
 #include <lockstep/data_parallel/loss.hpp>
 #include <lockstep/data_parallel/optimizer.hpp>
 #include <lockstep/data_parallel/options.hpp>

@@ -22,8 +22,9 @@ namespace lockstep {
 struct Metric {
   std::string name;  // a name that is not "loss" and not "accuracy"
   // A function (y_hat, y), or (y_hat, batch), of some samples -> a value for each of them [n], or the values' mean, one
-  // number. The metric is the mean over all test samples.
-  detail::SampleFunction of;
+  // number. The metric is the mean over all test samples. Or a MeanOver, also one of a row of sums and a row of counts:
+  // see evaluate() of criteria.
+  Criterion of = detail::SampleFunction();
   bool more_is_better = false;
 };
 
