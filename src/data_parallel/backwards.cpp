@@ -93,6 +93,7 @@ void Backwards::compute_all(const std::function<void()>& compute, PartSizes size
   RECORD_USER_SCOPE("lockstep::backward");
   check(sizes);
   waiting_ += sizes.local;
+  if (!sync_ && sizes.global == 0) waiting_is_known_ = false;
   by_grains_ = sizes.by_grains;
   const auto computes = [&] {
     try {
@@ -117,6 +118,7 @@ void Backwards::average(const std::function<void()>& computes, PartSizes sizes) 
   if (!averaging) return computes();
   replica_.warnings().see_backward(sizes.mark);
   sizes.accumulated = std::exchange(waiting_, 0);
+  if (!std::exchange(waiting_is_known_, true)) sizes.global = 0;
   if (!computed_) return averaging->average_during(computes, sizes);
   averaging->average_during(
       [&] {

@@ -50,6 +50,7 @@ class Backwards {
   bool sync_ = true;
   bool partial_ = false;                       // true while a PartOfStep lives
   bool by_grains_ = false;                     // see was_by_grains()
+  bool waiting_is_known_ = true;               // all parts of waiting_ are numbers of samples
   int64_t waiting_ = 0;                        // samples of the parts that the next averaged backward averages too
   std::function<void()> computed_, averaged_;  // see watch(); empty: nobody watches
 };

@@ -1,6 +1,7 @@
 #include "counted_batches.hpp"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
@@ -12,9 +13,18 @@
 #include "devices/cuda_graph.hpp"
 #include "ranks/gather.hpp"
 
+#include <numeric>
 #include <string>
 
 namespace lockstep {
+namespace {
+
+// Gives a CPU's numbers to look at, which takes less than operators do.
+double* numbers_of(const at::Tensor& counts) {
+  return counts.mutable_data_ptr<double>();
+}
+
+}  // namespace
 
 // The first part counts the whole batch, once for each of its losses. Parts that come again begin anew.
 Batch CountedBatches::counted(const Batch& batch, const MeanOver::Count& of) {
@@ -61,7 +71,11 @@ at::Tensor CountedBatches::counts_here(const Batch& whole, const MeanOver::Count
                       "; give one number, such as y.ne(padding).sum()",
                   {.options = {"criterion"}});
     }
-    count.device() == counts.device() ? counts[row].copy_(count.reshape({})) : counts[row].fill_(count.item<double>());
+    if (counts.is_cpu()) {
+      numbers_of(counts)[row] = count.item<double>();
+    } else {
+      counts[row].copy_(count.reshape({}));
+    }
   };
   if (whole.grain > 0) {
     const Batch::Range own = whole.own_grains();
@@ -69,7 +83,8 @@ at::Tensor CountedBatches::counts_here(const Batch& whole, const MeanOver::Count
   } else if (whole.size() > 0) {
     put(0, whole);
   }
-  counts[rows].fill_(static_cast<double>(whole.size()));
+  const auto size = static_cast<double>(whole.size());
+  counts.is_cpu() ? void(numbers_of(counts)[rows] = size) : void(counts[rows].fill_(size));
   return counts;
 }
 
@@ -92,6 +107,11 @@ at::Tensor CountedBatches::samples_per_count(const Batch& whole, const MeanOver:
                       ". What is counted must be that of the whole batch: cut it by in_parts()",
                   {.options = {"criterion"}});
     }
+  }
+  if (counts.is_cpu()) {
+    const double* const numbers = numbers_of(counts);
+    const double count = std::accumulate(numbers, numbers + counts.numel() - 1, 0.0);
+    return at::full({}, count != 0 ? static_cast<double>(whole.global_size) / count : 0, counts.options());
   }
   const at::Tensor count = counts.narrow(0, 0, counts.size(0) - 1).sum();
   return at::where(count != 0, static_cast<double>(whole.global_size) / count, at::zeros_like(count));

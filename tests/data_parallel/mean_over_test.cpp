@@ -11,6 +11,7 @@
 #include "support/error_of.hpp"
 #include "support/test_devices.hpp"
 
+#include <cmath>
 #include <functional>
 #include <string>
 #include <vector>
@@ -256,6 +257,14 @@ TEST(MeanOver, RefusesWhatItCannotKnow) {
               Refused("criterion"));
 }
 
+// 16 bits end at 65504, and the sum of these losses is larger.
+TEST(MeanOver, OfFloat16OutputsAddsUpInMoreBits) {
+  const torch::Tensor y_hat = torch::full({4000, 3}, 40.0).index_fill(1, torch::tensor({0}), 0).to(torch::kHalf);
+  const torch::Tensor y = torch::zeros({4000}, torch::kLong);
+  const auto options = F::CrossEntropyFuncOptions().weight(torch::tensor({2.0, 1.0, 1.0}).to(torch::kHalf));
+  EXPECT_NEAR(Criterion(F::cross_entropy, options)(y_hat, y).item<double>(), 40 + std::log(2), 1e-3);
+}
+
 TEST(MeanOfNumbers, TakesSumsOfWeights) {
   const auto data = sentences();
   const auto way = ways()[2];
@@ -276,6 +285,22 @@ TEST(MeanOfNumbers, TakesSumsOfWeights) {
     });
   }
   EXPECT_TRUE(gradients[1].allclose(gradients[2], 1e-13, 1e-14));
+}
+
+// Some parts' weights add up to whole numbers by chance, others do not.
+TEST(MeanOfNumbers, AddsUpPartsOfWholeAndOtherNumbers) {
+  lockstep::run(lockstep::test_devices(2), [](Rank& rank) {
+    DataParallel net(rank.in_turn([] { return net_of(false); }), rank);
+    const torch::Tensor x = torch::ones({1, kLength, 5}, torch::kDouble);
+    const std::vector<double> here = rank.index() == 0 ? std::vector{0.5, 2.0} : std::vector{2.0, 0.5};
+    {
+      const auto later = net.no_sync();
+      net.mean(net(x).mean(), here[0], 5).backward();
+    }
+    net.mean(net(x).mean(), here[1], 5).backward();
+    const auto whole = torch::autograd::grad({net(x).mean()}, {net->parameters()[0]});
+    EXPECT_TRUE(net->parameters()[0].grad().allclose(whole[0], 1e-13, 1e-14));
+  });
 }
 
 }  // namespace mean_over_test
