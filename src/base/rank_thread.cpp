@@ -8,6 +8,7 @@ namespace lockstep {
 namespace {
 
 thread_local UserCode* code_of_this_thread = nullptr;
+thread_local int64_t calls = 0;
 
 }  // namespace
 
@@ -20,6 +21,10 @@ std::string UserCode::text(std::chrono::milliseconds at_least) const {
 
 bool is_rank_thread() {
   return code_of_this_thread != nullptr;
+}
+
+int64_t& calls_of_this_thread() {
+  return calls;
 }
 
 void set_rank_thread(UserCode& code) {

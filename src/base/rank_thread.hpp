@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <mutex>
 #include <string>
 
@@ -24,6 +25,8 @@ class UserCode {
 };
 
 bool is_rank_thread();
+// Counts the calls to other ranks that the calling thread has begun. Rank adds them.
+int64_t& calls_of_this_thread();
 void set_rank_thread(UserCode& code);  // run() calls it in each rank's thread. Keep `code` alive until the thread ends
 
 // While an InUserCode lives, this rank thread is in code that its user gave. On other threads it says nothing.

@@ -25,8 +25,10 @@ at::Tensor Criterion::operator()(const at::Tensor& y_hat, const Batch& batch) co
   if (!of_) return loss;
   const at::Tensor sum = loss.element_size() < 4 ? loss.to(at::kFloat) : loss;  // 16 bits would round once more
   const int64_t samples = batch.x.defined() ? batch.size() : batch.y.size(0);   // a pipeline's last stage has no x
-  if (batch.samples_per_count.defined())
-    return sum * (batch.samples_per_count / static_cast<double>(samples)).to(sum.options());
+  if (const at::Tensor& per_count = batch.samples_per_count; per_count.defined()) {
+    if (per_count.is_cpu()) return sum * (per_count.item<double>() / static_cast<double>(samples));
+    return sum * (per_count / static_cast<double>(samples)).to(sum.options());
+  }
   if (samples < batch.global_size) {
     throw Error(
         "a MeanOver of a part of a batch needs to know the whole batch's count. Give it to net.loss(batch, criterion), "

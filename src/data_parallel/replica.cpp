@@ -67,6 +67,7 @@ Replica::Replica(std::shared_ptr<torch::nn::Module> module, Rank& rank, const Da
       warnings_(*module_, rank_),
       grains_(*this, options.grain_check),
       counts_(rank_),
+      criteria_(rank_),
       backwards_(*this) {
   check_options(options, rank_);
   if (options.sharded != Sharded::nothing) {
@@ -150,6 +151,11 @@ void Replicas::check_module_is_open(const Replica& replica) {
 void Replicas::before_forward(Replica& replica) {
   if (!replica.averaging() || replica.divides_parameters()) return;
   replica.warnings().see_forward();
+}
+
+at::Tensor Replicas::loss_of_outputs(Replica& replica, const Criterion& criterion, const at::Tensor& y_hat,
+                                     const Batch& batch) {
+  return replica.criteria().loss(criterion, y_hat, batch);
 }
 
 void Replicas::rethrow_failure(const Replica& replica) {

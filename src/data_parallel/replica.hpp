@@ -10,6 +10,7 @@
 
 #include "backwards.hpp"
 #include "counted_batches.hpp"
+#include "criterion_check.hpp"
 #include "gradient_buckets.hpp"
 #include "hidden_gradients.hpp"
 #include "loop_warnings.hpp"
@@ -40,6 +41,7 @@ class Replica {
   LoopWarnings& warnings() { return warnings_; }
   ReplicaGrains& grains() { return grains_; }
   CountedBatches& counts() { return counts_; }
+  CriterionCheck& criteria() { return criteria_; }
   Backwards& backwards() { return backwards_; }
   const Backwards& backwards() const { return backwards_; }
 
@@ -74,6 +76,7 @@ class Replica {
   LoopWarnings warnings_;
   ReplicaGrains grains_;
   CountedBatches counts_;
+  CriterionCheck criteria_;
   Backwards backwards_;
 };
 

@@ -239,9 +239,10 @@ PipelineStage::Head Pipeline::head(const Passage& passage, const Range& range) {
   const Batch& batch = passage.batch;
   const int64_t whole = batch.global_size > 0 ? batch.global_size : batch.size();
   const bool looks = range.size() < whole && (!on_gpu() || checked_ < kChecksOnGpu);
-  return [this, &criterion = passage.criterion, targets = targets_of(batch, range, passage.by_grains(), rank_.device()),
-          looks, size = range.size()](const at::Tensor& output) {
-    at::Tensor mean = criterion(output, targets);
+  return [this, &criterion = passage.criterion, &check = passage.replica->criteria(),
+          targets = targets_of(batch, range, passage.by_grains(), rank_.device()), looks,
+          size = range.size()](const at::Tensor& output) {
+    at::Tensor mean = check.loss(criterion, output, targets);
     if (looks) check_counted_targets(mean, size, rank_.name() + ": Pipeline");  // it looks at the graph of `mean`
     return mean;
   };

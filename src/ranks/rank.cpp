@@ -5,6 +5,7 @@
 #include <lockstep/ranks/rank.hpp>
 
 #include "base/classic.hpp"
+#include "base/rank_thread.hpp"
 #include "comm/members.hpp"
 #include "comm/purpose.hpp"
 #include "comm/reduction.hpp"
@@ -60,6 +61,7 @@ std::string Rank::name() const {
 }
 
 c10d::Backend& Rank::backend() {
+  ++calls_of_this_thread();
   place_->world().check(place_->world_rank);
   return *backend_;
 }

@@ -159,7 +159,7 @@ Loss SplitModel::loss(const Batch& batch, const Criterion& criterion) {
   const auto mean_of = [net = replicas_, criterion, takes_batch = takes_batch_](const Batch& part) mutable {
     RECORD_USER_SCOPE("lockstep::forward");
     const torch::Tensor y_hat = takes_batch ? net(part) : net(part.x);
-    return part.size() > 0 ? criterion(y_hat, part) : y_hat.sum();
+    return part.size() > 0 ? net.replica()->criteria().loss(criterion, y_hat, part) : y_hat.sum();
   };
   return batch.grain > 0 ? late_loss_of(replica, batch, with_autocast_of_now(tensor.device(), mean_of))
                          : loss_of(replica, batch, mean_of);

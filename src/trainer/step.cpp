@@ -136,7 +136,8 @@ class PlainStep : public TrainStep {
   }
 
   // A backward may compute forward too.
-  torch::Tensor mean_of_backward(const Batch& batch, const Criterion& criterion) {
+  torch::Tensor mean_of_backward(const Batch& batch, Criterion criterion) {
+    if (!with_.task.criterion.is_checked()) criterion = Criterion::unchecked(criterion);
     try {
       Loss loss = [&] {
         const Autocast precision(with_.rank.device(), torch::kBFloat16, computes_in_bf16(with_.options));

@@ -200,7 +200,7 @@ TEST(SplitModelTest, ForwardHasTheAutocastThatLossHad) {
     for (const int microbatches : {1, 2}) {
       SplitModel net(make_net(), rank, {.microbatches = microbatches});
       std::vector<torch::ScalarType> products;  // types of matrix products, in forward and backward in turns
-      const auto loss_of = [&](const Tensor& y_hat, const Tensor& y) {
+      const auto loss_of = lockstep::Criterion::unchecked([&](const Tensor& y_hat, const Tensor& y) {
         const auto multiply = [&] {
           const Tensor ones = torch::ones({2, 2});
           products.push_back(ones.mm(ones).scalar_type());
@@ -209,7 +209,7 @@ TEST(SplitModelTest, ForwardHasTheAutocastThatLossHad) {
         multiply();
         loss.register_hook([multiply](const Tensor&) { multiply(); });
         return loss;
-      };
+      });
       std::optional<lockstep::Loss> loss;
       {
         const lockstep::Autocast bf16(rank.device());
@@ -327,6 +327,26 @@ TEST(SplitModelTest, AMeanOverSomeTargetsIsRefusedInAPipeline) {
       });
     });
     EXPECT_THAT(said, Refused());
+  }
+}
+
+TEST(SplitModelTest, ACriterionThatIsNoMeanIsRefusedOnEveryMesh) {
+  const Batch batch{torch::sin(torch::arange(40, torch::kDouble)).view({10, 4}), torch::arange(10) % 3, 10};
+  for (const auto& mesh : {lockstep::MeshShape{.pipeline = 2}, {.tensor = 2}}) {
+    for (const bool checked : {true, false}) {
+      const auto said = error_of([&] {
+        lockstep::run(lockstep::test_devices(2), [&](Rank& rank) {
+          Sequential layers(rank.in_turn([] { return Sequential(torch::nn::Linear(4, 4), torch::nn::Linear(4, 4)); }));
+          layers->to(torch::kDouble);
+          SplitModel split(layers, rank, {.mesh = mesh, .microbatches = 2});
+          lockstep::Optimizer sgd(split, torch::optim::SGDOptions(0.1));
+          const lockstep::Criterion spread([](const Tensor& y_hat, const Tensor&) { return y_hat.var(); });
+          split.loss(batch, checked ? spread : lockstep::Criterion::unchecked(spread)).backward();
+        });
+      });
+      EXPECT_EQ(said.data.has_value(), checked) << said;
+      if (checked) EXPECT_THAT(said, Refused("criterion"));
+    }
   }
 }
 

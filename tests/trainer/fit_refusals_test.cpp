@@ -73,7 +73,8 @@ TEST(FitRefuses, WhatItCannotBegin) {
   EXPECT_THAT(with([](Task& task, auto&) { task.best_by = "accuracy"; }), Refused("best_by", "accuracy"));
   EXPECT_THAT(with([](Task& task, auto&) { task.metrics[1].name = "mae"; }), Refused("metrics"));
   EXPECT_THAT(with([](Task& task, auto&) { task.metrics[0].name = "loss"; }), Refused("metrics"));
-  EXPECT_THAT(with([](Task& task, auto&) { task.metrics[0].of = nullptr; }), Refused("metrics"));
+  EXPECT_THAT(with([](Task& task, auto&) { task.metrics[0].of = lockstep::detail::SampleFunction(); }),
+              Refused("metrics"));
   EXPECT_THAT(with([](auto&, TrainOptions& options) { options.model.name = "mlp"; }), Refused("model", "data"));
   EXPECT_THAT(with([](auto&, TrainOptions& options) { options.batch.size = 101; }), Refused("batch_size"));
   EXPECT_THAT(with([](auto&, TrainOptions& options) { options.memory_format = MemoryFormat::channels_last; }),
@@ -96,6 +97,9 @@ TEST(FitRefuses, WhatFunctionsMustNotGive) {
                 task.criterion = [](const Tensor& y_hat, const Tensor& y) { return (y_hat - y).square(); };
               }),
               Refused("criterion"));
+  const auto spread = [](const Tensor& y_hat, const Tensor& y) { return (y_hat - y).var(); };
+  EXPECT_THAT(with([&](Task& task, auto&) { task.criterion = spread; }), Refused("criterion"));
+  EXPECT_EQ(with([&](Task& task, auto&) { task.criterion = lockstep::Criterion::unchecked(spread); }), "(no error)");
   EXPECT_THAT(with([](Task& task, auto&) {
                 task.metrics[0].of = [](const Tensor& y_hat, const Tensor& y) { return y_hat - y; };
               }),

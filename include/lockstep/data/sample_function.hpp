@@ -10,6 +10,7 @@
 #include <concepts>
 #include <cstddef>
 #include <functional>
+#include <typeinfo>
 #include <utility>
 
 namespace lockstep::detail {
@@ -42,6 +43,8 @@ class SampleFunction {
   }
 
   explicit operator bool() const { return static_cast<bool>(function_); }
+  // Tells functions of different types apart.
+  const std::type_info& type() const { return function_.target_type(); }
   at::Tensor operator()(const at::Tensor& y_hat, const Batch& batch) const { return function_(y_hat, batch); }
   // Calls the function with a batch that has only y.
   at::Tensor operator()(const at::Tensor& y_hat, const at::Tensor& y) const {

@@ -79,6 +79,10 @@ class MeanOver {
 // name; or a module, such as torch::nn::MSELoss(). cross_entropy and nll_loss, with options or as modules, are
 // MeanOvers if they have weights of classes or an ignore_index other than -100: LibTorch divides by the weights that
 // are left in.
+//
+// The first three losses of a net are looked at: the criterion is called on both halves of the samples too, without
+// gradients, and the mean of the two must be the loss. Otherwise backward's averages over the ranks would be wrong, and
+// there is an Error.
 class Criterion {
  public:
   template <class Function>
@@ -116,6 +120,15 @@ class Criterion {
     });
   }
 
+  // Takes a function that must not be called on halves, because it keeps a state or counts calls. Or takes one that is
+  // meant to be no mean over samples: the value of each rank and of each part then counts by its samples. A function
+  // that calls other ranks, draws random numbers or throws for a half needs no such mark.
+  static Criterion unchecked(Criterion criterion) {
+    criterion.is_checked_ = false;
+    return criterion;
+  }
+  bool is_checked() const { return is_checked_; }
+
   at::Tensor operator()(const at::Tensor& y_hat, const at::Tensor& y) const {
     return (*this)(y_hat, {.x = {}, .y = y});
   }
@@ -133,7 +146,13 @@ class Criterion {
       check_reduction(torch::enumtype::get_enum_name(options.reduction()));
     if constexpr (detail::CountsTargets<Options>) {
       if (!options.weight().defined() && options.ignore_index() == Options().ignore_index()) return;
-      function_ = sum_with(Options(options).reduction(torch::kSum));
+      // 16 bits hold no sums.
+      Options sums = Options(options).reduction(torch::kSum), wide = sums;
+      if (wide.weight().defined()) wide.weight(wide.weight().to(at::kFloat));
+      function_ = [sum = detail::SampleFunction(sum_with(sums)), wide = detail::SampleFunction(sum_with(wide))](
+                      const at::Tensor& y_hat, const at::Tensor& y) {
+        return y_hat.element_size() < 4 ? wide(y_hat.to(at::kFloat), y) : sum(y_hat, y);
+      };
       of_ = [weight = options.weight(), ignored = options.ignore_index()](const Batch& batch) {
         return detail::counted_targets(batch.y, weight, ignored);
       };
@@ -143,6 +162,7 @@ class Criterion {
 
   detail::SampleFunction function_;
   MeanOver::Count of_;
+  bool is_checked_ = true;
 };
 
 }  // namespace lockstep

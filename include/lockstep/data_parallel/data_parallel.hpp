@@ -87,6 +87,9 @@ class Replicas {
   Replicas(std::shared_ptr<torch::nn::Module> module, Rank& rank, const DataParallelOptions& options);
   Loss loss_of(const Batch& batch, const MeanOf& mean_of);
   Loss loss_of(const Batch& batch, const Criterion& criterion, const MeanOf& mean_of);  // counts for a MeanOver first
+  // Gives the criterion's loss. In the first losses it tells whether this is a mean over samples.
+  static at::Tensor loss_of_outputs(Replica& replica, const Criterion& criterion, const at::Tensor& y_hat,
+                                    const Batch& batch);
   static void check_module_is_open(const Replica& replica);  // throws Error if nobody may reach the module
   static void before_forward(Replica& replica);
   static void rethrow_failure(const Replica& replica);  // call it while an exception of forward() is handled
@@ -139,7 +142,7 @@ class DataParallel : public Replicas {
     // A grain_check calls this until backward() is done, when this handle may be gone. The Loss keeps the replica.
     return loss_of(batch, criterion, [module = module_, replica = replica().get(), criterion](const Batch& part) {
       at::Tensor y_hat = forward_of(*module, *replica, detail::input_of<Module>(part));
-      return part.size() > 0 ? criterion(y_hat, part) : y_hat.sum();
+      return part.size() > 0 ? loss_of_outputs(*replica, criterion, y_hat, part) : y_hat.sum();
     });
   }
 

@@ -1,0 +1,128 @@
+#include "criterion_check.hpp"
+
+#include <ATen/Context.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Generator.h>
+#include <c10/core/GradMode.h>
+#include <lockstep/base/error.hpp>
+
+#include "base/number_text.hpp"
+#include "base/rank_thread.hpp"
+#include "data/batch_tensors.hpp"
+#include "devices/cuda_graph.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace lockstep {
+namespace {
+
+constexpr int kLosses = 3;  // a mean by chance in one loss is none in the next
+
+// The halves add up in another order. 16 bits round once per sample.
+struct Tolerance {
+  double of_loss, of_output;
+};
+constexpr Tolerance kWide{2e-4, 1e-5}, kNarrow{3e-2, 1e-2};
+
+// Tells whether the criterion did something that calling it again would change.
+class CriterionTraces {
+ public:
+  CriterionTraces(const Rank& rank, const at::Tensor& y_hat, const Batch& batch)
+      : rank_(rank), y_hat_(y_hat), y_(batch.y), before_(states()) {}
+
+  bool are_none() const {
+    const States after = states();
+    return after.numbers == before_.numbers &&
+           std::equal(after.generators.begin(), after.generators.end(), before_.generators.begin(),
+                      [](const at::Tensor& a, const at::Tensor& b) { return a.equal(b); });
+  }
+
+ private:
+  struct States {
+    std::vector<int64_t> numbers;  // the versions of the arguments, and the thread's calls to other ranks
+    std::vector<at::Tensor> generators;
+  };
+  States states() const {
+    std::vector<at::Generator> generators{rank_.generator(), at::globalContext().defaultGenerator(at::kCPU)};
+    if (rank_.device().is_cuda()) generators.push_back(at::globalContext().defaultGenerator(rank_.device()));
+    const auto version = [](const at::Tensor& tensor) { return tensor.is_inference() ? 0 : tensor._version(); };
+    States states{{version(y_hat_), version(y_), calls_of_this_thread()}, {}};
+    for (auto& generator : generators) {
+      if (!generator.defined()) continue;
+      const std::lock_guard lock(generator.mutex());
+      states.generators.push_back(generator.get_state());
+    }
+    return states;
+  }
+
+  const Rank& rank_;
+  const at::Tensor y_hat_, y_;
+  const States before_;
+};
+
+Batch rows_of(const Batch& batch, int64_t begin, int64_t end) {
+  Batch rows = with_each_tensor(
+      batch, [&](const at::Tensor& tensor) { return tensor.defined() ? tensor.slice(0, begin, end) : tensor; });
+  if (batch.first >= 0) rows.first = batch.first + begin;
+  return rows;
+}
+
+}  // namespace
+
+at::Tensor CriterionCheck::loss(const Criterion& criterion, const at::Tensor& y_hat, const Batch& batch) {
+  if (!is_due(criterion, y_hat, batch)) return criterion(y_hat, batch);
+  const CriterionTraces traces(rank_, y_hat, batch);
+  at::Tensor mean = criterion(y_hat, batch);
+  if (mean.defined() && mean.numel() == 1 && traces.are_none()) compare(criterion, y_hat, batch, mean);
+  return mean;
+}
+
+// Without gradients a loss is only looked at, or computed again for its backward.
+bool CriterionCheck::is_due(const Criterion& criterion, const at::Tensor& y_hat, const Batch& batch) {
+  if (!criterion.is_checked() || !c10::GradMode::is_enabled()) return false;
+  int& losses = losses_[criterion.function().type()];
+  const auto rows = [](const at::Tensor& tensor) { return tensor.defined() && tensor.dim() > 0 ? tensor.size(0) : 0; };
+  if (losses >= kLosses || rows(y_hat) < 2 || rows(y_hat) != rows(batch.y)) return false;
+  if (rank_.device().is_cuda() && is_recording()) return false;
+  ++losses;
+  return true;
+}
+
+void CriterionCheck::compare(const Criterion& criterion, const at::Tensor& y_hat, const Batch& batch,
+                             const at::Tensor& mean) const {
+  const c10::NoGradGuard no_grad;
+  const int64_t samples = y_hat.size(0), half = samples / 2;
+  double first = 0, second = 0, largest = 0;
+  try {
+    const auto loss_of = [&](int64_t begin, int64_t end) {
+      return criterion(y_hat.slice(0, begin, end).detach(), rows_of(batch, begin, end)).item<double>();
+    };
+    first = loss_of(0, half);
+    second = loss_of(half, samples);
+    largest = y_hat.abs().max().item<double>();
+  } catch (const std::exception&) {  // it needs all samples, or gradients
+    return;
+  }
+  const auto whole = mean.detach().item<double>();
+  const auto joined =
+      (first * static_cast<double>(half) + second * static_cast<double>(samples - half)) / static_cast<double>(samples);
+  const Tolerance tolerance = std::min(y_hat.element_size(), mean.element_size()) < 4 ? kNarrow : kWide;
+  const double allowed = tolerance.of_loss * std::max({std::abs(whole), std::abs(first), std::abs(second)}) +
+                         tolerance.of_output * largest;
+  if (!(std::abs(whole - joined) > allowed)) return;  // also where one is no number
+  throw Error(rank_.name() + ": the criterion is no mean over samples: of " + std::to_string(samples) +
+                  " samples it gives " + number_text(whole) + ", and of their halves " + number_text(first) + " and " +
+                  number_text(second) + ", on average " + number_text(joined) +
+                  ". The ranks' losses are averaged, so the training would depend on how batches are divided. For a "
+                  "mean over tokens, pixels or weights give lockstep::MeanOver(sum, of), with the losses' sum; divide "
+                  "a sum over samples by those that the criterion is given, y_hat.size(0); for a loss of all samples "
+                  "together see docs/guide/losses.md. If it keeps a state, or is meant so, give "
+                  "lockstep::Criterion::unchecked(function)",
+              {.options = {"criterion"}});
+}
+
+}  // namespace lockstep
