@@ -4,6 +4,7 @@
 
 #include "command_line.hpp"
 #include "commands.hpp"
+#include "package_files.hpp"
 
 namespace lockstep::cli {
 
@@ -19,6 +20,7 @@ const char* const footer =
     "reads the output any more.\n";
 
 std::vector<Command> add_commands(CLI::App& program) {
+  add_package_flags(program);
   return {add_train(program),      add_eval(program), add_sweep(program), add_devices(program),
           add_fetch_data(program), add_plan(program), add_launch(program)};
 }

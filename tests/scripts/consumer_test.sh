@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Builds examples/consumer against the installed lockstep, as a stranger would, and checks what it prints. It links
 # LibTorch alone, and runs without the libraries that lockstep loads when it needs them. Then builds programs that use the
-# other components, each with its own header alone, one that uses data, and a plug-in that holds two libraries. These are
-# built with LOCKSTEP_OTHER_CXX if it is set, which may need a third of the system's compiler's time.
+# other components, each with its own header alone, one that uses data, a plug-in and a shared library that hold two
+# libraries, a program with pkg-config's flags, and a Python module. These are built with LOCKSTEP_OTHER_CXX if it is set,
+# which may need a third of the system's compiler's time.
 #   consumer_test.sh PREFIX WORK-FOLDER
 set -euo pipefail
 prefix=$1 work=$2
@@ -113,5 +114,41 @@ said=$("$work/plugin/host" "$work/plugin/libplugin.so" 2>&1)
 if [[ $said != $'3.00 error\n3.00 error' ]]; then
   echo "error: the plug-in, loaded twice, said '$said'."
   exit 1
+fi
+said=$("$work/plugin/program")
+if [[ $said != 3.00 ]]; then
+  echo "error: the program that links the shared library said '$said'."
+  exit 1
+fi
+if command -v pkg-config >/dev/null; then
+  cat >"$work/trains.cpp" <<'END'
+#include <lockstep/fit.hpp>
+#include <cstdio>
+int main() try {
+  lockstep::TrainOptions options;
+  options.epochs = -1;
+  lockstep::train(options);
+} catch (const lockstep::Error&) {
+  std::puts("refused");
+}
+END
+  flags=$(PKG_CONFIG_PATH=$(dirname "$(find "$prefix" -name lockstep.pc)") pkg-config --cflags --libs lockstep)
+  # shellcheck disable=SC2086  # flags are words
+  "${CXX:-c++}" "$work/trains.cpp" -o "$work/trains" $flags
+  said=$("$work/trains")
+  if [[ $said != refused ]]; then
+    echo "error: the program that has its flags from pkg-config said '$said'."
+    exit 1
+  fi
+fi
+python=/usr/bin/python3
+if [[ -e $("$python" -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h ]]; then
+  cmake -S "$source/../python_module" -B "$work/python" -DCMAKE_PREFIX_PATH="$prefix" -DPython_EXECUTABLE="$python"
+  cmake --build "$work/python"
+  said=$(PYTHONPATH=$work/python "$python" -c 'import line; losses = line.train("2xcpu"); print(len(losses), losses[-1] < 0.01 < losses[0])')
+  if [[ $said != "10 True" ]]; then
+    echo "error: the Python module said '$said'."
+    exit 1
+  fi
 fi
 echo "the consumer printed '$printed'"
