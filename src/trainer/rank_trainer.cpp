@@ -359,7 +359,7 @@ void RankTrainer::evaluate_now(EpochMetrics& metrics, bool to_the_end) {
 void RankTrainer::show() {
   if (!update_.average() || !update_.average()->is_begun() || shown_) return;
   all_parameters_.reset();
-  shown_.emplace(update_);
+  shown_.emplace(*update_.average());
 }
 
 bool RankTrainer::holds_whole() {

@@ -119,8 +119,8 @@ class RankTrainer {
   MadeModule made_;  // `net_` has the layers, this has none
   SplitModel net_;
   Update update_;
-  std::optional<Whole> all_parameters_;  // present while no step is computed
-  std::optional<Update::Shown> shown_;   // present instead while the average stands in for the weights
+  std::optional<Whole> all_parameters_;        // present while no step is computed
+  std::optional<WeightAverage::Shown> shown_;  // present instead while the average stands in for the weights
   Totals totals_;
   FiniteWatch watch_;
   ReplicaWatch replicas_;
