@@ -87,6 +87,7 @@ class RankTrainer {
   bool within_round() const;
   void report(StepProgress& progress);
   void keep_or_stop(const Keep& keep);
+  void call_before_step(EpochMetrics& metrics, int64_t steps);  // `steps` of a whole epoch
   void run_step(const Batch& batch);
   void search_algorithms_if(bool shapes_stay);
   void watch_waits_of_gpu();

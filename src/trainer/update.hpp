@@ -79,6 +79,9 @@ class Update {
   // Gives the average; none if the weights are evaluated.
   std::optional<WeightAverage>& average() { return average_; }
 
+  // Gives the optimizer, for Task::before_step.
+  NetOptimizer& optimizer() { return optimizer_; }
+
   // save() puts the optimizer's state into a checkpoint, and load() takes it back; plain SGD has none. Call both on all
   // ranks, each with its Rank of the whole run. Throws Error if the state is of another network, or of other ranks than
   // it can go on with.
