@@ -9,6 +9,7 @@
 //   lab/optimizers           optimizers by their names
 //   lab/power_sgd            gradients travel as products of two thin matrices
 //   lab/recorded             a loop's step as one CUDA graph
+//   lab/weight_average       an exponential moving average of the weights (EMA)
 //   server/parameter_server  ParameterServer: servers keep the parameters, workers compute gradients
 // src/lab/README.md says how it works.
 #pragma once
@@ -22,4 +23,5 @@
 #include <lockstep/lab/optimizers.hpp>
 #include <lockstep/lab/power_sgd.hpp>
 #include <lockstep/lab/recorded.hpp>
+#include <lockstep/lab/weight_average.hpp>
 #include <lockstep/server/parameter_server.hpp>

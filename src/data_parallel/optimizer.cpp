@@ -1,5 +1,6 @@
 #include "net_optimizer.hpp"
 
+#include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <lockstep/base/error.hpp>
 #include <lockstep/optim/layer_wise.hpp>
@@ -18,6 +19,7 @@
 #include "sharded_state.hpp"
 
 #include <bit>
+#include <map>
 #include <set>
 #include <utility>
 
@@ -91,6 +93,36 @@ void tell_of_new_ones(const io::NamedTensors& state, const Replica& replica, con
   if (!names.empty())
     comm::RankPlace::of(replica.rank())
         .warn(owner + ": the file has no state of these parameters, which begin anew: " + names);
+}
+
+// Gives tensors of the shapes of the network's trained parameters, on all ranks alike. Call it on all ranks.
+std::map<std::string, at::Tensor> shapes_of(TrainedNet& net) {
+  io::NamedTensors mine;
+  for (const auto& [name, parameter] : parameters_of(net.replica()->module())) {
+    if (parameter.requires_grad())
+      mine.emplace_back("of." + name, at::zeros(parameter.sizes(), parameter.options().dtype(at::kByte)));
+  }
+  std::map<std::string, at::Tensor> shapes;
+  for (const auto& [name, shape] : net.joined(mine)) shapes.emplace(parts_of_state_name(name).second, shape);
+  return shapes;
+}
+
+// Takes what does not fit out of `state`. A member with fewer or more dimensions than its parameter fits.
+UnmatchedNames take_out_unmatched(io::NamedTensors& state, const std::map<std::string, at::Tensor>& shapes) {
+  std::set<std::string> matched, unexpected;
+  for (const auto& [name, tensor] : state) {
+    const std::string parameter = parts_of_state_name(name).second;
+    const auto shape = shapes.find(parameter);
+    const bool fits =
+        shape != shapes.end() && (tensor.dim() != shape->second.dim() || tensor.sizes() == shape->second.sizes());
+    (fits ? matched : unexpected).insert(parameter);
+  }
+  std::erase_if(state, [&](const auto& named) { return unexpected.contains(parts_of_state_name(named.first).second); });
+  UnmatchedNames unmatched{.unexpected = {unexpected.begin(), unexpected.end()}};
+  for (const auto& [name, shape] : shapes) {
+    if (!matched.contains(name) || unexpected.contains(name)) unmatched.missing.push_back(name);
+  }
+  return unmatched;
 }
 
 // Sets the weight decay if the options are of one of these types; tells whether they are.
@@ -244,8 +276,14 @@ void Optimizer::save(const std::filesystem::path& file) {
   net_->replica()->rank().barrier();
 }
 
-void Optimizer::load(const std::filesystem::path& file) {
+UnmatchedNames Optimizer::load(const std::filesystem::path& file, bool strict) {
+  UnmatchedNames unmatched;
   io::load_checked(file, [&](const io::NamedTensors& state, const std::map<std::string, std::string>& metadata) {
+    if (!strict) {
+      io::NamedTensors fitting = state;
+      unmatched = take_out_unmatched(fitting, shapes_of(*net_));
+      return load_state(fitting);
+    }
     const auto options = metadata.find(kOptionsKey);
     const std::string before = options_text(*inner_);
     if (options != metadata.end()) load_options(*inner_, options->second);  // a file of 0.1 has none
@@ -257,6 +295,7 @@ void Optimizer::load(const std::filesystem::path& file) {
     }
     tell_of_new_ones(state, *net_->replica(), name_);
   });
+  return unmatched;
 }
 
 std::vector<WatchedTensor> NetOptimizer::slices() const {

@@ -83,6 +83,7 @@ std::string measures_text(const Task& task) {
   if (task.optimizer) text += ", an optimizer of its own";
   if (task.groups) text += ", groups of its own";
   if (task.ema_decay > 0) text += ", ema_decay " + number_text(task.ema_decay);
+  if (task.before_step) text += ", a before_step";
   return text;
 }
 

@@ -8,6 +8,7 @@
 #include <lockstep/devices/memory_format.hpp>
 #include <lockstep/lab/check_arithmetic.hpp>
 
+#include "base/rank_thread.hpp"
 #include "batch_settings.hpp"
 #include "data_parallel/replica.hpp"
 #include "data_parallel/replica_check.hpp"
@@ -23,6 +24,7 @@
 #include "train_options.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <limits>
 #include <utility>
 
@@ -207,6 +209,7 @@ void RankTrainer::train(EpochMetrics& metrics, const Keep& keep) {
     clock_.batch_came();
     batch->x = batch->x.contiguous(memory_format(options_));
     set_time_of_step(steps_);
+    if (task_.before_step) call_before_step(metrics, all.count());
     net_.set_steps_done(done * all.count() + steps_);
     ++steps_;
     if (trace_ != nullptr) trace_->before_step(rank_);
@@ -228,6 +231,27 @@ void RankTrainer::train(EpochMetrics& metrics, const Keep& keep) {
     clock_.step_done();
   }
   end_epoch(metrics);
+}
+
+void RankTrainer::call_before_step(EpochMetrics& metrics, int64_t steps) {
+  const auto loss = [this] {
+    synchronize(rank_);
+    return totals_.mean_loss();
+  };
+  const auto whole_net = [this] {
+    if (!all_parameters_) all_parameters_.emplace(update_.part());
+    return whole();
+  };
+  traffic_.leave_out([&] {
+    const InUserCode here("before_step of \"" + task_.name + "\"");
+    task_.before_step({metrics.epoch, steps_, steps, rank_, net_, update_.optimizer(), loss, whole_net});
+  });
+  all_parameters_.reset();
+  if (!update_.part()->module().is_training()) net_.train();
+  const int64_t step = (metrics.epoch - 1) * steps + steps_ + 1;
+  if (std::has_single_bit(static_cast<uint64_t>(step))) update_.optimizer().compare_options();
+  metrics.lr = update_.optimizer().param_groups().at(0).options().get_lr();
+  if (balance_) balance_->leave_out();
 }
 
 // A step that another rank's loss has ended may have changed the buffers. All other state changes last.
@@ -359,7 +383,7 @@ void RankTrainer::evaluate_now(EpochMetrics& metrics, bool to_the_end) {
 void RankTrainer::show() {
   if (!update_.average() || !update_.average()->is_begun() || shown_) return;
   all_parameters_.reset();
-  shown_.emplace(update_);
+  shown_.emplace(*update_.average());
 }
 
 bool RankTrainer::holds_whole() {

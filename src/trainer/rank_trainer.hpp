@@ -87,6 +87,7 @@ class RankTrainer {
   bool within_round() const;
   void report(StepProgress& progress);
   void keep_or_stop(const Keep& keep);
+  void call_before_step(EpochMetrics& metrics, int64_t steps);  // `steps` of a whole epoch
   void run_step(const Batch& batch);
   void search_algorithms_if(bool shapes_stay);
   void watch_waits_of_gpu();
@@ -119,8 +120,8 @@ class RankTrainer {
   MadeModule made_;  // `net_` has the layers, this has none
   SplitModel net_;
   Update update_;
-  std::optional<Whole> all_parameters_;  // present while no step is computed
-  std::optional<Update::Shown> shown_;   // present instead while the average stands in for the weights
+  std::optional<Whole> all_parameters_;        // present while no step is computed
+  std::optional<WeightAverage::Shown> shown_;  // present instead while the average stands in for the weights
   Totals totals_;
   FiniteWatch watch_;
   ReplicaWatch replicas_;

@@ -140,19 +140,14 @@ void RankTrainer::load_average(const RunState& state) {
       parameter->copy_(value);
     }
   };
-  if (!holds_whole()) {
-    MadeModule averages = task_.module(rank_, options_.seed);
-    put_into(*averages.whole());
-    const SplitModel slices(averages.layers, traffic_.rank(), split_of(options_, rank_.world_size()),
-                            {.average = false});
-    return average->set(slices.trained()->replica()->module().parameters());
-  }
-  average->add();  // keeps the weights, and the exchange gives them back
-  {
-    const Whole all(update_.part());
-    put_into(*whole());
-  }
-  average->exchange();
+  average->add();  // keeps the weights, which come back when the average is no longer shown
+  const auto shown = average->shown();
+  if (holds_whole()) return put_into(*whole());
+  MadeModule averages = task_.module(rank_, options_.seed);
+  put_into(*averages.whole());
+  const SplitModel slices(averages.layers, traffic_.rank(), split_of(options_, rank_.world_size()), {.average = false});
+  const auto from = slices.trained()->replica()->module().parameters(), to = update_.part()->module().parameters();
+  for (size_t i = 0; i < to.size(); ++i) to[i].copy_(from[i]);
 }
 
 // With PowerSGD each rank has an error of its own.

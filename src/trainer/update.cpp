@@ -8,7 +8,6 @@
 #include "data_parallel/hidden_gradients.hpp"
 #include "data_parallel/replica_check.hpp"
 #include "flat_options.hpp"
-#include "optim/made_optimizer.hpp"
 #include "optim/optimizer_state.hpp"
 #include "ranks/trained_parameters.hpp"
 #include "train_options.hpp"
@@ -42,10 +41,7 @@ Update::Update(const TrainOptions& options, const SplitModel& net, const Task& t
       is_only_replica_(net_.mesh().data().world_size() == 1),
       rate_(learning_rate_of(options)),
       optimizer_(net_.trained(), make_of(options, task), grouping_of(task, module), "fit") {
-  if (task.ema_decay > 0) {  // a rank with slices of the weights keeps slices of their average too
-    average_.emplace(task.ema_decay, divides_parameters() ? tensors_in(optimizer_.inner().param_groups())
-                                                          : part()->module().parameters());
-  }
+  if (task.ema_decay > 0) average_.emplace(net_, task.ema_decay);
   optimizer_.compare_options();  // the ranks' options may differ with a Task's own optimizer
   const auto* const local = std::get_if<LocalSgdOptions>(&options.way);
   if (local == nullptr) return;
@@ -103,16 +99,6 @@ void Update::step() {
   optimizer_.update();
   if (local_) local_->step();
   if (average_) average_->add();
-}
-
-Update::Shown::Shown(Update& update) : update_(update) {
-  if (update_.average_) update_.average_->exchange();
-  whole_.emplace(update_.part());
-}
-
-Update::Shown::~Shown() {
-  whole_.reset();  // its end takes over the parameters' values
-  if (update_.average_) update_.average_->exchange();
 }
 
 io::NamedTensors Update::replica() const {

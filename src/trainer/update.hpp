@@ -6,6 +6,7 @@
 
 #include <torch/optim/optimizer.h>
 #include <lockstep/lab/local_sgd.hpp>
+#include <lockstep/lab/weight_average.hpp>
 #include <lockstep/optim/learning_rate.hpp>
 #include <lockstep/split/split_model.hpp>
 #include <lockstep/trainer/task.hpp>
@@ -14,7 +15,6 @@
 #include "data_parallel/net_optimizer.hpp"
 #include "optim/fused_optimizers.hpp"
 #include "run_state.hpp"
-#include "weight_average.hpp"
 
 #include <memory>
 #include <optional>
@@ -73,24 +73,14 @@ class Update {
     if (local_) local_->synchronize();
   }
 
-  // While a Shown lives, every rank has the whole parameters that are evaluated: the average, if there is one. Make it
-  // on all ranks, and not while a Whole lives.
-  class Shown {
-   public:
-    explicit Shown(Update& update);
-    ~Shown();
-    Shown(const Shown&) = delete;
-    Shown& operator=(const Shown&) = delete;
-
-   private:
-    Update& update_;
-    std::optional<Whole> whole_;
-  };
   // Gives this rank's layers of the net. The ranks along the data axis have replicas of them.
   const std::shared_ptr<Replica>& part() const { return optimizer_.replica(); }
 
-  // Gives the average; none if the weights are evaluated, or before the first step.
+  // Gives the average; none if the weights are evaluated.
   std::optional<WeightAverage>& average() { return average_; }
+
+  // Gives the optimizer, for Task::before_step.
+  NetOptimizer& optimizer() { return optimizer_; }
 
   // save() puts the optimizer's state into a checkpoint, and load() takes it back; plain SGD has none. Call both on all
   // ranks, each with its Rank of the whole run. Throws Error if the state is of another network, or of other ranks than

@@ -10,6 +10,7 @@
 
 #include "data_parallel/hidden_gradients.hpp"
 #include "data_parallel/net_optimizer.hpp"
+#include "io/checked_tensors.hpp"
 #include "support/error_of.hpp"
 #include "support/scratch_folder.hpp"
 #include "support/test_devices.hpp"
@@ -148,6 +149,31 @@ TEST(SplitOptimizerState, GoesThroughAFileToAnotherSplit) {
     const auto adam = optimizer_of(net, /*adam=*/true);
     adam->load(file);
     expect_near(adam->state(), expected);
+  });
+}
+
+// All ranks list the same, whichever of them hold the layers.
+TEST(SplitOptimizerState, OfAnotherNetworkIsTakenAsFarAsItFits) {
+  const lockstep::ScratchFolder folder;
+  const ModelSplit both{.mesh = {.pipeline = 2, .tensor = 2}, .microbatches = 2};
+  lockstep::run(lockstep::test_devices(4), [&](Rank& rank) {
+    SplitModel net(make_net(), rank, both);
+    const auto adam = optimizer_of(net, /*adam=*/true);
+    train(net, *adam, lockstep::synthetic_images(96, 10).train, 1, "");
+    NamedTensors state = adam->state(), kept;
+    for (auto& [name, tensor] : state) {
+      const bool fits = !name.ends_with(".fc1.weight") && !name.ends_with(".output.bias");
+      if (fits) kept.emplace_back(name, tensor);
+      if (name.ends_with(".fc1.weight") && tensor.dim() > 0) tensor = torch::ones({3, 5});
+      if (name.ends_with(".output.bias")) name.replace(name.find("output"), 6, "head");
+    }
+    if (rank.index() == 0) lockstep::io::write_checked(folder / "adam", state);
+    rank.barrier();
+    const auto other = optimizer_of(net, /*adam=*/true);
+    const lockstep::UnmatchedNames unmatched = other->load(folder / "adam", /*strict=*/false);
+    EXPECT_THAT(unmatched.missing, testing::ElementsAre("fc1.weight", "output.bias")) << rank.index();
+    EXPECT_THAT(unmatched.unexpected, testing::ElementsAre("fc1.weight", "head.bias")) << rank.index();
+    expect_near(other->state(), kept);
   });
 }
 

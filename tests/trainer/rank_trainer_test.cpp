@@ -37,13 +37,16 @@ struct Outcome {
 };
 
 // On `ranks` CPU ranks, with rank 0's outcome.
-Outcome train(int ranks, const TrainOptions& options, bool graphed) {
+Outcome train(int ranks, const TrainOptions& options, bool graphed,
+              const std::function<void(const lockstep::NextStep&)>& before_step = {}) {
   const auto data = lockstep::synthetic_images(150, 40);
   Outcome outcome;
   lockstep::run(lockstep::test_devices(ranks), [&](Rank& rank) {
     int replays = 0;
     const lockstep::TrainCallbacks callbacks;
-    lockstep::RankTrainer trainer(options, callbacks, task_of(options, data), rank, nullptr,
+    lockstep::Task task = task_of(options, data);
+    task.before_step = before_step;
+    lockstep::RankTrainer trainer(options, callbacks, task, rank, nullptr,
                                   graphed ? std::make_unique<lockstep::FakeGraph>(&replays) : nullptr);
     std::vector<EpochMetrics> history;
     for (int epoch = 1; epoch <= options.epochs; ++epoch) history.push_back(trainer.epoch(epoch));
@@ -52,13 +55,21 @@ Outcome train(int ranks, const TrainOptions& options, bool graphed) {
   return outcome;
 }
 
+// Also with a rate of each step's own and a forward in between.
 TEST(RankTrainer, RecordedStepsGiveWhatOtherStepsGive) {
   TrainOptions options;
   options.batch.size = 32;
   options.epochs = 3;
-  for (const int ranks : {1, 2, 3}) {
-    SCOPED_TRACE(ranks);
-    const Outcome expected = train(ranks, options, false), outcome = train(ranks, options, true);
+  const std::function<void(const lockstep::NextStep&)> before_step = [](const lockstep::NextStep& next) {
+    next.optimizer.set_lr(next.done % 2 == 0 ? 0.3 : 0.05);
+    next.net.eval();
+    EXPECT_EQ(next.net.forward(torch::ones({1, 1, 28, 28}).to(next.rank.device())).size(0), 1);
+  };
+  for (const auto& [ranks, sets_rates] : {std::pair(1, false), {2, false}, {3, false}, {1, true}, {3, true}}) {
+    SCOPED_TRACE(std::to_string(ranks) + (sets_rates ? " with before_step" : ""));
+    const auto function = sets_rates ? before_step : std::function<void(const lockstep::NextStep&)>();
+    const Outcome expected = train(ranks, options, false, function), outcome = train(ranks, options, true, function);
+    EXPECT_EQ(outcome.history[0].lr == 0.3, sets_rates);  // the fifth step's rate
     EXPECT_EQ(expected.replays, 0);
     EXPECT_EQ(outcome.replays, 3 * 4 - lockstep::kWarmUpSteps);  // 4 full batches and one of 22 samples
     for (size_t i = 0; i < expected.history.size(); ++i) {

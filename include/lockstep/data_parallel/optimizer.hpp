@@ -22,6 +22,7 @@
 #include <torch/optim/optimizer.h>
 #include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
+#include <lockstep/nn/weights.hpp>
 
 #include <cstdint>
 #include <filesystem>
@@ -108,6 +109,14 @@ class Optimizer {
   std::vector<torch::optim::OptimizerParamGroup>& param_groups();
   void set_lr(double lr);  // sets all groups' learning rate, from the next step on
 
+  // Makes a scheduler of LibTorch, or one like it, that sets these learning rates from a `torch::optim::Optimizer&`:
+  //   auto rate = adam.scheduler<torch::optim::StepLR>(/*step_size=*/30, /*gamma=*/0.1);
+  // Use it no longer than the Optimizer. docs/guide/optimizer.md says how it goes on after a resume.
+  template <class Scheduler, class... Arguments>
+  Scheduler scheduler(Arguments&&... arguments) {
+    return Scheduler(*inner_, std::forward<Arguments>(arguments)...);
+  }
+
   // Sets the weight decay of one group of an optimizer, from the next step on. Do not set it by options given with a
   // group: LibTorch 2.15 ignores options there of their class's default value, such as 0. Throws Error for a number
   // below 0, and for an optimizer that is none of LibTorch's or lockstep's, or has no weight decay.
@@ -124,8 +133,13 @@ class Optimizer {
   // Throws Error, before anything is changed: a file that cannot be read or written; one of another network, of another
   // kind of optimizer, or of another number of groups; save() of a net with `average = false`. Cost of save(): an
   // allgather of the state where ranks have different parts of it.
+  //
+  // Without `strict` load() takes what fits of another network's file, as for fine-tuning. Options and groups stay as
+  // they are here. A parameter whose name and shape the file's state does not have begins anew. The result lists the
+  // parameters that begin anew (missing), and those whose state in the file was left out (unexpected), equal on all
+  // ranks. A parameter of another shape is in both lists, and a frozen one in the second.
   void save(const std::filesystem::path& file);
-  void load(const std::filesystem::path& file);
+  UnmatchedNames load(const std::filesystem::path& file, bool strict = true);
 
   class Parts;  // private: src/data_parallel/optimizer_parts.hpp
 

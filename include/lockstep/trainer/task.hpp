@@ -9,8 +9,11 @@
 #include <lockstep/data/sample_function.hpp>
 #include <lockstep/data/samples.hpp>
 #include <lockstep/data_parallel/data_parallel.hpp>
+#include <lockstep/data_parallel/optimizer.hpp>
+#include <lockstep/split/split_model.hpp>
 #include <lockstep/trainer/module_maker.hpp>
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -26,6 +29,20 @@ struct Metric {
   // see evaluate() of criteria.
   Criterion of = detail::SampleFunction();
   bool more_is_better = false;
+};
+
+// Task::before_step gets this: where the run is, between two steps, and what it trains.
+struct NextStep {
+  int epoch;             // the epoch's number, from 1
+  int64_t done;          // steps of this epoch that are done, from 0
+  int64_t steps;         // steps of a whole epoch
+  Rank& rank;            // this rank of the run
+  SplitModel& net;       // for net.forward() between net.eval() and net.train(), as in evaluate()
+  Optimizer& optimizer;  // its learning rate is what the options give the next step
+  // Gives the mean loss of this rank's samples of the epoch so far. On a GPU it waits for the steps.
+  std::function<double()> loss;
+  // Gives the whole network, to read or to save it until before_step returns. Call it on all ranks.
+  std::function<std::shared_ptr<torch::nn::Module>()> whole;
 };
 
 struct Task {
@@ -60,6 +77,12 @@ struct Task {
   // PyTorch's AveragedModel. The average is then evaluated and kept after an epoch, with the buffers of the network. 0:
   // the weights are evaluated and kept.
   double ema_decay = 0;
+  // A function that is called on all ranks before each step, to log, to evaluate, to save, or to end the run by
+  // TrainCallbacks::stop. A learning rate that it sets, such as next.optimizer.set_lr(0.1), counts for the next step
+  // alone. Set the same on all ranks, and do the same there: next.done and next.epoch are equal, next.loss() is not. An
+  // exception ends the run. The epoch's seconds include it. A recorded step (cuda_graph) sees the learning rates, but
+  // no parameter that is frozen meanwhile. Empty: it costs nothing.
+  std::function<void(const NextStep& next)> before_step = {};
 };
 
 }  // namespace lockstep
