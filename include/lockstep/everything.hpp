@@ -12,5 +12,6 @@
 #include <lockstep/nn/layer_holder.hpp>
 #include <lockstep/nn/tensor_files.hpp>
 #include <lockstep/optim/layer_wise.hpp>
+#include <lockstep/ranks/functional.hpp>
 #include <lockstep/split.hpp>
 #include <lockstep/survive.hpp>

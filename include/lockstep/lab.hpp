@@ -6,6 +6,7 @@
 //   lab/lamb                 layer-wise adaptive moments
 //   lab/lars                 layer-wise adaptive rate scaling
 //   lab/local_sgd            several steps alone, then an average of the parameters (DiLoCo)
+//   lab/loss_scaler          the scale of losses in float16
 //   lab/optimizers           optimizers by their names
 //   lab/power_sgd            gradients travel as products of two thin matrices
 //   lab/recorded             a loop's step as one CUDA graph
@@ -20,6 +21,7 @@
 #include <lockstep/lab/lamb.hpp>
 #include <lockstep/lab/lars.hpp>
 #include <lockstep/lab/local_sgd.hpp>
+#include <lockstep/lab/loss_scaler.hpp>
 #include <lockstep/lab/optimizers.hpp>
 #include <lockstep/lab/power_sgd.hpp>
 #include <lockstep/lab/recorded.hpp>

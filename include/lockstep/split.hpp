@@ -8,7 +8,6 @@
 //   profile/layer_profile                 measures a net's layers, the ranks' speeds and the links between ranks
 //   split/mesh                            ranks as a block of three axes
 //   split/split_model                     SplitModel: data, layers and channels at once
-//   tensor_parallel/parallel_functions    the differentiable collectives
 //   tensor_parallel/parallel_layers       Shardable, and layers of which each rank keeps a slice
 //   tensor_parallel/parallel_transformer  LayerNorm, Embedding and MultiheadAttention in slices
 // src/split/README.md says how it works.
@@ -22,6 +21,5 @@
 #include <lockstep/profile/layer_profile.hpp>
 #include <lockstep/split/mesh.hpp>
 #include <lockstep/split/split_model.hpp>
-#include <lockstep/tensor_parallel/parallel_functions.hpp>
 #include <lockstep/tensor_parallel/parallel_layers.hpp>
 #include <lockstep/tensor_parallel/parallel_transformer.hpp>

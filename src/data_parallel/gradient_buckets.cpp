@@ -1,6 +1,7 @@
 #include "gradient_buckets.hpp"
 
 #include <ATen/ops/tensor.h>
+#include <c10/util/ScopeExit.h>
 #include <lockstep/base/error.hpp>
 
 #include "base/exception_text.hpp"
@@ -58,6 +59,9 @@ void GradientBuckets::average(const std::function<void()>& backward, const PartS
                 "up; take batches with the same BatchOptions::grain");
   }
   start();
+  bool& averages = comm::RankPlace::of(rank_).averages;
+  averages = true;
+  const auto done = c10::make_scope_exit([&] { averages = false; });
   backward();
   finish(sizes);
 }

@@ -215,7 +215,12 @@ void Loss::Part::check(const Term& term) const {
 void Loss::Part::backward_of(const Term& term, int64_t stand_ins) const {
   if (!term.mean.requires_grad()) return;
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);  // forward chose the types
-  const double weight = sizes_.by_grains ? static_cast<double>(term.size) : weight_;
+  if (scale_ != 1 && term.mean.element_size() < 4) {
+    throw Error(replica_->rank().name() +
+                ": LossScaler: the loss has 16 bits, which hold no scaled gradient of it. Compute it in float32: "
+                "criterion(y_hat.to(torch::kFloat), y)");
+  }
+  const double weight = scale_ * (sizes_.by_grains ? static_cast<double>(term.size) : weight_);
   const WeighedBackward weighed(term.mean, weight, replica_->module());
   if (!sizes_.by_grains) return term.mean.backward(weighed.seed());
   replica_->grains().backward(
@@ -229,6 +234,23 @@ void Loss::Part::backward_of(const Term& term, int64_t stand_ins) const {
         term.mean.backward(weighed.seed());
       },
       stand_ins);
+}
+
+// ---- A scale.
+
+// Before the average divides by the number of ranks, each sample weighs that many times as much as on one device, and
+// float16 would overflow earlier. A grain's samples weigh the same on any number of ranks.
+double Loss::Part::scale_divisor(const Replica& replica, bool by_grains) {
+  return by_grains ? 1 : replica.rank().world_size();
+}
+
+void Loss::Part::scale(double factor) {
+  if (is_interleaved_ || replica_->grains().check()) {
+    throw Error(replica_->rank().name() + ": LossScaler: " +
+                (is_interleaved_ ? "a pipeline's losses cannot be scaled. Take bfloat16, or a net without a pipeline"
+                                 : "a grain_check computes gradients again without a scale. Leave one of them out"));
+  }
+  scale_ = factor / scale_divisor(*replica_, sizes_.by_grains);
 }
 
 // ---- The value.

@@ -44,6 +44,11 @@ class Loss::Part {
   at::Tensor value() const;
   double global_value() const;
 
+  // Makes backward() multiply the gradients by factor / scale_divisor(), in 32 bits or more. Throws Error for terms
+  // that interleave, and beside a GrainCheck.
+  void scale(double factor);
+  static double scale_divisor(const Replica& replica, bool by_grains);
+
  private:
   struct Term {
     int64_t number = 0;     // the grain's number, or kStandIn
@@ -65,6 +70,7 @@ class Loss::Part {
   const PartSizes sizes_;
   const double size_ = static_cast<double>(sizes_.local);  // the part's samples, or what its mean is over
   double weight_ = 1;                                      // the part's weight in the average of the ranks' parts
+  double scale_ = 1;                                       // the factor of all gradients, for a LossScaler
   std::optional<Batch> batch_;
   MeanOf mean_of_;  // empty: the means are there
   SampleScope::Place place_;

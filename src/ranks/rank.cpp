@@ -41,10 +41,11 @@ void warn_of_graph(const Rank& rank, const at::Tensor& tensor, const std::string
   if (!at::GradMode::is_enabled() || !tensor.defined() || !tensor.grad_fn()) return;
   const comm::RankPlace& place = comm::RankPlace::of(rank);
   if (place.run->told_of_graph.exchange(true)) return;
-  place.warn(call +
-             "() of a tensor with a graph: no gradient flows through it, so what is computed from the result trains "
-             "with wrong gradients. Take reduce_from_group() or gather_in_group() (parallel_functions.hpp) where a "
-             "gradient is to flow, and detach() where it is only a value");
+  place.warn(
+      call +
+      "() of a tensor with a graph: no gradient flows through it, so what is computed from the result trains "
+      "with wrong gradients. Take allreduce_with_gradient() or allgather_with_gradient() (ranks/functional.hpp) where "
+      "a gradient is to flow, and detach() where it is only a value");
 }
 
 }  // namespace

@@ -100,7 +100,9 @@ class RankPlace {
   const int world_rank;
   const Members members;
   const RankRandom random;
-  int groups = 0;  // the number of groups that were made so far; equal on all members
+  int groups = 0;                          // the number of groups that were made so far; equal on all members
+  mutable bool averages = false;           // a DataParallel averages a backward over these ranks right now
+  mutable int64_t gathered_backwards = 0;  // the number of gather_from_group's backwards so far, where they compare
 };
 
 }  // namespace lockstep::comm

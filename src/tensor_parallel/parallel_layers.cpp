@@ -134,7 +134,8 @@ OutputChannelParallelConv2dImpl::OutputChannelParallelConv2dImpl(const torch::nn
 
 Tensor OutputChannelParallelConv2dImpl::input_of_slice(const Tensor& x) {
   if (own_groups_) return input_is_parallel_ ? x : scatter_to_group(x, 1, rank_);
-  const Tensor all = input_is_parallel_ ? gather_in_group(x, 1, rank_, whole_.in_channels()) : copy_to_group(x, rank_);
+  const Tensor all =
+      input_is_parallel_ ? allgather_with_gradient(x, rank_, 1, whole_.in_channels()) : copy_to_group(x, rank_);
   if (whole_.groups() == 1) return all;
   const int64_t group = rank_.index() / (rank_.world_size() / whole_.groups());
   const int64_t channels = whole_.in_channels() / whole_.groups();
@@ -176,7 +177,7 @@ OutputChannelParallelConvReluPoolImpl::OutputChannelParallelConvReluPoolImpl(con
 
 Tensor OutputChannelParallelConvReluPoolImpl::forward(const Tensor& x) {
   if (!input_is_parallel_) compare_input(x, rank_);
-  const Tensor all = input_is_parallel_ ? gather_in_group(x, 1, rank_, in_) : copy_to_group(x, rank_);
+  const Tensor all = input_is_parallel_ ? allgather_with_gradient(x, rank_, 1, in_) : copy_to_group(x, rank_);
   return conv_relu_pool(all, weight, bias);
 }
 

@@ -13,7 +13,7 @@
 // by output channel. A convolution that needs all channels of a slice gathers them. This takes two exchanges of
 // activations per two layers, in forward and in backward. `alternating` lets convolutions alternate as linear layers
 // do. Use the net on its rank's thread only. A rank's memory has the slices of parameters and activations, and all that
-// stays whole. Each exchange is one of parallel_functions.hpp.
+// stays whole. Each exchange is one of ranks/functional.hpp.
 #pragma once
 
 #include <torch/nn/modules/container/sequential.h>

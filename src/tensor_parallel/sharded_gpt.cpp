@@ -3,7 +3,7 @@
 #include <ATen/ops/gelu.h>
 #include <lockstep/base/error.hpp>
 #include <lockstep/models/linear.hpp>
-#include <lockstep/tensor_parallel/parallel_functions.hpp>
+#include <lockstep/ranks/functional.hpp>
 
 #include <string>
 

@@ -42,7 +42,7 @@ set(simulated_tests
   "local_sgd_test|Sizes/*"
   "mesh_test|*-Groups.*"
   "on_nan_test|OnNan*"
-  "parallel_functions_test|Sizes/*"
+  "functional_test|Sizes/*:FunctionalTest.*"
   "parallel_layers_test|Sizes/*-*Convolutions*"
   "parallel_transformer_test|Sizes/*/2Ranks"
   "parameter_server_test|Sizes/*-*SparsePushes*"

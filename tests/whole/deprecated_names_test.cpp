@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 #include <lockstep/lockstep.hpp>
+#include <lockstep/ranks/functional.hpp>
 
 #include "support/error_of.hpp"
 #include "support/group_tests.hpp"
@@ -50,6 +51,7 @@ TEST(DeprecatedNames, CallsOfARankAreCountedAndPosted) {
     post_allreduce(counted, ones)->wait();
     EXPECT_TRUE(ones.equal(torch::full(4, 2.0, rank.device())));
     EXPECT_GT(traffic->sent, 0);
+    EXPECT_EQ(gather_in_group(ones, 0, rank).size(0), 8);
   });
 }
 

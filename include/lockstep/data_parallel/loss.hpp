@@ -42,6 +42,8 @@ class [[nodiscard]] Loss {
   // Rank::mean does.
   double global_item() const;
 
+  const std::shared_ptr<Part>& part() const { return part_; }  // for lockstep's own code: Part's class is private
+
  private:
   std::shared_ptr<Part> part_;
 };

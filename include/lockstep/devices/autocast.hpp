@@ -23,7 +23,7 @@ namespace lockstep {
 class [[nodiscard]] Autocast {
  public:
   // Acts on operations on devices of `device`'s type. With enabled = false, operations inside compute as if there were
-  // no Autocast around. `type` is bfloat16 or float16. (float16's gradients need scaling, which Autocast does not do.)
+  // no Autocast around. `type` is bfloat16 or float16. (float16's gradients need a LossScaler.)
   explicit Autocast(const c10::Device& device, c10::ScalarType type = c10::ScalarType::BFloat16, bool enabled = true);
   ~Autocast();
   Autocast(const Autocast&) = delete;

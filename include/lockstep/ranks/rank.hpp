@@ -70,7 +70,7 @@ class Rank {
 
   // Give these tensors of one shape and type on all ranks; all else is as above. allgather returns [world_size, ...],
   // in which row r is rank r's tensor. reduce_scatter takes [world_size, ...], and returns row index() of the ranks'
-  // sum.
+  // sum. Gradients flow through no collective here; take those of functional.hpp where they are to flow.
   at::Tensor allgather(const at::Tensor& tensor);
   at::Tensor reduce_scatter(const at::Tensor& tensor, c10d::ReduceOp op = c10d::ReduceOp::SUM);
 

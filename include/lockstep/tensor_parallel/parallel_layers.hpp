@@ -21,8 +21,8 @@
 #include <torch/nn/modules/normalization.h>
 #include <torch/nn/pimpl.h>
 #include <lockstep/models/conv_relu_pool.hpp>
+#include <lockstep/ranks/functional.hpp>
 #include <lockstep/ranks/rank.hpp>
-#include <lockstep/tensor_parallel/parallel_functions.hpp>
 
 #include <cstdint>
 #include <map>

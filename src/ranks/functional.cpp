@@ -4,7 +4,7 @@
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <lockstep/base/error.hpp>
-#include <lockstep/tensor_parallel/parallel_functions.hpp>
+#include <lockstep/ranks/functional.hpp>
 
 #include <algorithm>
 #include <functional>
@@ -15,7 +15,9 @@
 
 #include "base/classic.hpp"
 #include "data/parts.hpp"
-#include "ranks/gather.hpp"
+#include "equal_input.hpp"
+#include "gather.hpp"
+#include "rank_place.hpp"
 
 namespace lockstep {
 namespace {
@@ -29,6 +31,7 @@ struct Exchanged {
   Rank rank;
   int64_t dim = 0;
   std::vector<int64_t> sizes = {};  // the sizes of the ranks' slices along dim
+  bool compares = false;            // a backward that wants equal gradients compares them
 };
 
 struct KeptForBackward : torch::CustomClassHolder {
@@ -45,13 +48,23 @@ std::vector<int64_t> equal_sizes(int64_t total, const Rank& rank) {
   return sizes;
 }
 
+// Returns every rank's x.size(dim). Where a rank's x has no graph, it would stay away from the others' backward.
+std::vector<int64_t> asked_sizes(const char* function, const Tensor& x, int64_t dim, Rank& rank) {
+  const Tensor all = of_all_ranks(rank, {x.size(dim), x.requires_grad() && at::GradMode::is_enabled() ? 1 : 0});
+  const Tensor sizes = all.select(1, 0).contiguous(), graphs = all.select(1, 1);
+  if (!graphs.eq(graphs[0]).all().item<bool>()) {
+    throw Error(std::string(function) + ": x has a graph on some ranks only, here " +
+                (x.requires_grad() ? "a graph" : "none") +
+                ", so backward would wait for the others. Compute x with gradients on all ranks: a rank without "
+                "samples passes its empty batch through the net");
+  }
+  return {sizes.const_data_ptr<int64_t>(), sizes.const_data_ptr<int64_t>() + sizes.numel()};
+}
+
 // Returns every rank's x.size(dim), as part_of cuts `total`. If `total` is 0, the ranks ask each other.
 std::vector<int64_t> sizes_in_group(const char* function, const Tensor& x, int64_t dim, Rank& rank, int64_t total) {
+  if (total == 0) return asked_sizes(function, x, dim, rank);
   const int64_t mine = x.size(dim);
-  if (total == 0) {
-    const Tensor all = of_all_ranks(rank, {mine}).contiguous();
-    return {all.const_data_ptr<int64_t>(), all.const_data_ptr<int64_t>() + all.numel()};
-  }
   std::vector<int64_t> sizes = equal_sizes(total, rank);
   if (sizes[rank.index()] == mine) return sizes;
   throw Error(std::string(function) + ": x is " + classic_text(x.sizes()) + ", but rank " +
@@ -101,6 +114,29 @@ Tensor own_slice_of_sum(const Tensor& x, Exchanged& how) {
   return output[0];
 }
 
+// ---- Gradients that must be equal ----------------------------------------------------------------------------------
+
+// Throws Error where gather_from_group's gradients are wrong.
+void check_equal(const Tensor& gradient, Exchanged& how) {
+  const auto& place = comm::RankPlace::of(how.rank);
+  const std::string remedy =
+      ". Take allgather_with_gradient() (ranks/functional.hpp), whose backward adds the ranks' gradients; "
+      "gather_from_group() is for layers that divide their work";
+  if (place.averages) {
+    throw Error(how.rank.name() +
+                ": gather_from_group: a DataParallel averages over the same ranks, so each output's gradient would be "
+                "divided by the number of ranks" +
+                remedy);
+  }
+  if (!how.compares) return;
+  const auto other = rank_with_another_input(gradient, how.rank, 2 * ++place.gathered_backwards);
+  if (!other) return;
+  throw Error(how.rank.name() +
+                  ": gather_from_group: the gradient of the joined tensor differs between the ranks 0 and " +
+                  std::to_string(*other) + " of the group, and each rank would keep its own" + remedy,
+              {Error::difference});
+}
+
 // ---- With gradients: each by its conjugate -------------------------------------------------------------------------
 
 template <class Function>
@@ -113,6 +149,7 @@ class Differentiable : public torch::autograd::Function<Differentiable<Function>
 
   static variable_list backward(AutogradContext* ctx, const variable_list& gradients) {
     const auto kept = c10::static_intrusive_pointer_cast<KeptForBackward>(ctx->saved_data.at("how").toCapsule());
+    if constexpr (requires { Function::check; }) Function::check(gradients[0], kept->exchanged);
     return {Differentiable<typename Function::Conjugate>::apply(gradients[0], kept->exchanged), Tensor()};
   }
 };
@@ -133,6 +170,7 @@ struct ReduceFrom {
 
 struct GatherFrom {
   using Conjugate = ScatterTo;
+  static constexpr auto check = check_equal;
   static Tensor compute(const Tensor& x, Exchanged& how) { return join(x, how); }
 };
 
@@ -141,13 +179,13 @@ struct ScatterTo {
   static Tensor compute(const Tensor& x, Exchanged& how) { return own_slice(x, how); }
 };
 
-struct GatherIn {
+struct GatherAll {
   using Conjugate = ReduceScatterIn;
   static Tensor compute(const Tensor& x, Exchanged& how) { return join(x, how); }
 };
 
 struct ReduceScatterIn {
-  using Conjugate = GatherIn;
+  using Conjugate = GatherAll;
   static Tensor compute(const Tensor& x, Exchanged& how) { return own_slice_of_sum(x, how); }
 };
 
@@ -175,7 +213,7 @@ Tensor joined(const char* name, const Tensor& x, int64_t dim, Rank& rank, int64_
   dim = checked_dim(name, x, dim);
   if (rank.world_size() == 1) return x;
   auto sizes = sizes_in_group(name, x, dim, rank, total);
-  return Differentiable<Gather>::apply(x, Exchanged{rank, dim, std::move(sizes)});
+  return Differentiable<Gather>::apply(x, Exchanged{rank, dim, std::move(sizes), total == 0});
 }
 
 // Gives each rank its slice of a whole tensor.
@@ -188,16 +226,20 @@ Tensor sliced(const char* name, const Tensor& x, int64_t dim, Rank& rank) {
 
 }  // namespace
 
+Tensor allgather_with_gradient(const Tensor& x, Rank& rank, int64_t dim, int64_t total) {
+  return joined<GatherAll>("allgather_with_gradient", x, dim, rank, total);
+}
+
+Tensor allreduce_with_gradient(const Tensor& x, Rank& rank) {
+  return copy_to_group(reduce_from_group(x, rank), rank);
+}
+
 Tensor gather_from_group(const Tensor& x, int64_t dim, Rank& rank, int64_t total) {
   return joined<GatherFrom>("gather_from_group", x, dim, rank, total);
 }
 
 Tensor scatter_to_group(const Tensor& x, int64_t dim, Rank& rank) {
   return sliced<ScatterTo>("scatter_to_group", x, dim, rank);
-}
-
-Tensor gather_in_group(const Tensor& x, int64_t dim, Rank& rank, int64_t total) {
-  return joined<GatherIn>("gather_in_group", x, dim, rank, total);
 }
 
 Tensor reduce_scatter_in_group(const Tensor& x, int64_t dim, Rank& rank) {

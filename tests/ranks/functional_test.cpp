@@ -1,8 +1,9 @@
 // Labels: concurrency 3x3 2x4
-// Tensor parallelism's functions over 1 to 4 CPU ranks, against the same computed whole.
+// The differentiable collectives over 1 to 4 CPU ranks, against the same computed whole.
 #include <gmock/gmock.h>
 #include <torch/torch.h>
-#include <lockstep/tensor_parallel/parallel_functions.hpp>
+#include <lockstep/data_parallel/data_parallel.hpp>
+#include <lockstep/ranks/functional.hpp>
 
 #include "support/error_of.hpp"
 #include "support/group_tests.hpp"
@@ -12,7 +13,7 @@
 #include <vector>
 
 namespace lockstep {
-namespace parallel_functions_test {
+namespace functional_test {
 
 using torch::Tensor;
 
@@ -26,15 +27,15 @@ Tensor leaf(const Tensor& values) {
   return values.detach().clone().requires_grad_();
 }
 
-class ParallelFunctionsWorlds : public Worlds {
+class FunctionalWorlds : public Worlds {
  protected:
   static double sum_of_factors() { return GetParam() * (GetParam() + 1) / 2.0; }  // 1 + 2 + ... + ranks
 };
-INSTANTIATE_TEST_SUITE_P(Sizes, ParallelFunctionsWorlds, testing::Values(1, 2, 3, 4),
+INSTANTIATE_TEST_SUITE_P(Sizes, FunctionalWorlds, testing::Values(1, 2, 3, 4),
                          [](const auto& info) { return std::to_string(info.param) + "Ranks"; });
 
 // NCCL refuses other memory, and so does the counting backend.
-TEST_P(ParallelFunctionsWorlds, TransposedMemoryTravelsInTheOrderOfItsDimensions) {
+TEST_P(FunctionalWorlds, TransposedMemoryTravelsInTheOrderOfItsDimensions) {
   const Tensor whole = doubles({3, 4});
   on_ranks([&](Rank& rank) {
     Rank strict = counted(rank, std::make_shared<CountingBackend::Calls>());
@@ -45,7 +46,7 @@ TEST_P(ParallelFunctionsWorlds, TransposedMemoryTravelsInTheOrderOfItsDimensions
 
 // ---- Functions -----------------------------------------------------------------------------------------------------
 
-TEST_P(ParallelFunctionsWorlds, CopyGivesTheSameAndAddsGradients) {
+TEST_P(FunctionalWorlds, CopyGivesTheSameAndAddsGradients) {
   const Tensor whole = doubles({3, 4}), grad = doubles({3, 4});
   on_ranks([&](Rank& rank) {
     const Tensor x = leaf(whole.to(rank.device()));
@@ -57,7 +58,7 @@ TEST_P(ParallelFunctionsWorlds, CopyGivesTheSameAndAddsGradients) {
   });
 }
 
-TEST_P(ParallelFunctionsWorlds, ReduceAddsAndPassesGradientsOn) {
+TEST_P(FunctionalWorlds, ReduceAddsAndPassesGradientsOn) {
   const Tensor whole = doubles({3, 4}), grad = doubles({3, 4});
   on_ranks([&](Rank& rank) {
     const Tensor x = leaf((whole * (rank.index() + 1)).to(rank.device()));
@@ -70,7 +71,7 @@ TEST_P(ParallelFunctionsWorlds, ReduceAddsAndPassesGradientsOn) {
   });
 }
 
-TEST_P(ParallelFunctionsWorlds, GatherJoinsPartsAndScatterTakesThem) {
+TEST_P(FunctionalWorlds, GatherJoinsPartsAndScatterTakesThem) {
   for (const int64_t dim : {0, 1, -1}) {
     for (const int64_t total : {4, 12, 13}) {  // equal parts and others
       SCOPED_TRACE(testing::Message() << "dimension " << dim << ", total " << total);
@@ -95,7 +96,7 @@ TEST_P(ParallelFunctionsWorlds, GatherJoinsPartsAndScatterTakesThem) {
   }
 }
 
-TEST_P(ParallelFunctionsWorlds, GatherTakesPartsOfAnySize) {
+TEST_P(FunctionalWorlds, GatherTakesPartsOfAnySize) {
   const int world = GetParam();
   std::vector<Tensor> parts, grads;
   for (int i = 0; i < world; ++i) parts.push_back(doubles({2, (i * 3) % 4}));  // 0, 3, 2, 1
@@ -111,12 +112,12 @@ TEST_P(ParallelFunctionsWorlds, GatherTakesPartsOfAnySize) {
   });
 }
 
-TEST_P(ParallelFunctionsWorlds, ExchangesInOneStepAreTheirTwoSteps) {
+TEST_P(FunctionalWorlds, ExchangesInOneStepAreTheirTwoSteps) {
   for (const int64_t total : {12, 7}) {
     const Tensor whole = doubles({3, total, 2}), grad = doubles({3, total, 2});
     on_ranks([&](Rank& rank) {
       const Tensor x = leaf(slice_of(whole, 1, rank)), same = leaf(x);
-      const Tensor y = gather_in_group(x, 1, rank, total);
+      const Tensor y = allgather_with_gradient(x, rank, 1, total);
       EXPECT_TRUE(y.cpu().equal(whole));
       y.backward((grad * (rank.index() + 1)).to(rank.device()));
       copy_to_group(gather_from_group(same, 1, rank, total), rank)
@@ -134,7 +135,7 @@ TEST_P(ParallelFunctionsWorlds, ExchangesInOneStepAreTheirTwoSteps) {
   }
 }
 
-TEST_P(ParallelFunctionsWorlds, FunctionsCanBeDifferentiatedTwice) {
+TEST_P(FunctionalWorlds, FunctionsCanBeDifferentiatedTwice) {
   const int world = GetParam();
   const Tensor values = doubles({4, 12}), weights = doubles({4, 12});
   const auto second = [](const Tensor& y, const Tensor& x) {
@@ -156,19 +157,62 @@ TEST_P(ParallelFunctionsWorlds, FunctionsCanBeDifferentiatedTwice) {
                 "scatter and gather");
 
     const Tensor w = leaf(values.to(rank.device()));
-    const Tensor gathered = gather_in_group(scatter_to_group(w, 1, rank).pow(3), 1, rank, 12);
+    const Tensor gathered = allgather_with_gradient(scatter_to_group(w, 1, rank).pow(3), rank, 1, 12);
     const Tensor reduced = reduce_scatter_in_group(gathered * own_weights / world, 1, rank);
     expect_near(second(gather_from_group(reduced, 1, rank, 12).pow(2).sum(), w), through_slices, 1e-11,
                 "gather and reduce_scatter");
   });
 }
 
+TEST_P(FunctionalWorlds, AllreduceAddsGradientsToo) {
+  const Tensor whole = doubles({3, 4}), grad = doubles({3, 4});
+  on_ranks([&](Rank& rank) {
+    const Tensor x = leaf((whole * (rank.index() + 1)).to(rank.device()));
+    const Tensor y = allreduce_with_gradient(x, rank);
+    expect_near(y.detach(), whole * sum_of_factors(), kTolerance, "sum");
+    y.backward((grad * (rank.index() + 1)).to(rank.device()));
+    expect_near(x.grad(), grad * sum_of_factors(), kTolerance, "gradient");
+  });
+}
+
+// ---- Wrong gradients -----------------------------------------------------------------------------------------------
+
+// Each rank has its own gradient, which gather_from_group would leave at that.
+TEST(FunctionalTest, GradientsThatDifferAreNoticedInTheFirstBackward) {
+  EXPECT_THAT(errors_on_ranks(3,
+                              [](Rank& rank) {
+                                const Tensor x = leaf(torch::ones({rank.index(), 2}, rank.device()));
+                                (gather_from_group(x, 0, rank).sum() * rank.index()).backward();
+                              }),
+              testing::Each(Fails(Error::difference)));
+}
+
+TEST(FunctionalTest, GatheringForADataParallelIsRefusedAlsoWhereGradientsAreEqual) {
+  EXPECT_THAT(
+      errors_on_ranks(2,
+                      [](Rank& rank) {
+                        DataParallel net(torch::nn::Linear(2, 2), rank);
+                        const Tensor all = gather_from_group(net(torch::ones({3, 2}, rank.device())), 0, rank, 6);
+                        net.mean(all.mean(), 1, rank.world_size()).backward();
+                      }),
+      testing::Each(Refused()));
+}
+
+TEST(FunctionalTest, ARankWithoutAGraphIsAnErrorOfAllRanks) {
+  EXPECT_THAT(errors_on_ranks(2,
+                              [](Rank& rank) {
+                                const Tensor x = torch::ones({2, 2}, rank.device()).requires_grad_(rank.index() == 0);
+                                allgather_with_gradient(x, rank);
+                              }),
+              testing::Each(Refused()));
+}
+
 // ---- Bad input -----------------------------------------------------------------------------------------------------
 
-TEST(ParallelFunctionsTest, TensorsThatDoNotFitAreErrors) {
+TEST(FunctionalTest, TensorsThatDoNotFitAreErrors) {
   EXPECT_THAT(error_on_ranks(2, [](Rank& rank) { gather_from_group(torch::ones({2, 3}), 1, rank, 5); }), Refused());
   EXPECT_THAT(error_on_ranks(2, [](Rank& rank) { scatter_to_group(torch::ones({2, 3}), 2, rank); }), Refused());
 }
 
-}  // namespace parallel_functions_test
+}  // namespace functional_test
 }  // namespace lockstep
