@@ -115,6 +115,14 @@ class Criterion {
       return [function, sums](const at::Tensor& y_hat, const at::Tensor& y) { return function(y_hat, y, sums); };
     });
   }
+  template <class Other>
+  requires(!detail::HoldsModule<Other> && !detail::OfSamples<Other>)  //
+      Criterion(Other) {
+    static_assert(sizeof(Other) == 0,
+                  "A criterion takes (const torch::Tensor& y_hat, const torch::Tensor& y), or (y_hat, const "
+                  "lockstep::Batch& batch). Where forward gives more than one Tensor, give loss() a function of the "
+                  "batch: net.loss(batch, [&](const lockstep::Batch& part) { auto [a, b] = net(part.x); ... })");
+  }
 
   at::Tensor operator()(const at::Tensor& y_hat, const at::Tensor& y) const {
     return (*this)(y_hat, {.x = {}, .y = y});

@@ -97,12 +97,17 @@ class Optimizer {
   void zero_grad() { zero_grad(/*in_place=*/false); }
 
   // Updates the parameters. Call it on all ranks. Throws Error: a clip below 0; a sharded net without averaged
-  // gradients, as after backward() under no_sync() alone; a parameter that was unfrozen after the net was made; ranks
-  // whose optimizers have different options (compared in steps 1, 2, 4, 8, …); and as Rank's collectives do.
+  // gradients, as after backward() under no_sync() alone; there also a parameter that was frozen when the net was made,
+  // and is not now; ranks whose optimizers have different options (compared in steps 1, 2, 4, 8, …); and as Rank's
+  // collectives do.
   Step step(const StepOptions& options = {});
 
   // Gives LibTorch's optimizer of the parameters, or of this rank's slices. Look at the state, but do not step it.
   const torch::optim::Optimizer& inner() const { return *inner_; }
+
+  // Gives LibTorch's optimizer to one of LibTorch's schedulers: torch::optim::StepLR(adam, 2). Make the same calls of
+  // the scheduler on all ranks.
+  operator torch::optim::Optimizer&() { return *inner_; }
 
   // Gives the groups, for their options. Set the same options on all ranks.
   std::vector<torch::optim::OptimizerParamGroup>& param_groups();
