@@ -14,10 +14,20 @@ namespace {
 
 constexpr int64_t kCompared = 256;  // so many values take less than a microsecond
 
+// Gives the same on every machine. The hashes of all ranks travel as a sum with zeros.
+int64_t hash_of(const std::vector<bool>& flags) {
+  uint64_t hash = 14695981039346656037u;  // FNV-1a
+  for (const bool flag : flags) hash = (hash ^ (flag ? 1u : 0u)) * 1099511628211u;
+  return static_cast<int64_t>(hash);
+}
+
 }  // namespace
 
-void BackwardReport::post(const std::vector<bool>& had, const PartSizes& sizes, const Compared& compared) {
+void BackwardReport::post(const std::vector<bool>& had, const std::vector<bool>& frozen, const PartSizes& sizes,
+                          const Compared& compared) {
   parameters_ = had.size();
+  const int64_t hash = hash_of(frozen);
+  if (std::exchange(frozen_, hash) != hash && ++changes_ <= kChecksOnGpu) checked_ = 0;
   const bool on_gpu = !rank_.device().is_cpu();
   const auto options = at::TensorOptions(at::kLong).pinned_memory(on_gpu);  // the host waits for no copy of it
   on_host_ = at::zeros({size(parameters_, rank_.world_size())}, options);
@@ -29,6 +39,7 @@ void BackwardReport::post(const std::vector<bool>& had, const PartSizes& sizes, 
   mine[2] = sizes.global;
   mine[3] = sizes.mark;
   mine[4] = digest_of(compared.values);
+  mine[5] = frozen_;
   compared_ = compared.name;
   ++posted_;
   if (rank_.world_size() == 1) return;
@@ -45,6 +56,7 @@ void BackwardReport::wait() {
   const int64_t* const parts = cells() + parameters_;
   check_sizes(parts);
   check_marks(parts);
+  check_frozen(parts);
   check_networks(parts);
 }
 
@@ -121,6 +133,17 @@ void BackwardReport::check_marks(const int64_t* parts) const {
           ", so samples are missing and others count twice. Give batches() the same data, seed, epoch and shuffle "
           "on all ranks, and take as many batches everywhere",
       {Error::difference, wrong});
+}
+
+// With a grain a parameter that one rank froze would move on by the other ranks' samples alone.
+void BackwardReport::check_frozen(const int64_t* parts) const {
+  for (int rank = 1; rank < rank_.world_size(); ++rank) {
+    if (parts[static_cast<ptrdiff_t>(kNumbers) * rank + 5] == parts[5]) continue;
+    throw Error(name_ + ": rank " + std::to_string(rank) +
+                    " has frozen other parameters than rank 0, and their gradients lack its samples. Call "
+                    "requires_grad_() alike on all ranks",
+                {Error::difference, {0, rank}});
+  }
 }
 
 void BackwardReport::check_networks(const int64_t* parts) {

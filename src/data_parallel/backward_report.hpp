@@ -1,6 +1,6 @@
 // BackwardReport: what the ranks tell each other in each averaged backward, in one small allreduce. It tells the
-// parameters with a gradient, the sizes of the parts, the batch, and whether the networks are still equal. Reducer and
-// ShardedReducer use it.
+// parameters with a gradient, the sizes of the parts, the batch, which parameters are frozen, and whether the networks
+// are still equal. Reducer and ShardedReducer use it.
 //
 // Reading the report costs nothing on the CPU; on a GPU the host waits. So on a GPU sizes, batches and networks are
 // checked in the first backwards only, and a rank reads who had gradients only if it lacks one.
@@ -35,13 +35,14 @@ class BackwardReport {
     at::Tensor values = {};  // undefined: there is none
   };
 
-  // `had` says which parameters had a gradient here, in an order that all ranks share. Post a report on all ranks, at
-  // the same place among their calls.
-  void post(const std::vector<bool>& had, const PartSizes& sizes, const Compared& compared);
+  // `had` says which parameters had a gradient here, in an order that all ranks share, and `frozen` which are frozen.
+  // Post a report on all ranks, at the same place among their calls.
+  void post(const std::vector<bool>& had, const std::vector<bool>& frozen, const PartSizes& sizes,
+            const Compared& compared);
 
   // Waits for the report. Throws Error, on all ranks, if the parts do not make up the batch or are of several batches,
-  // and if the ranks' networks differ. Between processes a difference is a warning: their CPUs may be of different
-  // kinds.
+  // if the ranks have frozen different parameters, and if their networks differ. Between processes a difference is a
+  // warning: their CPUs may be of different kinds.
   void wait();
 
   // Tells whether any rank had a gradient of this parameter.
@@ -50,11 +51,12 @@ class BackwardReport {
   const c10::intrusive_ptr<c10d::Work>& open() const { return work_; }  // the report under way; may be null
 
  private:
-  static constexpr int kNumbers = 5;  // numbers that tell about one rank's part
+  static constexpr int kNumbers = 6;  // numbers that tell about one rank's part
 
   const int64_t* cells();  // gives the table on the host
   void check_sizes(const int64_t* parts) const;
   void check_marks(const int64_t* parts) const;
+  void check_frozen(const int64_t* parts) const;
   bool reads_all() const;  // tells whether this backward's table is read whole
   int32_t digest_of(const at::Tensor& values) const;
   void check_networks(const int64_t* parts);
@@ -62,9 +64,11 @@ class BackwardReport {
   Rank rank_;
   const std::string name_;
   size_t parameters_ = 0;
-  at::Tensor table_, on_host_;  // a number for each parameter, and five for each rank
+  at::Tensor table_, on_host_;  // a number for each parameter, and kNumbers for each rank
   c10::intrusive_ptr<c10d::Work> work_;
-  int checked_ = 0;     // the number of backwards checked
+  int checked_ = 0;     // the number of backwards checked, from 0 on again when this rank first freezes something
+  int64_t frozen_ = 0;  // a hash of what is frozen
+  int changes_ = 0;     // how often that has changed
   int64_t posted_ = 0;  // the number of backwards posted
   std::string compared_;
   bool has_warned_ = false;

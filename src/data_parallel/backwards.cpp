@@ -84,7 +84,7 @@ void Backwards::run(const std::function<void()>& compute, const PartSizes& sizes
   if (runs.empty()) return compute_all(compute, sizes);
   replica_.averaging()->begin_grains({.runs = runs, .samples = sizes.global, .mark = sizes.mark});
   compute_all(compute, sizes);
-  if (!sync_) return;
+  if (!syncs()) return;
   replica_.grains().finish(runs);
   if (GrainCheck* const check = replica_.grains().check()) check->compare();
 }
@@ -93,7 +93,7 @@ void Backwards::compute_all(const std::function<void()>& compute, PartSizes size
   RECORD_USER_SCOPE("lockstep::backward");
   check(sizes);
   waiting_ += sizes.local;
-  if (!sync_ && sizes.global == 0) waiting_is_known_ = false;
+  if (!syncs() && sizes.global == 0) waiting_is_known_ = false;
   by_grains_ = sizes.by_grains;
   const auto computes = [&] {
     try {
@@ -103,9 +103,9 @@ void Backwards::compute_all(const std::function<void()>& compute, PartSizes size
       throw;
     }
   };
-  if (sync_ && !partial_) return average(computes, sizes);
+  if (syncs() && !partial_) return average(computes, sizes);
   replica_.places().computed();
-  if (!sync_) return computes();
+  if (!syncs()) return computes();
   replica_.averaging()->average_during(computes, {.mark = sizes.mark, .partial = true});
 }
 
@@ -140,19 +140,19 @@ void Backwards::watch(std::function<void()> computed, std::function<void()> aver
   averaged_ = std::move(averaged);
 }
 
-void Backwards::set_sync(bool sync) {
-  sync_ = sync;
-  if (replica_.averaging()) replica_.averaging()->listen(sync);
+void Backwards::count_no_sync(int change) {
+  no_syncs_ += change;
+  if (replica_.averaging()) replica_.averaging()->listen(syncs());
 }
 
 // ---- Guards.
 
-NoSync::NoSync(std::shared_ptr<Replica> replica) : replica_(std::move(replica)), before_(replica_->backwards().sync_) {
-  replica_->backwards().set_sync(false);
+NoSync::NoSync(std::shared_ptr<Replica> replica) : replica_(std::move(replica)) {
+  replica_->backwards().count_no_sync(1);
 }
 
 NoSync::~NoSync() {
-  replica_->backwards().set_sync(before_);
+  if (replica_) replica_->backwards().count_no_sync(-1);
 }
 
 PartOfStep::PartOfStep(std::shared_ptr<Replica> replica) : replica_(std::move(replica)) {

@@ -26,7 +26,7 @@ class Backwards {
   // ascending.
   void run(const std::function<void()>& compute, const PartSizes& sizes = {}, const std::vector<int64_t>& runs = {});
 
-  bool syncs() const { return sync_; }               // false: a NoSync lives
+  bool syncs() const { return no_syncs_ == 0; }      // false: a NoSync lives
   bool was_by_grains() const { return by_grains_; }  // the last backward was by grains
 
   // Lets a caller time backwards, as Balance does. computed() runs when this rank has queued (on the CPU: computed) its
@@ -43,14 +43,14 @@ class Backwards {
   void check_that_no_parameter_is_new() const;
   void compute_all(const std::function<void()>& compute, PartSizes sizes);
   void average(const std::function<void()>& computes, PartSizes sizes);
-  void set_sync(bool sync);
+  void count_no_sync(int change);
 
   Replica& replica_;
   const std::unordered_set<const c10::TensorImpl*> parameters_;  // the parameters when the replica was made
-  bool sync_ = true;
-  bool partial_ = false;                       // true while a PartOfStep lives
-  bool by_grains_ = false;                     // see was_by_grains()
-  bool waiting_is_known_ = true;               // all parts of waiting_ are numbers of samples
+  int no_syncs_ = 0;                                             // the number of NoSyncs that live
+  bool partial_ = false;                                         // true while a PartOfStep lives
+  bool by_grains_ = false;                                       // see was_by_grains()
+  bool waiting_is_known_ = true;                                 // all parts of waiting_ are numbers of samples
   int64_t waiting_ = 0;                        // samples of the parts that the next averaged backward averages too
   std::function<void()> computed_, averaged_;  // see watch(); empty: nobody watches
 };

@@ -31,6 +31,12 @@ void GradientBuckets::add_slot(const std::string& name, const at::Tensor& parame
   slots_[index].hook = std::make_unique<GradientHook>(parameter, [this, index] { on_gradient(index); });
 }
 
+void GradientBuckets::forget_slots() {
+  slots_.clear();
+  followed_.clear();
+  learnt_ = false;
+}
+
 // ---- A backward, in its order.
 
 void GradientBuckets::average_during(const std::function<void()>& backward, const PartSizes& sizes) {
@@ -179,14 +185,17 @@ void GradientBuckets::finish(const PartSizes& sizes) {
 
 // Compares one parameter with the other ranks'. The parameters take turns.
 void GradientBuckets::report(const PartSizes& sizes) {
-  std::vector<bool> had;
-  for (const auto& slot : slots_) had.push_back(slot.had);
+  std::vector<bool> had, frozen;
+  for (const auto& slot : slots_) {
+    had.push_back(slot.had);
+    frozen.push_back(!slot.parameter.requires_grad());
+  }
   BackwardReport::Compared compared;
   if (!slots_.empty() && compares_ && kind_.may_change_alone) {
     const GradientSlot& slot = slots_[turns_++ % slots_.size()];
     compared = {slot.name, slot.parameter};
   }
-  report_.post(had, sizes, compared);
+  report_.post(had, frozen, sizes, compared);
 }
 
 // An optimizer's momentum and weight decay leave a parameter without a gradient alone, as on one device. A step that a

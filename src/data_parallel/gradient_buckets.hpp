@@ -88,6 +88,7 @@ class GradientBuckets {
   virtual void follow(const std::vector<size_t>& order) = 0;
 
   void add_slot(const std::string& name, const at::Tensor& parameter);
+  void forget_slots();  // gradients stay in .grad; call it before a step
   bool next_is_ready() const;
   void post_next();
   [[noreturn]] void refuse_growth(const GradientSlot& slot) const;

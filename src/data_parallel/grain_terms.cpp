@@ -107,6 +107,7 @@ void GrainTerms::begin(const GrainPlan& plan, bool backward_outside) {
   run_ = {plan.runs[rank], plan.runs[rank + 1]};
   const c10::AutoGradMode no_grad(false);
   auto& slots = gradients_.slots;
+  slot_of_.clear();
   for (size_t slot = 0; slot < slots.size(); ++slot) {
     slots[slot].before = std::exchange(slots[slot].parameter.mutable_grad(), {});
     slot_of_[slots[slot].parameter.unsafeGetTensorImpl()] = slot;

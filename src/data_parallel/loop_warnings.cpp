@@ -18,6 +18,7 @@
 #include "ranks/rank_place.hpp"
 #include "running_statistics_names.hpp"
 
+#include <algorithm>
 #include <mutex>
 #include <string>
 #include <utility>
@@ -148,7 +149,11 @@ void LoopWarnings::see_leaves(const at::Tensor& loss, int64_t samples) {
   for (const auto& [leaf, uses] : uses_in_graph(loss)) {
     const auto sizes = leaf->sizes();
     const bool is_input = !sizes.empty() && sizes[0] == samples;
-    if (is_input || GradientHook::is_behind(*leaf)) continue;
+    // A parameter that was unfrozen has its hook from the backward on.
+    const auto is_leaf = [leaf = leaf](const at::Tensor& parameter) { return parameter.unsafeGetTensorImpl() == leaf; };
+    const auto parameters = net_.parameters();
+    if (is_input || GradientHook::is_behind(*leaf) || std::any_of(parameters.begin(), parameters.end(), is_leaf))
+      continue;
     return comm::RankPlace::of(rank_).warn(
         "DataParallel: the loss leads to a tensor of shape " + classic_text(sizes) +
         " that needs a gradient and is no parameter of a DataParallel. Nobody averages its gradient, so each rank "

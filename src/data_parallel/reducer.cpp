@@ -5,8 +5,10 @@
 #include <c10/core/StreamGuard.h>
 #include <lockstep/base/error.hpp>
 
+#include "comm/purpose.hpp"
 #include "devices/device_streams.hpp"
 #include "flat_view.hpp"
+#include "ranks/gather.hpp"
 #include "ranks/rank_wait.hpp"
 
 #include <algorithm>
@@ -19,7 +21,7 @@ namespace lockstep {
 Reducer::Reducer(const torch::nn::Module& module, const Rank& rank, const DataParallelOptions& options)
     : GradientBuckets(rank, {.collective = "allreduce", .overlap = options.overlap, .check = options.grain_check}),
       options_(options),
-      parameters_(module),
+      module_(module),
       has_memory_(rank.world_size() > 1 || options.hook) {
   if (options_.bucket_bytes < 1 || options_.first_bucket_bytes < 1) {
     throw Error(name() + ": bucket_bytes is " + std::to_string(options_.bucket_bytes) + " and first_bucket_bytes is " +
@@ -31,6 +33,16 @@ Reducer::Reducer(const torch::nn::Module& module, const Rank& rank, const DataPa
                 ": its communication hook is another DataParallel's already; make one for each rank, in the function "
                 "that run() calls");
   }
+  take_parameters();
+}
+
+Reducer::~Reducer() {
+  if (options_.hook) options_.hook->taken_ = false;
+}
+
+void Reducer::take_parameters() {
+  parameters_ = TrainedParameters(module_);
+  forget_slots();
   for (const auto& [name, parameter] : parameters_.all()) add_slot(name, parameter);
   // The last layers' gradients come first.
   std::vector<size_t> order(slots_.size());
@@ -38,12 +50,21 @@ Reducer::Reducer(const torch::nn::Module& module, const Rank& rank, const DataPa
   make_buckets(order, order.size());
 }
 
-Reducer::~Reducer() {
-  if (options_.hook) options_.hook->taken_ = false;
-}
-
+// A rank that has unfrozen nothing makes another call here, which is an Error too.
 void Reducer::begin(bool by_grains) {
-  parameters_.check(rank_, "DataParallel", "would not be averaged");
+  if (!parameters_.unfrozen().empty()) {
+    const std::string purpose = "the parameters of a DataParallel of which some were unfrozen";
+    const comm::Purpose of_call(purpose);
+    take_parameters();
+    std::string mine;
+    for (const auto& slot : slots_) mine += " " + slot.name;
+    for (const auto& theirs : texts_of_all_ranks(mine, rank_)) {
+      if (theirs == mine) continue;
+      throw Error(name() + ": the ranks have unfrozen different parameters: this one trains" + mine + ", and another" +
+                      theirs + ". Call requires_grad_() alike on all ranks",
+                  {Error::difference});
+    }
+  }
   turn_ = place_ = 0;
   if (options_.hook && by_grains) {
     throw Error(name() +
@@ -276,7 +297,13 @@ void Reducer::complete(bool /*partial*/) {
   }
   if (in_rounds() && poll_stream_) queue_after(*poll_stream_, current_stream(rank_.device()));
   open_.clear();
-  if (by_grains()) leave_gradients();
+  if (!by_grains()) return;
+  leave_gradients();
+  const std::string late = parameters_.unfrozen();
+  if (late.empty()) return;
+  throw Error(name() + ": " + late +
+              " was unfrozen between the parts of a step by grains, so its gradients are not averaged. Call "
+              "requires_grad_(true) between the steps");
 }
 
 void Reducer::abandon() {

@@ -21,8 +21,8 @@ namespace lockstep {
 
 class Reducer : public GradientBuckets {
  public:
-  // Leaves out the module's parameters that need no gradient: keep them frozen. Throws Error: an option below 1, a hook
-  // that another DataParallel has.
+  // Leaves out the module's parameters that need no gradient, until they need one. Keep the module alive. Throws Error:
+  // an option below 1, a hook that another DataParallel has.
   Reducer(const torch::nn::Module& module, const Rank& rank, const DataParallelOptions& options);
   ~Reducer() override;
 
@@ -44,6 +44,7 @@ class Reducer : public GradientBuckets {
   // If Gloo or NCCL add, the order of additions depends on a gradient's place in its bucket.
   void follow(const std::vector<size_t>& order) override;
 
+  void take_parameters();  // makes slots and buckets of those that need a gradient
   void take_turns(bool may_wait);
   void poll();
   void leave_gradients();       // by grains: makes .grad the average, or adds it to what was there
@@ -57,7 +58,8 @@ class Reducer : public GradientBuckets {
   void give_memory_to_all();
 
   const DataParallelOptions options_;
-  const TrainedParameters parameters_;
+  const torch::nn::Module& module_;
+  TrainedParameters parameters_;
   std::optional<c10::Stream> poll_stream_;  // see is_complete(); all of a hook's work is on it
   std::vector<Exchange> exchanges_;         // the buckets' exchanges, in the buckets' order
   bool has_memory_;                         // buckets have memory

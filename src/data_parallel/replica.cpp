@@ -19,7 +19,7 @@
 namespace lockstep {
 namespace {
 
-std::shared_ptr<torch::nn::Module> made_equal(std::shared_ptr<torch::nn::Module> module, Rank& rank) {
+std::shared_ptr<torch::nn::Module> made_equal(std::shared_ptr<torch::nn::Module> module, Rank rank) {
   if (!module) throw Error(rank.name() + ": DataParallel: the module is null; build it first");
   warn_of_shared_seed(rank);
   warn_of_shared_draws(rank, "DataParallel", first_random_layer(*module));
@@ -60,7 +60,7 @@ std::string why_inference_tensors() {
 
 }  // namespace
 
-Replica::Replica(std::shared_ptr<torch::nn::Module> module, Rank& rank, const DataParallelOptions& options)
+Replica::Replica(std::shared_ptr<torch::nn::Module> module, const Rank& rank, const DataParallelOptions& options)
     : module_(made_equal(std::move(module), rank)),
       rank_(rank),
       places_(rank.seed(), rank.index(), rank.world_size()),
@@ -119,7 +119,7 @@ void Replica::check_optimizer() const {
 
 // ---- The handle.
 
-Replicas::Replicas(std::shared_ptr<torch::nn::Module> module, Rank& rank, const DataParallelOptions& options)
+Replicas::Replicas(std::shared_ptr<torch::nn::Module> module, const Rank& rank, const DataParallelOptions& options)
     : replica_(std::make_shared<Replica>(std::move(module), rank, options)) {}
 
 SampleScope Replicas::samples(const Batch& batch) const {

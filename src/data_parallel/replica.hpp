@@ -27,7 +27,7 @@ namespace lockstep {
 class Replica {
  public:
   // See DataParallel's constructor.
-  Replica(std::shared_ptr<torch::nn::Module> module, Rank& rank, const DataParallelOptions& options);
+  Replica(std::shared_ptr<torch::nn::Module> module, const Rank& rank, const DataParallelOptions& options);
   Replica(const Replica&) = delete;
   Replica& operator=(const Replica&) = delete;
 

@@ -23,13 +23,19 @@ TrainedParameters::TrainedParameters(const NamedParameters& parameters) {
   }
 }
 
-void TrainedParameters::check(const Rank& rank, const std::string& owner, const std::string& consequence) const {
+std::string TrainedParameters::unfrozen() const {
   for (const auto& [name, parameter] : frozen_) {
-    if (!parameter.requires_grad()) continue;
-    throw Error(rank.name() + ": " + owner + ": " + name + " needed no gradient when this " + owner +
-                " was made, and needs one now, which " + consequence + ". Make the " + owner +
-                " after requires_grad_(true)");
+    if (parameter.requires_grad()) return name;
   }
+  return {};
+}
+
+void TrainedParameters::check(const Rank& rank, const std::string& owner, const std::string& consequence) const {
+  const std::string name = unfrozen();
+  if (name.empty()) return;
+  throw Error(rank.name() + ": " + owner + ": " + name + " needed no gradient when this " + owner +
+              " was made, and needs one now, which " + consequence + ". Make the " + owner +
+              " after requires_grad_(true), and then freeze what is trained later");
 }
 
 }  // namespace lockstep

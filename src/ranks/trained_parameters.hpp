@@ -1,7 +1,8 @@
 // TrainedParameters has the parameters of a network that need a gradient, by name, each once.
 //
 // Code that exchanges gradients or weights takes this list when it is made. A parameter that needs a gradient later is
-// not on the list, and training would leave it out in silence: check() refuses that. The class is a plain value.
+// not on the list, and training would leave it out in silence: unfrozen() finds it, and check() refuses it. The class
+// is a plain value.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -28,8 +29,11 @@ class TrainedParameters {
 
   const NamedParameters& all() const { return trained_; }
 
-  // Throws Error if a parameter needed no gradient when this was made, and needs one now. `owner` is what the user has
-  // to make anew, as in "DataParallel"; `consequence` says what would become of that gradient.
+  // Gives the name of a parameter that needed no gradient when this was made, and needs one now; empty: there is none.
+  std::string unfrozen() const;
+
+  // Throws Error if there is an unfrozen() one. `owner` is what the user has to make anew, as in "DataParallel";
+  // `consequence` says what would become of that gradient.
   void check(const Rank& rank, const std::string& owner, const std::string& consequence) const;
 
  private:

@@ -31,8 +31,8 @@ TEST_F(CliCommunication, ShowsKeepsAndRepeatsWhatIsSent) {
   ASSERT_EQ(back.code, 0) << back.err;
   EXPECT_THAT(back.out, HasSubstr("\n  compress          fp16\n"));
   const double half = metrics("back")[1].bytes_per_step;
-  // Averaged gradients travel with a report: a number for each of 8 parameters, five for each rank (BackwardReport).
-  const double report = 8 * (8 + 5 * 2);
+  // Averaged gradients travel with a report: a number for each of 8 parameters, six for each rank (BackwardReport).
+  const double report = 8 * (8 + 6 * 2);
   const double starts = 2 * 8;  // two numbers by which the ranks compare where a round began
   EXPECT_DOUBLE_EQ(metrics("local")[1].bytes_per_step, (2 * (half - report) + starts) * 3 / 10);
   EXPECT_LT(metrics("other")[1].bytes_per_step, half);

@@ -334,20 +334,6 @@ TEST(Reducer, WithoutACallbackWarningsGoToLibTorchsHandler) {
   EXPECT_THAT(texts, ElementsAre(HasSubstr("way3")));
 }
 
-TEST(Reducer, AParameterThatNeedsAGradientLaterIsRefused) {
-  const auto error = error_of([] {
-    lockstep::run(lockstep::test_devices(2), [](Rank& rank) {
-      const auto scales = std::make_shared<Scales>();
-      scales->b.requires_grad_(false);
-      DataParallel net(scales, rank);
-      net.loss(inputs(rank), mean_of_outputs).backward();
-      net->b.requires_grad_(true);
-      net.loss(inputs(rank), mean_of_outputs).backward();
-    });
-  });
-  EXPECT_THAT(error, Refused());
-}
-
 TEST(Reducer, AParameterThatIsFrozenLaterGetsNoGradientSoThatOptimizersLeaveItAlone) {
   lockstep::run(lockstep::test_devices(2), [](Rank& rank) {
     DataParallel net(std::make_shared<Scales>(), rank, one_each);

@@ -150,7 +150,7 @@ TEST_P(LifetimesWorlds, AMovedSplitModelTrains) {
 }
 
 static_assert(!std::is_move_constructible_v<Optimizer> && !std::is_move_constructible_v<Balance> &&
-              !std::is_move_constructible_v<NoSync> && !std::is_move_constructible_v<LocalSgd>);
+              !std::is_move_constructible_v<LocalSgd>);
 
 // ---- What is kept after run().
 

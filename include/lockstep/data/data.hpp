@@ -9,6 +9,7 @@
 #include <c10/core/Device.h>
 #include <lockstep/data/samples.hpp>
 
+#include <concepts>
 #include <cstdint>
 #include <filesystem>
 #include <iterator>
@@ -203,5 +204,10 @@ Batches batches(const Dataset& dataset, const BatchOptions& options, const Batch
 // one sample where the partner gets none of a batch. Throws Error as above and, when an iterator moves, as
 // Samples::read() does.
 Batches batches(const Samples& samples, const BatchOptions& options, const Batches::Partner& partner = {});
+template <std::integral Size>
+Batches batches(const Samples& samples, Size size, const Batches::Partner& partner = {}) {
+  static_assert(sizeof(Size) == 0, "batches() takes options: batches(data, {.size = 256, .epoch = epoch}, rank).");
+  return batches(samples, BatchOptions{.size = size}, partner);
+}
 
 }  // namespace lockstep

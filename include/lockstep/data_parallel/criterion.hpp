@@ -119,6 +119,14 @@ class Criterion {
       return [function, sums](const at::Tensor& y_hat, const at::Tensor& y) { return function(y_hat, y, sums); };
     });
   }
+  template <class Other>
+  requires(!detail::HoldsModule<Other> && !detail::OfSamples<Other>)  //
+      Criterion(Other) {
+    static_assert(sizeof(Other) == 0,
+                  "A criterion takes (const torch::Tensor& y_hat, const torch::Tensor& y), or (y_hat, const "
+                  "lockstep::Batch& batch). Where forward gives more than one Tensor, give loss() a function of the "
+                  "batch: net.loss(batch, [&](const lockstep::Batch& part) { auto [a, b] = net(part.x); ... })");
+  }
 
   // Takes a function that must not be called on halves, because it keeps a state or counts calls. Or takes one that is
   // meant to be no mean over samples: the value of each rank and of each part then counts by its samples. A function

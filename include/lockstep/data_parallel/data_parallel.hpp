@@ -5,6 +5,9 @@
 // whole global batch. It does not matter how the batch was split; parts may be uneven or empty. Additions have a fixed
 // order, and all ranks get equal gradients.
 //
+// You may freeze and unfreeze parameters between steps by requires_grad_(), alike on all ranks. A sharded net trains
+// those alone that needed a gradient when it was made, so freeze others afterwards.
+//
 // Use a DataParallel from its rank's thread only. Cost: every gradient is averaged once per backward(). This happens in
 // buckets, whose allreduces run while backward computes earlier layers' gradients. A parameter's .grad is a view into
 // its bucket. Clipping and optimizers see ordinary tensors, and with zero_grad(/*set_to_none=*/false) nothing is
@@ -30,6 +33,18 @@
 namespace lockstep {
 
 class TrainedNet;
+
+namespace detail {
+
+template <class Output>
+at::Tensor only_output(Output output) {
+  static_assert(std::convertible_to<Output, at::Tensor>,
+                "With a criterion, forward gives one Tensor. Where it gives more, give loss() a function of the batch: "
+                "net.loss(batch, [&](const lockstep::Batch& part) { auto [a, b] = net(part.x); ... })");
+  return output;
+}
+
+}  // namespace detail
 
 // A Replicas is a net of which every rank has an equal replica, whatever its module's type. A DataParallel is a typed
 // handle on one. Copies are the same net, and a move is a copy too. Once its Rank's run() is over, forwards still work
@@ -84,7 +99,7 @@ class Replicas {
 
  protected:
   using MeanOf = std::function<at::Tensor(const Batch&)>;
-  Replicas(std::shared_ptr<torch::nn::Module> module, Rank& rank, const DataParallelOptions& options);
+  Replicas(std::shared_ptr<torch::nn::Module> module, const Rank& rank, const DataParallelOptions& options);
   Loss loss_of(const Batch& batch, const MeanOf& mean_of);
   Loss loss_of(const Batch& batch, const Criterion& criterion, const MeanOf& mean_of);  // counts for a MeanOver first
   // Gives the criterion's loss. In the first losses it tells whether this is a mean over samples.
@@ -102,15 +117,15 @@ template <class Module>
 class DataParallel : public Replicas {
  public:
   // Makes the replicas equal: the module moves to rank.device(), and its parameters and buffers become rank 0's. Create
-  // optimizers afterwards. Takes a module by value, a module holder (TORCH_MODULE) or a shared_ptr. Throws Error on
-  // every rank if the ranks' modules differ in their number of tensors, a name, a shape or a type; for a null module;
-  // and for an option below 1.
-  DataParallel(std::shared_ptr<Module> module, Rank& rank, const DataParallelOptions& options = {})
+  // optimizers afterwards. Takes a module by value, a module holder (TORCH_MODULE), a shared_ptr or a unique_ptr.
+  // Throws Error on every rank if the ranks' modules differ in their number of tensors, a name, a shape or a type; for
+  // a null module; and for an option below 1.
+  DataParallel(std::shared_ptr<Module> module, const Rank& rank, const DataParallelOptions& options = {})
       : Replicas(module, rank, options), module_(std::move(module)) {}
-  DataParallel(Module module, Rank& rank, const DataParallelOptions& options = {})  //
+  DataParallel(Module module, const Rank& rank, const DataParallelOptions& options = {})  //
       requires std::derived_from<Module, torch::nn::Module>
       : DataParallel(std::make_shared<Module>(std::move(module)), rank, options) {}
-  DataParallel(torch::nn::ModuleHolder<Module> holder, Rank& rank, const DataParallelOptions& options = {})
+  DataParallel(torch::nn::ModuleHolder<Module> holder, const Rank& rank, const DataParallelOptions& options = {})
       : DataParallel(holder.is_empty() ? nullptr : holder.ptr(), rank, options) {}
   DataParallel(const DataParallel&) = default;  // a move is a copy too
   DataParallel& operator=(const DataParallel&) = default;
@@ -141,7 +156,7 @@ class DataParallel : public Replicas {
   Loss loss(const Batch& batch, const Criterion& criterion) {
     // A grain_check calls this until backward() is done, when this handle may be gone. The Loss keeps the replica.
     return loss_of(batch, criterion, [module = module_, replica = replica().get(), criterion](const Batch& part) {
-      at::Tensor y_hat = forward_of(*module, *replica, detail::input_of<Module>(part));
+      at::Tensor y_hat = detail::only_output(forward_of(*module, *replica, detail::input_of<Module>(part)));
       return part.size() > 0 ? loss_of_outputs(*replica, criterion, y_hat, part) : y_hat.sum();
     });
   }
@@ -173,9 +188,18 @@ class DataParallel : public Replicas {
     return loss_of(batch, mean_of);
   }
 
+  friend torch::serialize::OutputArchive& operator<<(torch::serialize::OutputArchive& archive, const DataParallel&) {
+    static_assert(sizeof(Module) == 0, "Save the module, on one rank: torch::save(net.module(), file).");
+    return archive;
+  }
+
  private:
   template <class... Arguments>
   static auto forward_of(Module& module, Replica& replica, Arguments&&... arguments) {
+    static_assert(
+        requires { module.forward(std::forward<Arguments>(arguments)...); },
+        "The module's forward does not take these arguments. For loss() it takes (const torch::Tensor& x); for "
+        "several inputs let it take (const lockstep::Batch& batch), with batch.x and batch[\"name\"].");
     before_forward(replica);
     try {
       return module.forward(std::forward<Arguments>(arguments)...);
@@ -192,6 +216,8 @@ template <class Holder>
 requires requires {
   typename Holder::ContainedType;
 }
-DataParallel(Holder, Rank&, const DataParallelOptions& = {})->DataParallel<typename Holder::ContainedType>;
+DataParallel(Holder, const Rank&, const DataParallelOptions& = {})->DataParallel<typename Holder::ContainedType>;
+template <class Module>
+DataParallel(std::unique_ptr<Module>, const Rank&, const DataParallelOptions& = {}) -> DataParallel<Module>;
 
 }  // namespace lockstep

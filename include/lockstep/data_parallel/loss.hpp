@@ -7,6 +7,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <concepts>
 #include <memory>
 #include <utility>
 
@@ -29,10 +30,10 @@ class [[nodiscard]] Loss {
   // add up over several calls, as in LibTorch. A parameter for which no rank has a gradient gets none, and an optimizer
   // leaves it alone, as on one device. Call it on all ranks, also those with an empty part. Throws Error: a loss
   // without a graph; cross_entropy's mean over some of a part's targets alone, unless the criterion knows its options;
-  // a sparse gradient; a parameter that was unfrozen or registered after the DataParallel was made; parts that do not
-  // make up the global batch, or are of different batches (on all ranks); parameters that were changed by gradients
-  // never averaged; and as Rank::allreduce does. After an exception this rank is out of step with the others: every
-  // later call throws.
+  // a sparse gradient; a parameter that was registered after the DataParallel was made; ranks that have unfrozen
+  // different ones; parts that do not make up the global batch, or are of different batches (on all ranks); parameters
+  // that were changed by gradients never averaged; and as Rank::allreduce does. After an exception this rank is out of
+  // step with the others: every later call throws.
   void backward();
 
   at::Tensor value() const;  // gives a scalar: this part's mean loss, zero for an empty part
@@ -44,7 +45,25 @@ class [[nodiscard]] Loss {
 
   const std::shared_ptr<Part>& part() const { return part_; }  // for lockstep's own code: Part's class is private
 
+  template <class Other>
+  friend Loss operator+(const Loss& loss, const Other&) {
+    return refuse_arithmetic<Other>(loss);
+  }
+  template <class Other>
+  friend Loss operator*(const Other&, const Loss& loss) {
+    return refuse_arithmetic<Other>(loss);
+  }
+
  private:
+  template <class Other>
+  static Loss refuse_arithmetic(const Loss& loss) {
+    static_assert(
+        sizeof(Other) == 0,
+        "A Loss is no Tensor: add and scale Tensors within one criterion; or call backward() on each Loss, on "
+        "all but the last while a NoSync lives.");
+    return loss;
+  }
+
   std::shared_ptr<Part> part_;
 };
 
@@ -54,12 +73,14 @@ class NoSync {
  public:
   explicit NoSync(std::shared_ptr<Replica> replica);
   ~NoSync();
-  NoSync(const NoSync&) = delete;
-  NoSync& operator=(const NoSync&) = delete;
+  NoSync(NoSync&&) = default;  // a guard that was moved from ends nothing
+  NoSync& operator=(NoSync other) noexcept {
+    replica_.swap(other.replica_);
+    return *this;
+  }
 
  private:
   std::shared_ptr<Replica> replica_;
-  bool before_;
 };
 
 // While one lives, every rank has all parameters of its net whole. Reach the module by `net->` and `*net`, to evaluate,

@@ -29,6 +29,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -98,8 +99,9 @@ class Optimizer {
   void zero_grad() { zero_grad(/*in_place=*/false); }
 
   // Updates the parameters. Call it on all ranks. Throws Error: a clip below 0; a sharded net without averaged
-  // gradients, as after backward() under no_sync() alone; a parameter that was unfrozen after the net was made; ranks
-  // whose optimizers have different options (compared in steps 1, 2, 4, 8, …); and as Rank's collectives do.
+  // gradients, as after backward() under no_sync() alone; there also a parameter that was frozen when the net was made,
+  // and is not now; ranks whose optimizers have different options (compared in steps 1, 2, 4, 8, …); and as Rank's
+  // collectives do.
   Step step(const StepOptions& options = {});
 
   // Gives LibTorch's optimizer of the parameters, or of this rank's slices. Look at the state, but do not step it.
@@ -115,6 +117,13 @@ class Optimizer {
   template <class Scheduler, class... Arguments>
   Scheduler scheduler(Arguments&&... arguments) {
     return Scheduler(*inner_, std::forward<Arguments>(arguments)...);
+  }
+  template <class Never = void>
+  operator torch::optim::Optimizer&() {
+    static_assert(!std::is_void_v<Never>,
+                  "An Optimizer makes LibTorch's schedulers: optimizer.scheduler<torch::optim::StepLR>(30, 0.1). "
+                  "Where a torch::optim::Optimizer would step, call optimizer.step().");
+    return *inner_;
   }
 
   // Sets the weight decay of one group of an optimizer, from the next step on. Do not set it by options given with a

@@ -17,6 +17,7 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include <chrono>
+#include <concepts>
 #include <functional>
 #include <memory>
 #include <stop_token>
@@ -196,5 +197,11 @@ Process this_process();
 // If a body calls std::exit, the process ends with that status, once its other ranks have ended, each at the next
 // collective. If that takes two seconds, the process ends without the rest of std::exit's work.
 void run(const Devices& devices, const std::function<void(Rank&)>& body, const RunOptions& options = {});
+
+// Does the same on so many devices, as parse_devices() takes a number: the first GPUs, or CPU ranks if there is none.
+template <std::integral Count>
+void run(Count count, const std::function<void(Rank&)>& body, const RunOptions& options = {}) {
+  run(parse_devices(std::to_string(count)), body, options);
+}
 
 }  // namespace lockstep
