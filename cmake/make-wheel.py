@@ -32,6 +32,7 @@ Name: lockstep
 Version: {version}
 Summary: Trains a neural network on several devices at once, in C++ on LibTorch: a library and a program
 License: BSD-3-Clause
+License-File: LICENSE
 Requires-Dist: torch=={torch}
 """
 
@@ -76,8 +77,9 @@ def main():
     files = [(place.format(data=f"{name}.data/data"), *rest) for place, *rest in package_of(build, str(torch.parent).encode())]
     files += [("lockstep/__init__.py", MODULE.encode(), False)]
     for file, text in {
-        "METADATA": METADATA.format(version=version, torch=of_pip[0].version),
+        "METADATA": METADATA.format(version=version, torch=of_pip[0].version.split("+")[0]),
         "WHEEL": f"Wheel-Version: 1.0\nGenerator: lockstep\nRoot-Is-Purelib: false\nTag: {tag}\n",
+        "licenses/LICENSE": (pathlib.Path(__file__).parent.parent / "LICENSE").read_text(),
         "entry_points.txt": "[console_scripts]\nlockstep = lockstep:main\n",
     }.items():
         files.append((f"{name}.dist-info/{file}", text.encode(), False))

@@ -10,7 +10,7 @@
 namespace lockstep {
 
 inline constexpr const char* kHowWithANet =
-    "Give the weights, or an ignore_index other than -100, with the loss: net.loss(batch, F::cross_entropy, options). "
+    "Give the weights or the ignore_index, -100 too, with the loss: net.loss(batch, F::cross_entropy, options). "
     "Or give MeanOver(sum, of) the loss's sum (reduction torch::kSum), and what to divide by. fit() takes both too";
 
 // `mean` is the loss of a part with so many samples, of a larger batch. Its graph is looked at near the root. Throws

@@ -16,7 +16,8 @@ at::Tensor detail::counted_targets(const at::Tensor& y, const at::Tensor& weight
   }
   const at::Tensor counts = y != ignored;
   if (!weight.defined()) return counts.sum();
-  const at::Tensor weights = weight.to(at::kDouble).index_select(0, y.masked_fill(counts.logical_not(), 0).flatten());
+  const at::Tensor weights =
+      weight.to(at::kDouble).index_select(0, y.masked_fill(counts.logical_not(), 0).flatten().to(at::kLong));
   return weights.mul(counts.flatten()).sum();
 }
 

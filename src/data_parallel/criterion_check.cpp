@@ -21,10 +21,11 @@ namespace lockstep {
 namespace {
 
 constexpr int kLosses = 3;  // a mean by chance in one loss is none in the next
+constexpr int kSeen = 12;
 
 // The halves add up in another order. 16 bits round once per sample.
 struct Tolerance {
-  double of_loss, of_output;
+  double of_value, of_output;
 };
 constexpr Tolerance kWide{2e-4, 1e-5}, kNarrow{3e-2, 1e-2};
 
@@ -73,56 +74,60 @@ Batch rows_of(const Batch& batch, int64_t begin, int64_t end) {
 
 }  // namespace
 
-at::Tensor CriterionCheck::loss(const Criterion& criterion, const at::Tensor& y_hat, const Batch& batch) {
-  if (!is_due(criterion, y_hat, batch)) return criterion(y_hat, batch);
-  const CriterionTraces traces(rank_, y_hat, batch);
-  at::Tensor mean = criterion(y_hat, batch);
-  if (mean.defined() && mean.numel() == 1 && traces.are_none()) compare(criterion, y_hat, batch, mean);
-  return mean;
-}
-
-// Without gradients a loss is only looked at, or computed again for its backward.
-bool CriterionCheck::is_due(const Criterion& criterion, const at::Tensor& y_hat, const Batch& batch) {
-  if (!criterion.is_checked() || !c10::GradMode::is_enabled()) return false;
-  int& losses = losses_[criterion.function().type()];
+bool has_halves(const at::Tensor& y_hat, const Batch& batch) {
   const auto rows = [](const at::Tensor& tensor) { return tensor.defined() && tensor.dim() > 0 ? tensor.size(0) : 0; };
-  if (losses >= kLosses || rows(y_hat) < 2 || rows(y_hat) != rows(batch.y)) return false;
-  if (rank_.device().is_cuda() && is_recording()) return false;
-  ++losses;
-  return true;
+  return rows(y_hat) >= 4 && rows(y_hat) == rows(batch.y);
 }
 
-void CriterionCheck::compare(const Criterion& criterion, const at::Tensor& y_hat, const Batch& batch,
-                             const at::Tensor& mean) const {
-  const c10::NoGradGuard no_grad;
+void check_mean_of_halves(const Criterion& criterion, const at::Tensor& y_hat, const Batch& batch,
+                          const at::Tensor& whole, const std::string& what, const std::string& option) {
   const int64_t samples = y_hat.size(0), half = samples / 2;
   double first = 0, second = 0, largest = 0;
   try {
-    const auto loss_of = [&](int64_t begin, int64_t end) {
+    const auto value_of = [&](int64_t begin, int64_t end) {
       return criterion(y_hat.slice(0, begin, end).detach(), rows_of(batch, begin, end)).item<double>();
     };
-    first = loss_of(0, half);
-    second = loss_of(half, samples);
+    first = value_of(0, half);
+    second = value_of(half, samples);
     largest = y_hat.abs().max().item<double>();
   } catch (const std::exception&) {  // it needs all samples, or gradients
     return;
   }
-  const auto whole = mean.detach().item<double>();
+  const auto value = whole.item<double>();
   const auto joined =
       (first * static_cast<double>(half) + second * static_cast<double>(samples - half)) / static_cast<double>(samples);
-  const Tolerance tolerance = std::min(y_hat.element_size(), mean.element_size()) < 4 ? kNarrow : kWide;
-  const double allowed = tolerance.of_loss * std::max({std::abs(whole), std::abs(first), std::abs(second)}) +
+  const Tolerance tolerance = whole.element_size() < 4 ? kNarrow : kWide;
+  const double allowed = tolerance.of_value * std::max({std::abs(value), std::abs(first), std::abs(second)}) +
                          tolerance.of_output * largest;
-  if (!(std::abs(whole - joined) > allowed)) return;  // also where one is no number
-  throw Error(rank_.name() + ": the criterion is no mean over samples: of " + std::to_string(samples) +
-                  " samples it gives " + number_text(whole) + ", and of their halves " + number_text(first) + " and " +
-                  number_text(second) + ", on average " + number_text(joined) +
-                  ". The ranks' losses are averaged, so the training would depend on how batches are divided. For a "
-                  "mean over tokens, pixels or weights give lockstep::MeanOver(sum, of), with the losses' sum; divide "
-                  "a sum over samples by those that the criterion is given, y_hat.size(0); for a loss of all samples "
-                  "together see docs/guide/losses.md. If it keeps a state, or is meant so, give "
-                  "lockstep::Criterion::unchecked(function)",
-              {.options = {"criterion"}});
+  if (!(std::abs(value - joined) > allowed)) return;  // also where one is no number
+  throw Error(
+      what + " is no mean over samples: of " + std::to_string(samples) + " samples it gives " + number_text(value) +
+          ", and of their halves " + number_text(first) + " and " + number_text(second) + ", on average " +
+          number_text(joined) +
+          ". The parts of a batch are averaged, so the result would depend on how batches are divided. For a "
+          "mean over tokens, pixels or weights give lockstep::MeanOver(sum, of), with the sum; for cross_entropy "
+          "of targets of -100 give the loss with its options, F::CrossEntropyFuncOptions(). Divide a sum over samples "
+          "by those that the function is "
+          "given, y_hat.size(0). For a loss of all samples together see docs/guide/losses.md. If it keeps a "
+          "state, or is meant so, give lockstep::Criterion::unchecked(function)",
+      {.options = {option}});
+}
+
+// Without gradients a loss is only looked at, or computed again for its backward.
+at::Tensor CriterionCheck::loss(const Criterion& criterion, const at::Tensor& y_hat, const Batch& batch) {
+  if (!criterion.is_checked() || !c10::GradMode::is_enabled()) return criterion(y_hat, batch);
+  Losses& losses = losses_[criterion.function().type()];
+  if (losses.checked >= kLosses || losses.seen >= kSeen || !has_halves(y_hat, batch) ||
+      (rank_.device().is_cuda() && is_recording()))
+    return criterion(y_hat, batch);
+  ++losses.seen;
+  const CriterionTraces traces(rank_, y_hat, batch);
+  at::Tensor mean = criterion(y_hat, batch);
+  if (!mean.defined() || mean.numel() != 1 || !traces.are_none()) return mean;
+  ++losses.checked;
+  const c10::NoGradGuard no_grad;
+  check_mean_of_halves(criterion, y_hat, batch, mean.detach(), rank_.name() + ": the criterion", "criterion");
+  return mean;
 }
 
 }  // namespace lockstep

@@ -1,5 +1,6 @@
 // CriterionCheck: finds a criterion that is no mean over samples, before its average over the ranks trains another
-// network than one device would. It looks at the first losses of each kind of criterion, on one rank too.
+// network than one device would. It checks the first three losses of each C++ type of criterion in each net, on one
+// rank too.
 //
 // Use it from the rank's thread only. Cost: in each loss that is looked at, two more calls of the criterion without
 // gradients. The host waits for a GPU there.
@@ -10,26 +11,36 @@
 #include <lockstep/ranks/rank.hpp>
 
 #include <map>
+#include <string>
 #include <typeindex>
 
 namespace lockstep {
+
+// Throws Error if the criterion's value of some samples, `whole`, is not the mean of the values of their halves. `what`
+// names the criterion in the error, and `option` the option that gave it. Returns without a word if a half cannot be
+// computed. Call it without gradients. Needs four samples, since a single row could be taken for all.
+void check_mean_of_halves(const Criterion& criterion, const at::Tensor& y_hat, const Batch& batch,
+                          const at::Tensor& whole, const std::string& what, const std::string& option);
+
+// Tells whether y_hat and the targets can be cut for check_mean_of_halves().
+bool has_halves(const at::Tensor& y_hat, const Batch& batch);
 
 class CriterionCheck {
  public:
   explicit CriterionCheck(const Rank& rank) : rank_(rank) {}
 
-  // Gives the criterion's loss of y_hat and the batch, with its graph. Calls the criterion on both halves of the
-  // samples too. Throws Error if the mean of the two is another one. Leaves out what cannot be cut: a criterion that
-  // calls other ranks, draws random numbers, changes its arguments or throws for a half, and a y_hat without a row for
-  // each sample.
+  // Gives the criterion's loss of y_hat and the batch, with its graph, and checks the mean of the halves. Leaves out
+  // what cannot be cut: a criterion that calls other ranks, draws random numbers, changes its arguments or throws for a
+  // half, and a y_hat without a row for each sample.
   at::Tensor loss(const Criterion& criterion, const at::Tensor& y_hat, const Batch& batch);
 
  private:
-  bool is_due(const Criterion& criterion, const at::Tensor& y_hat, const Batch& batch);
-  void compare(const Criterion& criterion, const at::Tensor& y_hat, const Batch& batch, const at::Tensor& mean) const;
-
+  struct Losses {
+    int checked = 0;
+    int seen = 0;  // another rank's random numbers may hide that a criterion draws none
+  };
   Rank rank_;
-  std::map<std::type_index, int> losses_;  // the numbers of losses that were looked at, by the type of the criterion
+  std::map<std::type_index, Losses> losses_;  // counts by the criterion's type in C++
 };
 
 }  // namespace lockstep

@@ -18,8 +18,8 @@
 #include "ranks/rank_place.hpp"
 #include "running_statistics_names.hpp"
 
-#include <algorithm>
 #include <mutex>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -146,14 +146,13 @@ void LoopWarnings::see_loss(const at::Tensor& mean, int64_t samples, int64_t of_
 void LoopWarnings::see_leaves(const at::Tensor& loss, int64_t samples) {
   if (leaves_seen_ || rank_.index() != 0 || rank_.world_size() == 1 || !loss.grad_fn()) return;
   leaves_seen_ = true;
+  // A parameter that was unfrozen has its hook from the backward on.
+  std::set<const c10::TensorImpl*> parameters;
+  for (const auto& parameter : net_.parameters()) parameters.insert(parameter.unsafeGetTensorImpl());
   for (const auto& [leaf, uses] : uses_in_graph(loss)) {
     const auto sizes = leaf->sizes();
     const bool is_input = !sizes.empty() && sizes[0] == samples;
-    // A parameter that was unfrozen has its hook from the backward on.
-    const auto is_leaf = [leaf = leaf](const at::Tensor& parameter) { return parameter.unsafeGetTensorImpl() == leaf; };
-    const auto parameters = net_.parameters();
-    if (is_input || GradientHook::is_behind(*leaf) || std::any_of(parameters.begin(), parameters.end(), is_leaf))
-      continue;
+    if (is_input || GradientHook::is_behind(*leaf) || parameters.contains(leaf)) continue;
     return comm::RankPlace::of(rank_).warn(
         "DataParallel: the loss leads to a tensor of shape " + classic_text(sizes) +
         " that needs a gradient and is no parameter of a DataParallel. Nobody averages its gradient, so each rank "

@@ -61,11 +61,15 @@ void add_name(std::string& names, const std::string& name) {
   names += (names.empty() ? "" : ", ") + name;
 }
 
-// Leaves out the state of parameters that are frozen now, and warns of it.
-io::NamedTensors without_frozen(const io::NamedTensors& state, const Replica& replica, const std::string& owner) {
+// Leaves out the state of parameters that are frozen now and have no place in the optimizer, and warns of it. Others
+// may be unfrozen later.
+io::NamedTensors without_frozen(const io::NamedTensors& state, const Replica& replica,
+                                const torch::optim::Optimizer& optimizer, const std::string& owner) {
+  std::set<const c10::TensorImpl*> held;
+  for (const auto& parameter : tensors_in(optimizer.param_groups())) held.insert(parameter.unsafeGetTensorImpl());
   std::set<std::string> frozen;
   for (const auto& [name, parameter] : parameters_of(replica.module())) {
-    if (!parameter.requires_grad()) frozen.insert(name);
+    if (!parameter.requires_grad() && !held.contains(parameter.unsafeGetTensorImpl())) frozen.insert(name);
   }
   io::NamedTensors kept;
   std::string left_out;
@@ -107,14 +111,13 @@ std::map<std::string, at::Tensor> shapes_of(TrainedNet& net) {
   return shapes;
 }
 
-// Takes what does not fit out of `state`. A member with fewer or more dimensions than its parameter fits.
+// Takes what does not fit out of `state`. A member of one number, such as a count of steps, fits.
 UnmatchedNames take_out_unmatched(io::NamedTensors& state, const std::map<std::string, at::Tensor>& shapes) {
   std::set<std::string> matched, unexpected;
   for (const auto& [name, tensor] : state) {
     const std::string parameter = parts_of_state_name(name).second;
     const auto shape = shapes.find(parameter);
-    const bool fits =
-        shape != shapes.end() && (tensor.dim() != shape->second.dim() || tensor.sizes() == shape->second.sizes());
+    const bool fits = shape != shapes.end() && (tensor.numel() == 1 || tensor.sizes() == shape->second.sizes());
     (fits ? matched : unexpected).insert(parameter);
   }
   std::erase_if(state, [&](const auto& named) { return unexpected.contains(parts_of_state_name(named.first).second); });
@@ -185,8 +188,10 @@ void Optimizer::zero_grad(bool in_place) {
   if (auto* const hidden = net_->replica()->hidden_gradients()) hidden->set_used(false);
   const HiddenGradients::Shown gradients(net_->replica()->hidden_gradients());
   std::vector<at::Tensor> parameters = net_->replica()->module().parameters();
-  if (in_place) return zero_gradients(parameters);
-  for (auto& parameter : parameters) parameter.mutable_grad().reset();
+  for (auto& parameter : parameters) {  // a frozen parameter's zeros would let momentum and decay move it
+    if (!in_place || !parameter.requires_grad()) parameter.mutable_grad().reset();
+  }
+  if (in_place) zero_gradients(parameters);
 }
 
 at::Tensor Optimizer::clip(double max_norm) {
@@ -205,7 +210,9 @@ void Optimizer::begin_step(const StepOptions& options) {
     throw Error(name_ + ": `clip`, the largest norm, is " + number_text(options.clip) +
                 "; it must be above 0, or 0: none");
   }
-  if (std::has_single_bit(++steps_)) compare_options(options);
+  if (!std::has_single_bit(++steps_)) return;
+  if (!sharded_) check_groups(inner_->param_groups(), parameters_of(net_->replica()->module()), name_);
+  compare_options(options);
 }
 
 Step Optimizer::step(const StepOptions& options) {
@@ -259,7 +266,7 @@ io::NamedTensors Optimizer::state() const {
 }
 
 void Optimizer::load_state(const io::NamedTensors& state) {
-  const io::NamedTensors mine = without_frozen(net_->part_of(state), *net_->replica(), name_);
+  const io::NamedTensors mine = without_frozen(net_->part_of(state), *net_->replica(), *inner_, name_);
   if (sharded_) return load_slices_of_state(*inner_, sharded_->buckets(), mine);
   load_optimizer_state(*inner_, parameters_of(net_->replica()->module()), mine);
 }

@@ -50,7 +50,7 @@ void Reducer::take_parameters() {
   make_buckets(order, order.size());
 }
 
-// A rank that has unfrozen nothing makes another call here, which is an Error too.
+// A rank that has unfrozen nothing makes another call here. That is an Error too, over NCCL after its timeout.
 void Reducer::begin(bool by_grains) {
   if (!parameters_.unfrozen().empty()) {
     const std::string purpose = "the parameters of a DataParallel of which some were unfrozen";

@@ -50,8 +50,8 @@ Step LossScaler::step(Optimizer& optimizer, StepOptions options) {
     if (gradient.scalar_type() == at::kHalf) {
       throw Error(
           "LossScaler: a parameter is float16, whose gradient would be rounded to zero once it is divided by the "
-          "scale. "
-          "Leave the parameters in float32, and compute forward and the loss under an Autocast(device, at::kHalf)");
+          "scale. Leave the parameters in float32, and compute forward and the loss under an Autocast(device, "
+          "at::kHalf)");
     }
     gradient.mul_(factor);  // an infinity stays one
   }
@@ -60,7 +60,7 @@ Step LossScaler::step(Optimizer& optimizer, StepOptions options) {
   if (!step.taken) {
     scale_ *= options_.backoff;
     good_steps_ = 0;
-  } else if (++good_steps_ == options_.interval) {
+  } else if (++good_steps_ >= options_.interval) {
     scale_ *= options_.growth;
     good_steps_ = 0;
   }
@@ -72,7 +72,8 @@ Dataset::Tensors LossScaler::state() const {
 }
 
 void LossScaler::load_state(const Dataset::Tensors& state) {
-  if (!state.contains("scale") || !state.contains("good_steps")) {
+  const auto is_number = [&](const char* name) { return state.contains(name) && state.at(name).numel() == 1; };
+  if (!is_number("scale") || !is_number("good_steps") || state.at("good_steps").item<int64_t>() < 0) {
     throw Error(
         "LossScaler: load_state: the tensors are not those of a LossScaler's state(), `scale` and `good_steps`");
   }

@@ -24,6 +24,14 @@ int64_t in_whole_grains(int64_t batch_size, int64_t grain) {
   return grain == 0 || batch_size < 1 ? batch_size : (batch_size + grain - 1) / grain * grain;
 }
 
+void check_widths(const std::vector<int64_t>& some, const std::vector<int64_t>& others) {
+  if (some == others) return;
+  throw Error(
+      "evaluate: a sum has another number of values than in another batch or on another rank; give rows of one length "
+      "for any samples, such as bincount(weights, classes)",
+      {.options = {"criteria"}});
+}
+
 }  // namespace
 
 std::vector<std::vector<double>> evaluate_sums(const std::function<at::Tensor(const Batch&)>& forward,
@@ -41,10 +49,13 @@ std::vector<std::vector<double>> evaluate_sums(const std::function<at::Tensor(co
     const at::Tensor y_hat = forward(batch);
     std::vector<at::Tensor> numbers;
     for (const auto& sum : sums) numbers.push_back(sum(y_hat, batch).to(options).reshape({-1}));
+    std::vector<int64_t> these;
+    for (const auto& sum : numbers) these.push_back(sum.numel());
     if (!table.defined()) {
-      std::transform(numbers.begin(), numbers.end(), widths.begin(), [](const auto& sum) { return sum.numel(); });
+      widths = these;
       table = at::zeros({rows, std::accumulate(widths.begin(), widths.end(), int64_t{0})}, options);
     }
+    check_widths(these, widths);
     table[row].add_(at::cat(numbers));
   };
   int64_t grains_before = 0;
@@ -62,13 +73,15 @@ std::vector<std::vector<double>> evaluate_sums(const std::function<at::Tensor(co
   const at::Tensor all_widths = at::tensor(widths, options.dtype(at::kLong));
   rank.allreduce(all_widths, c10d::ReduceOp::MAX);
   const at::Tensor widths_here = all_widths.cpu();
+  const auto* const widest = widths_here.const_data_ptr<int64_t>();
+  if (table.defined()) check_widths(widths, {widest, widest + sums.size()});
   if (!table.defined()) table = at::zeros({rows, widths_here.sum().item<int64_t>()}, options);
   rank.allreduce(table);
 
   const at::Tensor here = table.cpu();
   const double* value = here.const_data_ptr<double>();
   std::vector<std::vector<double>> totals;
-  for (size_t i = 0; i < sums.size(); ++i) totals.emplace_back(widths_here.const_data_ptr<int64_t>()[i], 0.0);
+  for (size_t i = 0; i < sums.size(); ++i) totals.emplace_back(widest[i], 0.0);
   for (int64_t row = 0; row < rows; ++row) {
     for (auto& total : totals) {
       for (double& number : total) number += *value++;

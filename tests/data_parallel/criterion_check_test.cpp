@@ -4,6 +4,7 @@
 #include <torch/torch.h>
 #include <lockstep/data/data.hpp>
 #include <lockstep/data_parallel/data_parallel.hpp>
+#include <lockstep/devices/autocast.hpp>
 #include <lockstep/ranks/rank.hpp>
 
 #include "support/error_of.hpp"
@@ -155,6 +156,26 @@ TEST(CriterionCheck, LeavesOutWhatCallsOthersDrawsOrNeedsAllSamples) {
   };
   EXPECT_EQ(trained(1, in_place), "(no error)");
   EXPECT_EQ(trained(1, [&](Rank&) -> Criterion { return with_number(2); }), "(no error)");
+}
+
+// Outputs have 16 bits and losses 32, so nothing is rounded on the way.
+TEST(CriterionCheck, RefusesThemUnderAutocastToo) {
+  const auto said = error_of([] {
+    lockstep::run(lockstep::test_devices(1), [](Rank& rank) {
+      DataParallel net(torch::nn::Linear(4, kClasses), rank);
+      const lockstep::Dataset data = classes();
+      const Batch batch{data.x.to(torch::kFloat).to(rank.device()), data.y.to(rank.device()), kSamples};
+      const Tensor weights = torch::tensor({1.0f, 5.0f, 0.5f}, rank.device());
+      const lockstep::Autocast precision(rank.device());
+      net.loss(batch,
+               [weights](const Tensor& y_hat, const Tensor& y) {
+                 const Tensor of_each = weights.index_select(0, y);
+                 return (of_each * each_loss(y_hat, y)).sum() / of_each.sum();
+               })
+          .backward();
+    });
+  });
+  EXPECT_THAT(said, Refused("criterion"));
 }
 
 TEST(CriterionCheck, CallsTheCriterionTwiceMoreInThreeLossesAndNeverIfItIsUnchecked) {

@@ -80,6 +80,12 @@ TEST(EvaluateCriteria, RefusesOtherShapesAndNoSamples) {
   EXPECT_THAT(refused(MeanOver(all, one), 6), Refused("criteria"));
   EXPECT_THAT(refused(MeanOver([](const Tensor& y_hat, const Tensor&) { return y_hat.sum(0); }, one), 6),
               Refused("criteria"));
+  EXPECT_THAT(refused([](const Tensor& y_hat, const Tensor& y) { return y_hat.mean() / y.add(1).sum(); }, 9),
+              Refused("criteria"));
+  EXPECT_THAT(refused(MeanOver([](const Tensor&, const Batch& batch) { return torch::ones({batch.size()}); },
+                               [](const Batch& batch) { return torch::ones({batch.size()}); }),
+                      7),
+              Refused("criteria"));
   EXPECT_THAT(refused(F::cross_entropy, 0), Refused());
 }
 

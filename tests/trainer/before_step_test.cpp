@@ -187,6 +187,33 @@ TEST(BeforeStep, GoesOnWithTheSameBitsAndSavesTheWholeNet) {
   }
 }
 
+// The checkpoint has the momentum of a layer that the module freezes when it is made again.
+TEST(BeforeStep, UnfreezesALayerAndGoesOnWithTheSameBits) {
+  for (const int ranks : {1, 2}) {
+    const ScratchFolder folder;
+    Task task = before_step_test::task();
+    task.module = [] {
+      nn::Sequential net = network();
+      for (auto& parameter : net[0]->parameters()) parameter.requires_grad_(false);
+      return net;
+    };
+    TrainOptions options = settings(ranks);
+    const auto frozen = fit(task, options).history;
+    task.before_step = [](const NextStep& next) {
+      if (next.epoch < 2) return;
+      for (auto& parameter : next.whole()->parameters()) parameter.requires_grad_(true);
+    };
+    options.keep.run_dir = folder / "run";
+    options.keep.checkpoints = {.last = 100, .every = 2};
+    const auto expected = fit(task, options).history;
+    EXPECT_EQ(expected[0].weights, frozen[0].weights);
+    EXPECT_NE(expected[1].weights, frozen[1].weights);
+    options.keep.run_dir = folder / "again";
+    options.keep.resume = folder / "run/checkpoints/epoch-0002-step-000002.safetensors";
+    EXPECT_EQ(fit(task, options).history.back().weights, expected.back().weights);
+  }
+}
+
 TEST(BeforeStep, EndsTheRunByTheStopTokenAndByAnException) {
   for (const int ranks : {1, 3}) {
     std::stop_source stop;

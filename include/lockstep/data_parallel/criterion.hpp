@@ -77,12 +77,12 @@ class MeanOver {
 // Makes a network's output and the targets a loss, the mean over the samples, or a MeanOver. Takes any callable
 // (y_hat, y) -> scalar tensor, or (y_hat, batch) where a mask counts; or one of torch::nn::functional's losses by its
 // name; or a module, such as torch::nn::MSELoss(). cross_entropy and nll_loss, with options or as modules, are
-// MeanOvers if they have weights of classes or an ignore_index other than -100: LibTorch divides by the weights that
-// are left in.
+// MeanOvers: LibTorch divides by the number or the weights of the targets that ignore_index leaves in. By name alone
+// they are means over samples, and targets of -100 are refused.
 //
-// The first three losses of a net are looked at: the criterion is called on both halves of the samples too, without
-// gradients, and the mean of the two must be the loss. Otherwise backward's averages over the ranks would be wrong, and
-// there is an Error.
+// The first three losses of each C++ type of criterion are checked in each net: the criterion is called on both halves
+// of the samples too, without gradients. The mean of the two must be the loss, or backward's averages over the ranks
+// would be wrong: then there is an Error.
 class Criterion {
  public:
   template <class Function>
@@ -153,7 +153,6 @@ class Criterion {
     if constexpr (requires { options.reduction(); })
       check_reduction(torch::enumtype::get_enum_name(options.reduction()));
     if constexpr (detail::CountsTargets<Options>) {
-      if (!options.weight().defined() && options.ignore_index() == Options().ignore_index()) return;
       // 16 bits hold no sums.
       Options sums = Options(options).reduction(torch::kSum), wide = sums;
       if (wide.weight().defined()) wide.weight(wide.weight().to(at::kFloat));

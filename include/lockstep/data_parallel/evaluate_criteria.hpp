@@ -21,7 +21,8 @@ namespace lockstep {
 // module into eval() mode first. A criterion gives one number, the mean over some samples, or a value for each of them
 // [n]. A MeanOver gives the mean over tokens, pixels or whatever else is counted. Sums and counts may also be rows with
 // a number for each class [classes]. Then the result is a macro mean: the mean of sum / count over the classes that are
-// counted at all. `batch_size` and `grain` are as for evaluate() of classes. Throws Error for no samples, and for a
+// counted at all; NaN if nothing is. The first batch is checked as Criterion says.
+// `batch_size` and `grain` are as for evaluate() of classes. Throws Error for no samples, and for a
 // criterion that gives something else, with its place in `criteria`.
 //
 //   const auto accuracy = [](auto& y_hat, auto& y) { return y_hat.argmax(1) == y; };
