@@ -19,8 +19,8 @@ const char* const footer =
     "reads the output any more.\n";
 
 std::vector<Command> add_commands(CLI::App& program) {
-  return {add_train(program),      add_eval(program), add_sweep(program), add_devices(program),
-          add_fetch_data(program), add_plan(program), add_launch(program)};
+  return {add_train(program),   add_eval(program),       add_report(program), add_sweep(program),
+          add_devices(program), add_fetch_data(program), add_plan(program),   add_launch(program)};
 }
 
 }  // namespace
