@@ -22,6 +22,7 @@ struct Command {
 
 Command add_train(CLI::App& program);
 Command add_eval(CLI::App& program);
+Command add_report(CLI::App& program);
 Command add_sweep(CLI::App& program);
 Command add_plan(CLI::App& program);
 Command add_devices(CLI::App& program);

@@ -21,8 +21,8 @@ const char* const footer =
 
 std::vector<Command> add_commands(CLI::App& program) {
   add_package_flags(program);
-  return {add_train(program),      add_eval(program), add_sweep(program), add_devices(program),
-          add_fetch_data(program), add_plan(program), add_launch(program)};
+  return {add_train(program),   add_eval(program),       add_report(program), add_sweep(program),
+          add_devices(program), add_fetch_data(program), add_plan(program),   add_launch(program)};
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <lockstep/data/data.hpp>
 #include <lockstep/optim/learning_rate.hpp>
 #include <lockstep/ranks/rank.hpp>
+#include <nlohmann/json.hpp>
 
 #include <cmath>
 #include <map>
@@ -15,12 +16,12 @@
 #include "commands.hpp"
 #include "crowded_cores.hpp"
 #include "io/atomic_file.hpp"
-#include "io/gnuplot.hpp"
 #include "run_name.hpp"
 #include "stop_signals.hpp"
 #include "text.hpp"
 #include "trainer/flat_options.hpp"
 #include "trainer/option_text.hpp"
+#include "trainer/report_page.hpp"
 #include "trainer/run_folder.hpp"
 #include "trainer/train_options.hpp"
 #include "usage.hpp"
@@ -40,7 +41,7 @@ const char* const sweep_examples =
     "All other flags hold for every run. Each is as lockstep train --resume auto\n"
     "makes it, in a folder of the sweep's that is named by its place in the grid. So\n"
     "the same command goes on where it was stopped, and with more values on an axis.\n"
-    "table.txt and plot.svg lie beside the runs. If one fails, the exit code is 1.\n";
+    "table.txt and report.html lie beside the runs. If one fails, the exit code is 1.\n";
 
 std::string end_of(const TrainResult& result) {
   const EpochMetrics& last = result.history.back();
@@ -95,8 +96,8 @@ std::string table_of(const std::vector<SweepRun>& runs) {
   return title_of(runs[0].options) + "\n" + aligned(rows);
 }
 
-// Draws the last test accuracies over the axis batch size or learning rate, whichever is longer.
-void draw(const std::filesystem::path& file, const std::vector<SweepRun>& runs) {
+// Gives a chart of the last test accuracies over the axis batch size or learning rate, whichever is longer.
+nlohmann::ordered_json chart_of(const std::vector<SweepRun>& runs) {
   std::set<double> batches, rates;
   for (const auto& run : runs) {
     batches.insert(static_cast<double>(run.options.batch.global()));
@@ -111,18 +112,28 @@ void draw(const std::filesystem::path& file, const std::vector<SweepRun>& runs) 
     lines[short_name(options.devices) + other + ", " + std::string(to_string(options.rate.scaling))]
          [over_batch ? batch : lr] = result.history.back().test_accuracy;
   }
-  std::string data, plot;
-  for (const auto& [title, points] : lines) {
-    const std::string name = "$line" + std::to_string(data.size());
-    data += name + " << END\n";
-    for (const auto& [x, accuracy] : points) data += number_text(x) + " " + number_text(accuracy) + "\n";
-    data += "END\n";
-    plot += (plot.empty() ? "plot " : ", ") + name + " title " + io::gnuplot_string(title) + " linewidth 2";
+  nlohmann::ordered_json chart = {{"title", "Test accuracy after the last epoch"},
+                                  {"x", over_batch ? "batch size" : "learning rate"},
+                                  {"log_x", true},
+                                  {"one", true},
+                                  {"lines", nlohmann::ordered_json::array()}};
+  for (const auto& [name, points] : lines) {
+    nlohmann::ordered_json line = {{"name", name}, {"points", nlohmann::ordered_json::array()}};
+    for (const auto& [x, accuracy] : points) line["points"].push_back(nlohmann::ordered_json::array({x, accuracy}));
+    chart["lines"].push_back(std::move(line));
   }
-  io::draw(file, data + "set logscale x\nset xlabel '" + (over_batch ? "batch size" : "learning rate") +
-                     "'\nset ylabel 'test accuracy after the last epoch'\nset yrange [0:1]\nset title " +
-                     io::gnuplot_string(title_of(runs[0].options)) +
-                     " noenhanced\nset key outside right top noenhanced\nset style data linespoints\n" + plot + "\n");
+  return chart;
+}
+
+// Makes the page of the sweep's runs that have an epoch. Those of an earlier sweep in the folder are left out.
+void write_page(const std::filesystem::path& folder, const std::vector<SweepRun>& runs) {
+  std::vector<std::filesystem::path> folders;
+  for (const auto& run : runs) {
+    if (!run.result.history.empty()) folders.push_back(run.options.keep.run_dir);
+  }
+  if (folders.empty()) return;
+  write_report_page(folder / kReportFile, folders, nlohmann::ordered_json::array({chart_of(runs)}),
+                    "Sweep " + folder.filename().string() + ": " + title_of(runs[0].options));
 }
 
 // Throws Error before the first run begins, for mistakes that would fail every run.
@@ -160,7 +171,7 @@ int sweep_command(const SweepFlags& flags, Output& output) {
   io::write_file(folder / "table.txt", table);
   output.print("\n" + table + "\n");
   try {
-    draw(folder / "plot.svg", runs);
+    write_page(folder, runs);
   } catch (const Error& error) {
     print_warning(error.what());
   }

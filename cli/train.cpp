@@ -66,8 +66,9 @@ const char* const more_examples =
     "  lockstep train --sync-every 16 --outer-lr 0.7 --outer-momentum 0.9\n"
     "      Devices take 16 steps each by themselves between two averages: DiLoCo.\n"
     "\n"
-    "The run's folder holds config.json, metrics.jsonl, model.safetensors, curve.svg,\n"
-    "checkpoints/ and curve.png, written after every epoch (curve.png at the end).\n"
+    "The run's folder holds config.json, metrics.jsonl, model.safetensors and\n"
+    "checkpoints/, written after every epoch, and report.html for a browser (with\n"
+    "notes.json), written every some seconds and at the end.\n"
     "Ctrl-C, SIGTERM and SIGHUP stop within some steps and keep a checkpoint of that\n"
     "step; a second one ends at once.\n"
     "As processes: lockstep launch, mpirun, srun, torchrun --no-python.\n";
@@ -238,7 +239,7 @@ class RunReport {
   }
 
   void warning(const std::string& message) {
-    if (!warned_.insert(message).second) return;  // one warning is enough: curves are drawn every epoch
+    if (!warned_.insert(message).second) return;  // one warning is enough: a report is written again and again
     live_.clear();
     print_warning(message, error_);
   }

@@ -15,10 +15,10 @@
 // local SGD have the same digits on every machine. The others differ from one kind of processor to another, PowerSGD's
 // and DiLoCo's by up to a quarter: signs, roundings and directions turn at values that processors round differently.
 //
-//   as they are                 40096 bytes per step  loss 0.126579
-//   signs, the hook above        5124 bytes per step  loss 0.152297
-//   bf16                        10120 bytes per step  loss 0.128621
-//   PowerSGD of rank 2           5472 bytes per step  loss 0.100861
+//   as they are                 40112 bytes per step  loss 0.126579
+//   signs, the hook above        5140 bytes per step  loss 0.152297
+//   bf16                        10136 bytes per step  loss 0.128621
+//   PowerSGD of rank 2           5488 bytes per step  loss 0.100861
 //   local SGD, every 5th step    7994 bytes per step  loss 0.118996
 //   DiLoCo, every 5th step       7997 bytes per step  loss 0.057738
 #include <lockstep/lab.hpp>

@@ -1,5 +1,5 @@
 // A model and data of your own, with all that `lockstep train` has: fit() trains on the devices, measures after every
-// epoch, draws the curve, and keeps checkpoints. Started again with the same folder, the program goes on to the same
+// epoch, writes a report, and keeps checkpoints. Started again with the same folder, the program goes on to the same
 // bits, after a Ctrl-C, a kill or its end. FOLDER/waves.csv, made if it is not there, has lines of four numbers and one
 // to predict.
 //

@@ -6,15 +6,13 @@
 #include <cmath>
 #include <exception>
 #include <fstream>
-#include <iterator>
 #include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <system_error>
 
-#include "base/classic.hpp"
+#include "base/number_text.hpp"
 #include "io/atomic_file.hpp"
-#include "io/gnuplot.hpp"
 #include "metrics_text.hpp"
 
 namespace lockstep {
@@ -49,6 +47,28 @@ std::map<std::string, double> test_of(const Json& line) {
   return test;
 }
 
+// Gives four digits of a number, and null for NaN.
+Json rounded(double value) {
+  Json number = Json::parse(number_text(value, std::chars_format::general, 4), nullptr, /*allow_exceptions=*/false);
+  return number.is_discarded() ? Json() : number;
+}
+
+std::vector<RankMetrics> ranks_of(const Json& line) {
+  if (!line.contains("ranks")) return {};
+  const auto column_of = [&](const char* key) {
+    const Json values = line["ranks"].is_object() ? line["ranks"].value(key, Json()) : Json();
+    const auto is_value = [](const Json& value) { return value.is_number() || value.is_null(); };
+    if (values.is_array() && std::all_of(values.begin(), values.end(), is_value)) return values;
+    throw Error("its 'ranks' has no list of numbers '" + std::string(key) + "'", {Error::file});
+  };
+  const Json data = column_of("data_wait"), others = column_of("rank_wait"), memory = column_of("memory");
+  std::vector<RankMetrics> ranks(std::min({data.size(), others.size(), memory.size()}));
+  const auto seconds = [](const Json& value) { return value.is_null() ? std::nan("") : value.get<double>(); };
+  for (size_t i = 0; i < ranks.size(); ++i)
+    ranks[i] = {seconds(data[i]), seconds(others[i]), memory[i].is_null() ? 0 : memory[i].get<int64_t>()};
+  return ranks;
+}
+
 EpochMetrics parse(const std::string& text) {
   Json line = Json::parse(text);
   if (!line.is_object()) throw Error("it is not a JSON object", {Error::file});
@@ -64,83 +84,8 @@ EpochMetrics parse(const std::string& text) {
           .bytes_per_step = line.contains("bytes_per_step") ? number(line, "bytes_per_step") : 0,
           .parts = parts_of(line),
           .weights = line.value("weights", std::string()),
-          .test = test_of(line)};
-}
-
-// The step gives at most ten marks on the epoch axis, at round numbers.
-int epoch_step(int epochs) {
-  for (int power = 1;; power *= 10) {
-    for (int step : {power, 2 * power, 5 * power}) {
-      if (epochs <= 10 * step) return step;
-    }
-  }
-}
-
-double test_loss_of(const EpochMetrics& epoch) {
-  const auto loss = epoch.test.find("loss");
-  return loss == epoch.test.end() ? std::numeric_limits<double>::quiet_NaN() : loss->second;
-}
-
-// A curve has a column of values, a name, and a look of its line.
-constexpr const char* kLossCurve = "2 title 'train loss' dashtype 1 linewidth 2 pointtype 7 linecolor rgb '#1f77b4'";
-constexpr const char* kAccuracyCurves[] = {
-    "3 title 'train accuracy' dashtype (12,4) linewidth 2 pointtype 5 linecolor rgb '#c2378b'",
-    "4 title 'test accuracy' dashtype (12,4,2,4) linewidth 2 pointtype 9 linecolor rgb '#2a8a3a'"};
-constexpr const char* kTestLossCurve =
-    "5 title 'test loss' dashtype (12,4) linewidth 2 pointtype 5 linecolor rgb '#c2378b'";
-
-// gnuplot draws no line that has no value at all.
-std::vector<std::string> curves_of(const std::vector<EpochMetrics>& history) {
-  const auto any = [&](const auto& value_of) {
-    return std::any_of(history.begin(), history.end(),
-                       [&](const auto& epoch) { return std::isfinite(value_of(epoch)); });
-  };
-  std::vector<std::string> curves{kLossCurve};
-  if (any([](const auto& epoch) { return epoch.train_accuracy; })) {
-    curves.insert(curves.end(), std::begin(kAccuracyCurves), std::end(kAccuracyCurves));
-  } else if (any(test_loss_of)) {
-    curves.emplace_back(kTestLossCurve);
-  }
-  return curves;
-}
-
-std::string script_for(const std::vector<EpochMetrics>& history, const std::string& title) {
-  int first = history.front().epoch, last = history.back().epoch;
-  const auto curves = curves_of(history);
-  const bool counts_answers = curves.size() > 2;
-  Classic<std::ostringstream> script;
-  script << "$curve << END\n";
-  for (const EpochMetrics& epoch : history) {
-    script << epoch.epoch;
-    for (double value : {epoch.train_loss, epoch.train_accuracy, epoch.test_accuracy, test_loss_of(epoch)}) {
-      if (std::isfinite(value)) script << ' ' << value;
-      if (!std::isfinite(value)) script << " NaN";
-    }
-    script << '\n';
-  }
-  script << "END\n";
-
-  // A curve of one epoch is a point in the middle.
-  double margin = first == last ? 0.5 : 0;
-  script << "set xrange [" << first - margin << ':' << last + margin << "]\n"
-         << "set xtics " << epoch_step(last) << "\n"
-         << "set yrange " << (counts_answers ? "[0:1<*]" : "[*:*]") << "\n"
-         << "set format y '" << (counts_answers ? "%.1f" : "%g") << "'\n";
-  script << R"(
-set title )"
-         << io::gnuplot_string(title) << R"( noenhanced offset 0,1.4
-set xlabel 'epoch' textcolor rgb '#333333'
-set key at graph 0.5,1.07 center center horizontal Left reverse samplen 3.5 textcolor rgb '#333333'
-set tmargin 4.6
-set rmargin 3
-set pointsize )"
-         << (history.size() == 1 ? 1.5 : 0.5) << R"(
-set style data )"
-         << (history.size() <= 40 ? "linespoints" : "lines") << R"(
-plot )";
-  for (size_t i = 0; i < curves.size(); ++i) script << (i == 0 ? "" : ", ") << "$curve using 1:" << curves[i];
-  script << "\n";
-  return script.str();
+          .test = test_of(line),
+          .ranks = ranks_of(line)};
 }
 
 }  // namespace
@@ -159,6 +104,11 @@ std::string metrics_text(const std::vector<EpochMetrics>& history, bool syntheti
     if (!epoch.parts.empty()) line["parts"] = epoch.parts;
     if (!epoch.weights.empty()) line["weights"] = epoch.weights;
     if (!epoch.test.empty()) line["test"] = epoch.test;
+    for (const RankMetrics& rank : epoch.ranks) {
+      line["ranks"]["data_wait"].push_back(rounded(rank.data_wait));
+      line["ranks"]["rank_wait"].push_back(rounded(rank.rank_wait));
+      line["ranks"]["memory"].push_back(rank.memory);
+    }
     if (synthetic) line["data"] = "synthetic";
     text += line.dump() + "\n";
   }
@@ -191,11 +141,6 @@ std::vector<EpochMetrics> read_metrics(const std::filesystem::path& file) {
   if (in.bad())
     throw Error("cannot read '" + file.string() + "': " + std::generic_category().message(errno), {Error::file});
   return history;
-}
-
-void draw_curve(const std::filesystem::path& file, const std::vector<EpochMetrics>& history, const std::string& title) {
-  if (history.empty()) throw Error("cannot draw '" + file.string() + "': there is no epoch to draw yet", {Error::file});
-  io::draw(file, script_for(history, title));
 }
 
 }  // namespace lockstep

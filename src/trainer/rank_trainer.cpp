@@ -1,6 +1,8 @@
 #include "rank_trainer.hpp"
 
+#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/GradMode.h>
+#include <sys/resource.h>
 #include <lockstep/base/error.hpp>
 #include <lockstep/data_parallel/convert_sync_batchnorm.hpp>
 #include <lockstep/data_parallel/running_statistics.hpp>
@@ -69,6 +71,15 @@ MadeModule make_net(const TrainOptions& options, const Task& task, Rank& rank, c
   return made;
 }
 
+// Gives the most bytes that a device, or a CPU rank's process, has taken so far; 0 where nobody counts them.
+int64_t peak_memory(const c10::Device& device) {
+  rusage usage{};
+  if (device.is_cpu()) return getrusage(RUSAGE_SELF, &usage) == 0 ? usage.ru_maxrss * 1024 : 0;
+  auto* const allocator = dynamic_cast<c10::DeviceAllocator*>(c10::GetAllocator(device.type()));
+  if (allocator == nullptr || !allocator->initialized()) return 0;
+  return allocator->getDeviceStats(device.index()).allocated_bytes[0].peak;  // 0: of all its pools together
+}
+
 // A recorded step makes no calls. On a GPU a Balance watches the backwards, so that nobody sees their waits.
 bool shows_waits(const TrainOptions& options, const c10::Device& device, bool is_recorded) {
   return !is_recorded && (device.is_cpu() || !balances(options.batch));
@@ -129,13 +140,12 @@ EpochMetrics RankTrainer::epoch(int number, const Keep& keep) {
   rank_.allreduce(correct);
   const torch::Tensor of_ranks =
       of_all_ranks(rank_, {bits_of(clock_.waited()), bits_of(metrics.bytes_per_step), bits_of(own_time_.seconds),
-                           bits_of(static_cast<double>(own_time_.samples))})
+                           bits_of(static_cast<double>(own_time_.samples)), bits_of(own_wait_),
+                           bits_of(static_cast<double>(peak_memory(rank_.device())))})
           .view(torch::kDouble);
-  const torch::Tensor waits = of_ranks.select(1, 0).contiguous();
-  waits_.assign(waits.data_ptr<double>(), waits.data_ptr<double>() + waits.numel());
   metrics.bytes_per_step = of_ranks.select(1, 1).max().item<double>();
-  add_times(of_ranks);
-  metrics.data_wait = *std::max_element(waits_.begin(), waits_.end()) / metrics.seconds;
+  add_times(of_ranks, metrics);
+  metrics.data_wait = of_ranks.select(1, 0).max().item<double>() / metrics.seconds;
   const auto trained = static_cast<double>(samples_of_epoch() - totals_.left_out);
   metrics.train_loss = losses / trained;
   metrics.train_accuracy = task_.accuracy ? correct.item<double>() / trained : kNotCounted;
@@ -154,22 +164,42 @@ void RankTrainer::watch_waits_of_gpu() {
   replica->backwards().watch([clock = wait_clock_] { clock->hold(); }, [clock = wait_clock_] { clock->release(); });
 }
 
-void RankTrainer::add_times(const torch::Tensor& of_ranks) {
+void RankTrainer::add_times(const torch::Tensor& of_ranks, EpochMetrics& metrics) {
   times_.resize(static_cast<size_t>(of_ranks.size(0)));
   for (size_t rank = 0; rank < times_.size(); ++rank) {
     const torch::Tensor row = of_ranks[static_cast<int64_t>(rank)];
     times_[rank].seconds += row[2].item<double>();
     times_[rank].samples += static_cast<int64_t>(row[3].item<double>());
+    metrics.ranks.push_back({.data_wait = row[0].item<double>(),
+                             .rank_wait = row[4].item<double>(),
+                             .memory = static_cast<int64_t>(row[5].item<double>())});
   }
   ++timed_epochs_;
 }
 
 std::string RankTrainer::straggler() {
+  return straggler_of(times_, timed_epochs_, names_of_ranks(), split_of(options_, rank_.world_size()));
+}
+
+std::vector<std::string> RankTrainer::names_of_ranks() const {
   std::vector<std::string> names;
-  for (size_t rank = 0; rank < times_.size(); ++rank) {
-    names.push_back(comm::name_of(static_cast<int>(rank), comm::RankPlace::of(rank_).run->devices));
+  for (int rank = 0; rank < rank_.world_size(); ++rank)
+    names.push_back(comm::name_of(rank, comm::RankPlace::of(rank_).run->devices));
+  return names;
+}
+
+RankLayout RankTrainer::layout() {
+  std::string tensors;
+  for (const auto& parameter : update_.part()->module().named_parameters()) {
+    tensors += parameter.key();
+    for (const int64_t size : parameter.value().sizes()) tensors += " " + std::to_string(size);
+    tensors += "\n";
   }
-  return straggler_of(times_, timed_epochs_, names, split_of(options_, rank_.world_size()));
+  const ModelSplit split = split_of(options_, rank_.world_size());
+  return {.names = names_of_ranks(),
+          .split = split,
+          .samples = parts_of_full_batch(options_.batch, shares_, split.mesh.data),
+          .tensors = holds_whole() ? std::vector{tensors} : texts_of_all_ranks(tensors, rank_)};
 }
 
 int64_t RankTrainer::samples_of_epoch() const {
@@ -349,8 +379,10 @@ void RankTrainer::end_epoch(EpochMetrics& metrics) {
   update_.synchronize();
   synchronize(rank_);
   own_time_ = {.seconds = kNotCounted, .samples = totals_.samples - samples_before_};
+  own_wait_ = kNotCounted;
   if (wait_clock_) {
-    own_time_.seconds = clock_.seconds() - began_at_ - wait_clock_->seconds();
+    own_wait_ = wait_clock_->seconds();
+    own_time_.seconds = clock_.seconds() - began_at_ - own_wait_;
     wait_clock_->pause();
   }
   rank_.barrier();

@@ -14,6 +14,7 @@
 #include "finite_watch.hpp"
 #include "ranks/stop_agreement.hpp"
 #include "replica_watch.hpp"
+#include "run_notes.hpp"
 #include "run_state.hpp"
 #include "step.hpp"
 #include "step_traffic.hpp"
@@ -67,12 +68,12 @@ class RankTrainer {
   // all ranks.
   void show();
 
-  // Gives the seconds of the last epoch that each rank waited for a minibatch.
-  const std::vector<double>& waits() const { return waits_; }
-
   // Names the rank or the pipeline's stage that the others waited for in the epochs so far (straggler.hpp). Gives "" if
   // there is none, and where nobody sees waits: in recorded steps, and on GPUs with a Balance.
   std::string straggler();
+
+  // Says what each rank has of the network and of a batch. Call it on all ranks.
+  RankLayout layout();
 
   // Gives the whole network, under its own names. With a split by data alone it is this rank's own. Otherwise it is
   // another one: call whole() on all ranks then.
@@ -91,7 +92,8 @@ class RankTrainer {
   void run_step(const Batch& batch);
   void search_algorithms_if(bool shapes_stay);
   void watch_waits_of_gpu();
-  void add_times(const torch::Tensor& of_ranks);
+  void add_times(const torch::Tensor& of_ranks, EpochMetrics& metrics);
+  std::vector<std::string> names_of_ranks() const;
   int64_t samples_of_epoch() const;
   double sum_of_losses();  // gives the sum over the epoch's samples, of all ranks
   void end_epoch(EpochMetrics& metrics);
@@ -128,10 +130,10 @@ class RankTrainer {
   const std::unique_ptr<TrainStep> step_;
   int64_t steps_ = 0;  // steps of an unfinished epoch
   EpochClock clock_;
-  std::vector<double> waits_;    // waits of each rank, for waits()
   double began_at_ = 0;          // clock_'s seconds where these steps of the epoch began
   int64_t samples_before_ = 0;   // samples in totals_ at that moment
   RankTime own_time_;            // this rank's time in these steps
+  double own_wait_ = 0;          // seconds in which this rank waited for others there; NaN: not measured
   std::vector<RankTime> times_;  // times of the ranks in the epochs so far
   int64_t timed_epochs_ = 0;
   std::optional<Balance> balance_;           // present if parts follow the devices' speed

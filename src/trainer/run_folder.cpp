@@ -2,12 +2,12 @@
 
 #include <lockstep/base/error.hpp>
 #include <lockstep/nn/weights.hpp>
+#include <lockstep/trainer/report.hpp>
 
 #include "checkpoint_folder.hpp"
 #include "flat_options.hpp"
 #include "io/atomic_file.hpp"
 #include "io/links.hpp"
-#include "io/run_program.hpp"
 #include "train_options.hpp"
 
 #include <algorithm>
@@ -23,7 +23,9 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr const char* run_files[] = {kConfigFile, kMetricsFile, kWeightsFile, kSvgFile, kPngFile, kCheckpointFolder};
+constexpr std::chrono::seconds kReportInterval{5};  // short epochs would otherwise have more reports than steps
+constexpr const char* run_files[] = {kConfigFile, kMetricsFile, kWeightsFile,
+                                     kNotesFile,  kReportFile,  kCheckpointFolder};
 
 Error exists(const fs::path& folder, const char* name) {
   std::error_code ignored;
@@ -109,8 +111,12 @@ void RunFolder::remove_temporaries() {
   }
 }
 
-void RunFolder::write(const std::vector<EpochMetrics>& history, const torch::nn::Module& module,
-                      const std::string& title) {
+void RunFolder::take(RunNotes& notes) {
+  notes_ = &notes;
+  if (goes_on_) notes.take(folder_ / kNotesFile);
+}
+
+void RunFolder::write(const std::vector<EpochMetrics>& history, const torch::nn::Module& module) {
   if (folder_.empty()) return;
   const std::map<std::string, std::string> synthetic = {{"data", "synthetic"}};
   save_weights(folder_ / kWeightsFile, module, synthetic_ ? synthetic : std::map<std::string, std::string>());
@@ -118,7 +124,10 @@ void RunFolder::write(const std::vector<EpochMetrics>& history, const torch::nn:
   has_weights_ = true;
   kept_ = true;
   restore_config();
-  draw(kSvgFile, history, title);
+  const auto now = std::chrono::steady_clock::now();
+  if (reported_ && now - *reported_ < kReportInterval) return;
+  report();
+  reported_ = now;
 }
 
 void RunFolder::keep(const RunState& state) {
@@ -127,7 +136,7 @@ void RunFolder::keep(const RunState& state) {
   kept_ = true;
 }
 
-void RunFolder::finish(const std::vector<EpochMetrics>& history, const std::string& title) {
+void RunFolder::finish(const std::vector<EpochMetrics>& history) {
   if (folder_.empty()) return;
   for (const fs::path& file : {kept_ ? folder_ : fs::path(), has_weights_ ? folder_ / kWeightsFile : fs::path()}) {
     std::error_code ignored;
@@ -138,7 +147,7 @@ void RunFolder::finish(const std::vector<EpochMetrics>& history, const std::stri
         {Error::file});
   }
   if (kept_) restore_config();
-  if (!history.empty()) draw(kPngFile, history, title);
+  if (!history.empty()) report();
 }
 
 // Without config.json nobody could evaluate the run, or run it again.
@@ -149,13 +158,13 @@ void RunFolder::restore_config() {
   if (warn_) warn_((folder_ / kConfigFile).string() + " was removed while the run trained, and is written again");
 }
 
-void RunFolder::draw(const char* name, const std::vector<EpochMetrics>& history, const std::string& title) {
-  if (!can_draw_) return;
+// The report only shows what other files hold, so it ends no run.
+void RunFolder::report() {
   try {
-    draw_curve(folder_ / name, history, title);
-  } catch (const Error& error) {
-    can_draw_ = dynamic_cast<const io::ProgramNotFound*>(&error) == nullptr;
-    if (warn_) warn_(error.what());
+    if (notes_ != nullptr) io::write_file(folder_ / kNotesFile, notes_->text());
+    write_report(folder_ / kReportFile, {folder_});
+  } catch (const std::exception& error) {
+    if (warn_) warn_("the run's report could not be written: " + std::string(error.what()));
   }
 }
 

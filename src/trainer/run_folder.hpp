@@ -5,14 +5,17 @@
 #include <lockstep/trainer/metrics.hpp>
 #include <lockstep/trainer/trainer.hpp>
 
+#include <chrono>
 #include <filesystem>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "io/file_system.hpp"
 #include "io/folder_lock.hpp"
 #include "measures.hpp"
+#include "run_notes.hpp"
 #include "run_state.hpp"
 
 namespace lockstep {
@@ -39,21 +42,24 @@ class RunFolder {
   using Warn = std::function<void(const std::string&)>;
   void create(const TrainOptions& options, const Judge& judge, Warn warn);
 
-  // Writes metrics.jsonl, model.safetensors and curve.svg after an epoch. A curve that cannot be drawn is a warning; it
-  // is tried again after the next epoch, but not where gnuplot is not installed.
-  void write(const std::vector<EpochMetrics>& history, const torch::nn::Module& module, const std::string& title);
+  // Lets the report's files have the notes, and gives them those of the run that goes on. Keep them alive.
+  void take(RunNotes& notes);
+
+  // Writes metrics.jsonl and model.safetensors after an epoch. Some seconds after the last time it also writes
+  // notes.json and report.html. A report that cannot be written is a warning.
+  void write(const std::vector<EpochMetrics>& history, const torch::nn::Module& module);
 
   // Writes a checkpoint, and keeps no more of the earlier ones than the options say.
   void keep(const RunState& state);
 
-  // Draws curve.png. Call it at the end, however the run ended. Throws Error if the folder is gone, or its weights,
+  // Writes the report. Call it at the end, however the run ended. Throws Error if the folder is gone, or its weights,
   // which somebody may have removed while the run trained.
-  void finish(const std::vector<EpochMetrics>& history, const std::string& title);
+  void finish(const std::vector<EpochMetrics>& history);
 
  private:
   void remove_temporaries();
   void restore_config();
-  void draw(const char* name, const std::vector<EpochMetrics>& history, const std::string& title);
+  void report();
 
   std::filesystem::path folder_;
   const bool goes_on_;
@@ -68,7 +74,8 @@ class RunFolder {
   bool claimed_ = false;      // the files in the folder are this run's
   bool kept_ = false;         // an epoch is complete, or a checkpoint written: the files stay
   bool has_weights_ = false;  // this object has written an epoch's weights
-  bool can_draw_ = true;
+  RunNotes* notes_ = nullptr;
+  std::optional<std::chrono::steady_clock::time_point> reported_;  // when an epoch's report was written
 };
 
 }  // namespace lockstep

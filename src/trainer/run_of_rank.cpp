@@ -40,6 +40,8 @@ RunOfRank::RunOfRank(SharedRun& run, Rank& rank)
 }
 
 void RunOfRank::train() {
+  const RankLayout layout = trainer_.layout();
+  if (rank_.index() == 0) run_.kept.notes().set(layout);
   try {
     keep_what_is_owed();
     train_epochs();
@@ -93,7 +95,7 @@ void RunOfRank::end_epoch(EpochMetrics metrics) {
 }
 
 void RunOfRank::keep_epoch(const EpochMetrics& metrics, const torch::nn::Module& net) {
-  if (rank_.index() == 0) run_.kept.epoch(run_.result.history, net, trainer_.waits());
+  if (rank_.index() == 0) run_.kept.epoch(run_.result.history, net);
   if (keep_) keep_();
   if (rank_.index() == 0) run_.kept.tell(metrics);
 }

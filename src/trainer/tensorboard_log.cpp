@@ -26,7 +26,7 @@ std::filesystem::path new_file_in(const std::filesystem::path& folder, double no
 
 TensorBoardLog::TensorBoardLog(std::filesystem::path folder) : folder_(std::move(folder)) {}
 
-void TensorBoardLog::write(const EpochMetrics& metrics, double lr, int64_t images, const std::vector<double>& waits) {
+void TensorBoardLog::write(const EpochMetrics& metrics, double lr, int64_t images) {
   const double now = seconds_since_1970();
   if (!events_) events_.emplace(new_file_in(folder_, now), now, metrics.epoch);
   io::Scalars scalars = {{"loss/train", metrics.train_loss},
@@ -35,8 +35,8 @@ void TensorBoardLog::write(const EpochMetrics& metrics, double lr, int64_t image
   if (!std::isnan(metrics.train_accuracy)) scalars.emplace_back("accuracy/train", metrics.train_accuracy);
   if (!std::isnan(metrics.test_accuracy)) scalars.emplace_back("accuracy/test", metrics.test_accuracy);
   for (const auto& [name, value] : metrics.test) scalars.emplace_back(name + "/test", value);
-  for (size_t rank = 0; rank < waits.size(); ++rank) {
-    scalars.emplace_back("wait_for_data/rank_" + std::to_string(rank), waits[rank]);
+  for (size_t rank = 0; rank < metrics.ranks.size(); ++rank) {
+    scalars.emplace_back("wait_for_data/rank_" + std::to_string(rank), metrics.ranks[rank].data_wait);
   }
   events_->add(now, metrics.epoch, scalars);
 }

@@ -11,7 +11,6 @@
 #include <cstdint>
 #include <filesystem>
 #include <optional>
-#include <vector>
 
 #include "io/tfevents.hpp"
 
@@ -22,8 +21,8 @@ class TensorBoardLog {
   // Begins the file with the first epoch.
   explicit TensorBoardLog(std::filesystem::path folder);
 
-  // `images` counts those of an epoch; `waits` has an entry per rank. Throws Error if the file cannot be written.
-  void write(const EpochMetrics& metrics, double lr, int64_t images, const std::vector<double>& waits);
+  // `images` counts those of an epoch. Throws Error if the file cannot be written.
+  void write(const EpochMetrics& metrics, double lr, int64_t images);
 
  private:
   std::filesystem::path folder_;

@@ -4,9 +4,12 @@
 #include <torch/csrc/autograd/profiler_kineto.h>
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
 #include <set>
 #include <string>
+#include <string_view>
 #include <utility>
+#include <vector>
 
 #include "io/atomic_file.hpp"
 #include "ranks/rank_wait.hpp"
@@ -20,10 +23,16 @@ using torch::profiler::impl::ActivityType;
 
 // Threads that belong to no rank (CUDA's backward runs on such) and GPUs come after the ranks on the timeline.
 constexpr int kOtherThreads = 1'000'000;
+constexpr const char* kUpdateRange = "lockstep::update";
 constexpr int kFirstGpu = 1'000'001;
 
 double microseconds(uint64_t nanoseconds) {
   return static_cast<double>(nanoseconds) / 1e3;
+}
+
+bool is_of_a_step(const std::string& name) {
+  return name == "lockstep::forward" || name == "lockstep::backward" || name == kUpdateRange ||
+         name.starts_with("lockstep::bucket ");
 }
 
 json name_of_process(int process, const std::string& name) {
@@ -121,6 +130,10 @@ void Trace::finish() {
     } else if (rank != rank_of_thread_.end()) {
       process = rank->second;
     }
+    if (on_cpu && process < kOtherThreads && is_of_a_step(event.name())) {
+      const auto seconds = [&](uint64_t time) { return 1e-9 * static_cast<double>(time - result->trace_start_ns()); };
+      ranges_.push_back({process, event.name(), seconds(event.startNs()), seconds(event.endNs())});
+    }
     const json common = {{"name", event.name()},
                          {"pid", process},
                          {"tid", on_cpu ? static_cast<int64_t>(event.startThreadId()) : event.deviceResourceId()}};
@@ -142,6 +155,27 @@ void Trace::finish() {
   events.push_back(name_of_process(kOtherThreads, "other threads"));
   io::write_file(file_, json{{"displayTimeUnit", "ms"}, {"traceEvents", std::move(events)}}.dump());
   written_ = true;
+}
+
+nlohmann::ordered_json Trace::step() const {
+  if (ranges_.empty()) return nullptr;
+  const auto first =
+      std::min_element(ranges_.begin(), ranges_.end(), [](const Range& a, const Range& b) { return a.rank < b.rank; });
+  std::vector<double> ends;
+  for (const auto& range : ranges_) {
+    if (range.rank == first->rank && range.name == kUpdateRange) ends.push_back(range.end);
+  }
+  if (ends.size() < 2) return nullptr;
+  std::sort(ends.begin(), ends.end());
+  const double end = ends[ends.size() / 2], length = end - ends[ends.size() / 2 - 1];
+  nlohmann::ordered_json step = {{"seconds", length}, {"ranks", nlohmann::ordered_json::object()}};
+  for (const auto& [rank, name, begins, ends_at] : ranges_) {
+    const double begin = begins - (end - length);
+    if (begin >= 0 && begin < length)
+      step["ranks"][std::to_string(rank)].push_back(
+          {name.substr(std::string_view("lockstep::").size()), begin, ends_at - begins});
+  }
+  return step;
 }
 
 }  // namespace lockstep

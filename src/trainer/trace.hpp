@@ -11,7 +11,9 @@
 #include <filesystem>
 #include <map>
 #include <mutex>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
+#include <vector>
 
 namespace lockstep {
 
@@ -37,6 +39,11 @@ class Trace {
 
   bool written() const { return written_; }  // false: there were too few steps
 
+  // Gives a step in the middle of a written timeline, without operators: {"seconds": 0.1, "ranks": {"0": [[name, begin,
+  // seconds], …]}}, in seconds since the step began. A step ends with the first rank's update. Ranks of other processes
+  // are not in it.
+  nlohmann::ordered_json step() const;
+
  private:
   void start();
   void finish();
@@ -49,6 +56,13 @@ class Trace {
   std::map<int, std::string> names_;  // names by rank
   bool running_ = false;              // these two: changed by the process's first rank between barriers
   bool written_ = false;
+
+  struct Range {
+    int rank;
+    std::string name;
+    double begin, end;  // seconds
+  };
+  std::vector<Range> ranges_;  // lockstep's own ranges of steps
 };
 
 }  // namespace lockstep

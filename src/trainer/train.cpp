@@ -11,6 +11,7 @@
 #include "kept_run.hpp"
 #include "measures.hpp"
 #include "resume.hpp"
+#include "run_notes.hpp"
 #include "run_of_rank.hpp"
 #include "survive/elastic_job.hpp"
 #include "trace.hpp"
@@ -35,7 +36,7 @@ void warn_by_libtorch(const std::string& text) {
 
 // Rank 0 reports, and any rank may warn, each on its own thread. Under a launcher one process reports. In an elastic
 // job any process may become that one, so all have callbacks.
-TrainCallbacks one_at_a_time(const TrainCallbacks& callbacks, std::mutex& mutex) {
+TrainCallbacks one_at_a_time(const TrainCallbacks& callbacks, std::mutex& mutex, RunNotes& notes) {
   const bool elastic = ElasticJob::is_asked_for();
   const auto guarded = [&mutex, elastic]<class... Arguments>(const std::function<void(Arguments...)>& callback,
                                                              const std::string& name) {
@@ -47,10 +48,15 @@ TrainCallbacks one_at_a_time(const TrainCallbacks& callbacks, std::mutex& mutex)
       callback(arguments...);
     });
   };
+  const Warn warn = [&notes, callback = callbacks.on_warning ? callbacks.on_warning
+                                                             : Warn(warn_by_libtorch)](const std::string& text) {
+    notes.warn(text);
+    callback(text);
+  };
   return {.on_data = guarded(callbacks.on_data, "on_data"),
           .on_step = guarded(callbacks.on_step, "on_step"),
           .on_epoch = guarded(callbacks.on_epoch, "on_epoch"),
-          .on_warning = guarded(callbacks.on_warning ? callbacks.on_warning : Warn(warn_by_libtorch), "on_warning"),
+          .on_warning = guarded(warn, "on_warning"),
           .stop = callbacks.stop};
 }
 
@@ -59,11 +65,11 @@ class Run {
  public:
   // Opens the files and data of the run, in the order in which mistakes are to be told.
   Run(const TrainOptions& given, const TrainCallbacks& callers, const std::function<Workload()>& load)
-      : callbacks_(one_at_a_time(callers, mutex_)),
+      : callbacks_(one_at_a_time(callers, mutex_, notes_)),
         settings_(with_resume_found(given, callbacks_.on_warning)),
         elastic_(ElasticRun::of(settings_, callbacks_, kept_)),
         resumed_(resumed_state(settings_, callbacks_.on_warning)),
-        kept_(settings_, callbacks_),
+        kept_(settings_, callbacks_, notes_),
         workload_(load()) {
     result_.devices = settings_.devices;
     if (resumed_) result_.history = resumed_->history;
@@ -130,6 +136,9 @@ class Run {
   }
 
   void finish() {
+    notes_.set("straggler", result_.straggler);
+    notes_.set("end", result_.stopped ? "stopped by request" : not_finite_);
+    if (trace_ && trace_->written()) notes_.set("timeline", trace_->step());
     kept_.finish(result_.history);
     if (!not_finite_.empty()) throw Error(not_finite_, {Error::not_finite});
     if (trace_ && !trace_->written() && !result_.stopped) {
@@ -139,6 +148,7 @@ class Run {
   }
 
   std::mutex mutex_;
+  RunNotes notes_;
   const TrainCallbacks callbacks_;
   const TrainOptions settings_;
   const std::shared_ptr<ElasticRun> elastic_;  // null: the job is not elastic

@@ -42,8 +42,8 @@ at::MemoryFormat memory_format(const TrainOptions& options);
 inline constexpr const char* kConfigFile = "config.json";
 inline constexpr const char* kMetricsFile = "metrics.jsonl";
 inline constexpr const char* kWeightsFile = "model.safetensors";
-inline constexpr const char* kSvgFile = "curve.svg";
-inline constexpr const char* kPngFile = "curve.png";
+inline constexpr const char* kNotesFile = "notes.json";
+inline constexpr const char* kReportFile = "report.html";
 inline constexpr const char* kCheckpointFolder = "checkpoints";
 
 // Reads the options of the run in `run_dir`, but with these devices, since the run's own may be those of another

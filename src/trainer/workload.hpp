@@ -16,7 +16,7 @@ struct Workload {
   DataDigests digests = {};
   std::string announcement = {};  // text about the data, for TrainCallbacks::on_data
   std::string warning = {};       // warning about the data; empty: there is none
-  std::string title = {};         // title of the curve: the network and the data
+  std::string title = {};         // title of the run: the network and the data
 };
 
 // Trains as train() says. Give checked `settings`. It calls `load` once the run folder is free; an exception of `load`

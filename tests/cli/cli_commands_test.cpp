@@ -29,7 +29,7 @@ TEST_F(CliCommands, EachEndsWell) {
       {"sweep", "--name", "grid", "--data-dir", images, "--model", "mlp", "--width", "0.0625", "--devices", "cpu",
        "2xcpu", "--batch-size", "100", "--lr", "0.05", "--epochs", "1"}};
   const std::vector<Words> benches = {
-      {"allreduce", "--devices", "2xcpu", "--sizes", "40", "--rounds", "1", "--plot", "sums.svg"},
+      {"allreduce", "--devices", "2xcpu", "--sizes", "40", "--rounds", "1", "--plot", "sums.html"},
       {"overlap", "--devices", "2xcpu", "--model", "mlp", "--batch-size", "2", "--steps", "1", "--json",
        "overlap.json"},
       {"compare",   "--model",    "mlp",          "--width",   "0.0625",       "--data-dir", images,

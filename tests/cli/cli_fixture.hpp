@@ -5,6 +5,7 @@
 #include <lockstep/trainer/metrics.hpp>
 
 #include "program.hpp"
+#include "support/report_data.hpp"
 #include "support/small_images.hpp"
 
 #include <string>
@@ -16,7 +17,6 @@ class Cli : public testing::Test {
  protected:
   Cli() { write_small_images(images_, 300, 100); }
 
-  // The environment has what finds gnuplot, and nothing else.
   Surroundings surroundings() const {
     return {.folder = work_.path(), .environment = {"PATH=/usr/bin:/bin", "LC_ALL=C.UTF-8"}};
   }

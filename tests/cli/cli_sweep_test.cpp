@@ -15,6 +15,7 @@ namespace fs = std::filesystem;
 using lockstep::Cli;
 using lockstep::Finished;
 using lockstep::Program;
+using lockstep::ReportData;
 using lockstep::run_program;
 using testing::AllOf;
 using testing::ContainsRegex;
@@ -51,7 +52,7 @@ class CliSweep : public Cli {
 TEST_F(CliSweep, TrainsTheGridAndLaterWhatIsNew) {
   const Finished first = sweep({"--devices", "cpu", "2xcpu", "--batch-size", "60", "--lr", "0.05", "--epochs", "2"});
   ASSERT_EQ(first.code, 0) << first.err;
-  EXPECT_THAT(kept(), ElementsAre("2xcpu_batch60_lr0.05", "cpu_batch60_lr0.05", "plot.svg", "table.txt"));
+  EXPECT_THAT(kept(), ElementsAre("2xcpu_batch60_lr0.05", "cpu_batch60_lr0.05", "report.html", "table.txt"));
   EXPECT_THAT(first.out, AllOf(HasSubstr("2 runs in runs/grid\n"),
                                ContainsRegex("\n2xcpu_batch60_lr0.05: test acc: 0[.][0-9]+, [0-9.]+ sec/epoch\n")));
   const auto history = metrics("grid/2xcpu_batch60_lr0.05");
@@ -71,8 +72,12 @@ TEST_F(CliSweep, TrainsTheGridAndLaterWhatIsNew) {
   char accuracy[20];
   std::snprintf(accuracy, sizeof accuracy, "%.4f", history[1].test_accuracy);
   EXPECT_THAT(table, ContainsRegex(std::string("\n  2xcpu +60 +0.05 +none +0.05 +") + accuracy));
-  const std::string plot = work_.read("runs/grid/plot.svg");
-  EXPECT_THAT(plot, AllOf(HasSubstr("<svg"), HasSubstr("2xcpu, batch 60"), HasSubstr(">learning rate<")));
+  const ReportData report(work_ / "runs/grid/report.html");
+  EXPECT_EQ(report.all()["runs"].size(), 4u);
+  const auto& chart = report.all()["charts"][0];
+  EXPECT_EQ(chart["x"], "learning rate");
+  EXPECT_THAT(chart["lines"][0]["name"].get<std::string>(), HasSubstr("2xcpu, batch 60"));
+  EXPECT_EQ(chart["lines"][0]["points"][0], nlohmann::json({0.05, history[1].test_accuracy}));
 
   const Finished other =
       sweep({"--devices", "cpu", "--batch-size", "60", "--lr", "0.05", "--epochs", "2", "--seed", "2"});
@@ -137,17 +142,17 @@ TEST_F(CliSweep, ASecondOneAtOnceLeavesARunAloneThatTheFirstOneTrains) {
 
 TEST_F(CliSweep, ARunThatFailsLeavesTheOthersAndALossThatIsNanIsNoFailure) {
   fs::create_directories(work_ / "runs/grid/cpu_batch60_lr0.05");
-  work_.write("runs/grid/cpu_batch60_lr0.05/curve.svg", "precious");
+  work_.write("runs/grid/cpu_batch60_lr0.05/report.html", "precious");
   const Finished run =
       sweep({"--devices", "cpu", "--batch-size", "60", "--lr", "0.05", "0.1", "1e30", "--epochs", "1"});
   EXPECT_EQ(run.code, 1);
-  EXPECT_THAT(run.out, AllOf(HasSubstr("cpu_batch60_lr0.05: error: "), HasSubstr("already holds a run's curve.svg"),
+  EXPECT_THAT(run.out, AllOf(HasSubstr("cpu_batch60_lr0.05: error: "), HasSubstr("already holds a run's report.html"),
                              ContainsRegex("\ncpu_batch60_lr1e[+]30: test acc: [0-9.]+, .*not finite any more\n"),
                              ContainsRegex("\n  cpu +60 +0.05 +none +0.05 +- +- +-\n"),
                              ContainsRegex("\n  cpu +60 +1e[+]30 .* nan\n")));
   EXPECT_THAT(run.err, HasSubstr("some runs failed, and the same command tries them again: cpu_batch60_lr0.05\n"));
   EXPECT_EQ(metrics("grid/cpu_batch60_lr0.1").size(), 1u);
-  EXPECT_EQ(work_.read("runs/grid/cpu_batch60_lr0.05/curve.svg"), "precious");
+  EXPECT_EQ(work_.read("runs/grid/cpu_batch60_lr0.05/report.html"), "precious");
 }
 
 TEST_F(CliSweep, ComparesRulesForLargerBatches) {
@@ -155,12 +160,14 @@ TEST_F(CliSweep, ComparesRulesForLargerBatches) {
                               "sqrt", "linear", "--reference-batch", "60", "--warmup", "0.5", "--epochs", "1"});
   ASSERT_EQ(run.code, 0) << run.err;
   EXPECT_THAT(kept(), ElementsAre("cpu_batch240_lr0.01", "cpu_batch240_lr0.01_linear", "cpu_batch240_lr0.01_sqrt",
-                                  "cpu_batch60_lr0.01", "plot.svg", "table.txt"));
+                                  "cpu_batch60_lr0.01", "report.html", "table.txt"));
   EXPECT_EQ(metrics("grid/cpu_batch60_lr0.01")[0].lr, 0.01);
   EXPECT_EQ(metrics("grid/cpu_batch240_lr0.01_sqrt")[0].lr, 0.02);  // the second step's rate, after the warm-up
   EXPECT_EQ(metrics("grid/cpu_batch240_lr0.01_linear")[0].lr, 0.04);
   EXPECT_THAT(work_.read("runs/grid/table.txt"), ContainsRegex("\n  cpu +240 +0.01 +linear +0.04 "));
-  EXPECT_THAT(work_.read("runs/grid/plot.svg"), AllOf(HasSubstr("cpu, lr 0.01, sqrt"), HasSubstr(">batch size<")));
+  const ReportData report(work_ / "runs/grid/report.html");
+  EXPECT_EQ(report.all()["charts"][0]["x"], "batch size");
+  EXPECT_EQ(report.all()["charts"][0]["lines"][2]["name"], "cpu, lr 0.01, sqrt");
 }
 
 TEST_F(CliSweep, RefusesWhatCannotBeBeforeAnythingRuns) {

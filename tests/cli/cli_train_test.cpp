@@ -15,6 +15,7 @@ using lockstep::EpochMetrics;
 using lockstep::Finished;
 using lockstep::lines_of;
 using lockstep::Program;
+using lockstep::ReportData;
 using lockstep::run_program;
 using lockstep::ScratchFolder;
 using testing::AllOf;
@@ -108,7 +109,7 @@ TEST_F(CliTrain, SaysWhereverItPrintsThatDataAreSynthetic) {
   }
   EXPECT_THAT(work_.read("runs/made-up/model.safetensors").substr(0, 200),
               HasSubstr("\"__metadata__\":{\"format\":\"pt\",\"data\":\"synthetic\","));
-  EXPECT_THAT(work_.read("runs/made-up/curve.svg"), HasSubstr("synthetic"));
+  EXPECT_THAT(work_.read("runs/made-up/report.html"), HasSubstr("synthetic"));
   const Finished eval = run_program({"eval", "runs/made-up"}, surroundings());
   EXPECT_THAT(eval.out, ContainsRegex("^test acc: .* \\(synthetic data\\)\n$")) << eval.err;
 }
@@ -328,7 +329,7 @@ TEST_F(CliTrain, NeverOverwritesARun) {
 
 TEST_F(CliTrain, NeverOverwritesAFile) {
   fs::create_directories(work_ / "runs/mine");
-  for (const char* name : {"metrics.jsonl", "model.safetensors", "curve.svg", "curve.png"}) {
+  for (const char* name : {"metrics.jsonl", "model.safetensors", "notes.json", "report.html"}) {
     work_.write(fs::path("runs/mine") / name, "precious");
     const Finished run = run_program(train({"--name", "mine"}), surroundings());
     EXPECT_EQ(run.code, 1);
@@ -358,29 +359,6 @@ TEST_F(CliTrain, KeepsPathsOfDataThatWorkFromEverywhere) {
   ASSERT_EQ(run.code, 0) << run.err;
   const Finished eval = run_program({"eval", "runs/r"}, surroundings());
   EXPECT_EQ(eval.code, 0) << eval.err;
-}
-
-TEST_F(CliTrain, GoesOnWithoutGnuplotAndSaysSoOnce) {
-  auto bare = surroundings();
-  bare.environment = {"PATH=/nonexistent"};
-  const Finished run = run_program(train({"--name", "plain"}), bare);
-  EXPECT_EQ(run.code, 0);
-  EXPECT_THAT(run.err, AllOf(HasSubstr("lockstep: warning: "), HasSubstr("gnuplot-nox")));
-  EXPECT_EQ(lines_of(run.err).size(), 1u) << run.err;
-  EXPECT_THAT(run.out, HasSubstr("\ntest acc: "));
-}
-
-TEST_F(CliTrain, DrawsAgainAfterGnuplotFailedOnce) {
-  const ScratchFolder tools;
-  tools.write("gnuplot", "#!/bin/sh\nmkdir '" + (tools / "failed").string() +
-                             "' && echo 'no memory just now' >&2 && exit 3\nexec /usr/bin/gnuplot \"$@\"\n");
-  fs::permissions(tools / "gnuplot", fs::perms::owner_all);
-  auto flaky = surroundings();
-  flaky.environment = {"PATH=" + tools.path().string() + ":/usr/bin:/bin"};
-  const Finished run = run_program(train({"--name", "flaky"}), flaky);
-  EXPECT_EQ(run.code, 0);
-  EXPECT_THAT(run.err, AllOf(HasSubstr("no memory just now"), Not(HasSubstr("gnuplot-nox"))));
-  for (const char* file : {"curve.svg", "curve.png"}) EXPECT_TRUE(fs::exists(work_ / "runs/flaky" / file)) << file;
 }
 
 TEST_F(CliTrain, EvaluatesARunExactlyOnAnyNumberOfDevices) {
@@ -418,11 +396,29 @@ TEST_F(CliTrain, EvalRefusesWeightsWithAFlippedBit) {
   EXPECT_EQ(run_program({"eval", "runs/first"}, surroundings()).code, 0);
 }
 
-TEST_F(CliTrain, TheCurvesTitleNamesTheDataAndNotTheirFolder) {
+TEST_F(CliTrain, TheReportsTitleNamesTheDataAndNotTheirFolder) {
   ASSERT_EQ(run_program(train({"--name", "a", "--epochs", "1"}), surroundings()).code, 0);
-  EXPECT_THAT(work_.read("runs/a/curve.svg"),
+  EXPECT_THAT(ReportData(work_ / "runs/a/report.html").run()["notes"]["title"].get<std::string>(),
               AllOf(HasSubstr("lenet on fashion-mnist (not the images as published), [cpu, cpu], batch size 32"),
                     Not(HasSubstr(images_.path().string()))));
+}
+
+TEST_F(CliTrain, AReportComparesRuns) {
+  ASSERT_EQ(run_program(train({"--name", "a", "--epochs", "1"}), surroundings()).code, 0);
+  ASSERT_EQ(run_program(train({"--name", "b", "--epochs", "1", "--lr", "0.1"}), surroundings()).code, 0);
+  const Finished both = run_program({"report", "runs/b", "runs/a"}, surroundings());
+  ASSERT_EQ(both.code, 0) << both.err;
+  EXPECT_EQ(both.out, "report.html\n");
+  const ReportData report(work_ / "report.html");
+  EXPECT_EQ(report.run(0)["name"], "b");
+  EXPECT_EQ(report.run(0)["config"]["lr"], 0.1);
+  EXPECT_EQ(report.run(1)["metrics"][0]["weights"], metrics("a")[0].weights);
+  ASSERT_EQ(run_program({"report", "runs", "--output", "all.html"}, surroundings()).code, 0);
+  EXPECT_EQ(ReportData(work_ / "all.html").all()["runs"].size(), 2u);
+  const Finished none = run_program({"report", "nowhere"}, surroundings());
+  EXPECT_EQ(none.code, 1);
+  EXPECT_THAT(none.err, HasSubstr("there is no run in 'nowhere'"));
+  EXPECT_EQ(run_program({"report"}, surroundings()).code, 2);
 }
 
 TEST_F(CliTrain, MoreRanksThanCoresAreAWarning) {

@@ -18,7 +18,7 @@ class ElasticOnGpus : public Elastic {
 };
 
 TEST_F(ElasticOnGpus, KillsChangeNoBit) {
-  Program killed(job_on_gpus("killed", {"--epochs", "12"}), without_gnuplot());
+  Program killed(job_on_gpus("killed", {"--epochs", "12"}), watched());
   ASSERT_TRUE(killed.wait_for("epoch  2/12"));
   kill_member(1);
   ASSERT_TRUE(killed.wait_for("process 3 has joined"));
@@ -30,7 +30,7 @@ TEST_F(ElasticOnGpus, KillsChangeNoBit) {
   ASSERT_EQ(ended.code, 0) << ended.err << ended.out;
   EXPECT_THAT(ended.err, AllOf(HasSubstr("process 0 was ended by signal 9"), Not(HasSubstr("error:"))));
 
-  auto itself = without_gnuplot();
+  auto itself = watched();
   itself.starts_itself = true;  // this test has no GPUs
   const auto peace = run_program(settings("undisturbed", "cuda:0") + Words{"--epochs", "12"}, itself);
   ASSERT_EQ(peace.code, 0) << peace.err;
@@ -39,7 +39,7 @@ TEST_F(ElasticOnGpus, KillsChangeNoBit) {
 
 TEST_F(ElasticOnGpus, ALoopOfOnesOwnIsRefused) {
   const Words loop = {from_environment("LOCKSTEP_NCCL_PROGRAM"), "own_loop", "cuda:0,cuda:1", "net.safetensors"};
-  const auto refused = run_program(job_of(2, {}, loop), without_gnuplot());
+  const auto refused = run_program(job_of(2, {}, loop), watched());
   EXPECT_NE(refused.code, 0);
   EXPECT_THAT(refused.err, HasSubstr("run: `elastic` is for CPU ranks"));
 }

@@ -18,10 +18,7 @@ namespace lockstep {
 
 class SmallTraining : public testing::Test {
  protected:
-  explicit SmallTraining(int64_t samples = 150) {
-    write_small_images(images_, samples, 40);
-    setenv("PATH", "", /*overwrite=*/1);  // without gnuplot: curves take longer than all the rest
-  }
+  explicit SmallTraining(int64_t samples = 150) { write_small_images(images_, samples, 40); }
 
   // With 150 samples: four epochs of five steps.
   TrainOptions options(int ranks, const std::string& name) const {

@@ -28,7 +28,7 @@ using testing::IsEmpty;
 using testing::Not;
 
 TEST_F(Elastic, KillsChangeNoBit) {
-  Program killed(job(3, {}, "killed", {"--epochs", "40"}), without_gnuplot());
+  Program killed(job(3, {}, "killed", {"--epochs", "40"}), watched());
   ASSERT_TRUE(killed.wait_for("epoch  2/40"));
   kill_member(0);  // who keeps the run
   ASSERT_TRUE(killed.wait_for("process 3 has joined"));
@@ -43,7 +43,7 @@ TEST_F(Elastic, KillsChangeNoBit) {
   EXPECT_THAT(ended.out, HasSubstr("the run is kept in runs/killed"));
 
   // The others take a process that stands still for gone after its silence, and the launcher ends the process.
-  Program stopped(job(2, {}, "stopped", {"--epochs", "60", "--check-arithmetic", "0.2"}), without_gnuplot());
+  Program stopped(job(2, {}, "stopped", {"--epochs", "60", "--check-arithmetic", "0.2"}), watched());
   ASSERT_TRUE(stopped.wait_for("epoch  2/60"));
   kill_member(0, SIGSTOP);
   ASSERT_TRUE(stopped.wait_for("process 2 has joined"));
@@ -53,7 +53,7 @@ TEST_F(Elastic, KillsChangeNoBit) {
   EXPECT_THAT(after_stop.err, HasSubstr("process 0 stands still, and is killed"));
   EXPECT_THAT(leftovers(), IsEmpty());
 
-  ASSERT_EQ(run_program(settings("undisturbed", "cpu") + Words{"--epochs", "60"}, without_gnuplot()).code, 0);
+  ASSERT_EQ(run_program(settings("undisturbed", "cpu") + Words{"--epochs", "60"}, watched()).code, 0);
   expect_same_epochs("killed", 40);
   expect_same_epochs("stopped", 60);
 }
@@ -70,7 +70,7 @@ TEST_F(Elastic, WithoutItsLauncherAllEndAndSaySo) {
   // Processes in a session of their own are not the launcher's children: the store alone tells them of the loss.
   const Words in_a_session = Words{"/bin/sh", "-c", "/usr/bin/setsid \"$0\" \"$@\"; true"} + lockstep;
   for (const auto& [name, program] : {std::pair("orphans", lockstep), std::pair("others", in_a_session)}) {
-    Program job(job_of(3, {}, program + settings(name, "cpu") + Words{"--epochs", "100000"}), without_gnuplot());
+    Program job(job_of(3, {}, program + settings(name, "cpu") + Words{"--epochs", "100000"}), watched());
     ASSERT_TRUE(job.wait_for("epoch      2/100000"));
     job.send(SIGKILL);
     const auto start = std::chrono::steady_clock::now();
@@ -90,7 +90,7 @@ TEST_F(Elastic, WithoutItsLauncherAllEndAndSaySo) {
 
 // A network, an optimizer and groups of parameters of its own.
 TEST_F(Elastic, KillsChangeNoBitOfAFit) {
-  Program killed(job_of(2, {}, {ranks_program(), "fits", "cpu", "runs/killed"}), without_gnuplot());
+  Program killed(job_of(2, {}, {ranks_program(), "fits", "cpu", "runs/killed"}), watched());
   ASSERT_TRUE(killed.wait_for("epoch 3 done"));
   kill_member(0);  // who keeps the run
   ASSERT_TRUE(killed.wait_for("process 2 has joined"));
@@ -99,7 +99,7 @@ TEST_F(Elastic, KillsChangeNoBitOfAFit) {
   ASSERT_EQ(ended.code, 0) << ended.err << ended.out;
   EXPECT_THAT(ended.err, AllOf(HasSubstr("process 1 was ended by signal 9"), Not(HasSubstr("error:"))));
 
-  auto undisturbed = without_gnuplot();
+  auto undisturbed = watched();
   undisturbed.program = ranks_program();
   const auto alone = run_program({"fits", "cpu", "runs/undisturbed"}, undisturbed);
   ASSERT_EQ(alone.code, 0) << alone.err;
@@ -108,7 +108,7 @@ TEST_F(Elastic, KillsChangeNoBitOfAFit) {
 }
 
 TEST_F(Elastic, KillsChangeNoBitOfALoopOfOnesOwn) {
-  Program killed(job_of(2, {}, {ranks_program(), "own_loop", "cpu", "killed.safetensors"}), without_gnuplot());
+  Program killed(job_of(2, {}, {ranks_program(), "own_loop", "cpu", "killed.safetensors"}), watched());
   ASSERT_TRUE(killed.wait_for("step 3 of 2 ranks"));
   kill_member(0);
   ASSERT_TRUE(killed.wait_for("of 1 ranks"));
@@ -119,19 +119,18 @@ TEST_F(Elastic, KillsChangeNoBitOfALoopOfOnesOwn) {
   ASSERT_EQ(ended.code, 0) << ended.err << ended.out;
   EXPECT_THAT(ended.out, HasSubstr("step 80 of 2 ranks"));
 
-  auto alone = without_gnuplot();
+  auto alone = watched();
   alone.program = ranks_program();
   ASSERT_EQ(run_program({"own_loop", "cpu", "alone alone.safetensors"}, alone).code, 0);
   const auto expected = work_.read("alone.safetensors");
   EXPECT_FALSE(expected.empty());
   EXPECT_EQ(work_.read("killed.safetensors"), expected);
 
-  const auto without_grain =
-      run_program(job_of(1, {}, {ranks_program(), "own_loop", "cpu", "no grain"}), without_gnuplot());
+  const auto without_grain = run_program(job_of(1, {}, {ranks_program(), "own_loop", "cpu", "no grain"}), watched());
   EXPECT_THAT(without_grain.err, HasSubstr("this run is elastic, and the batch has no grain"));
   EXPECT_THAT(ended.err, Not(HasSubstr("has no grain")));
 
-  const auto sliced = run_program(job_of(1, {}, {ranks_program(), "own_loop", "cpu", "sliced"}), without_gnuplot());
+  const auto sliced = run_program(job_of(1, {}, {ranks_program(), "own_loop", "cpu", "sliced"}), watched());
   EXPECT_NE(sliced.code, 0);
   EXPECT_THAT(sliced.err, AllOf(HasSubstr("in an elastic run a slice of the optimizer is lost"),
                                 HasSubstr("start all processes again when one is lost (`max_restarts`)")));
@@ -162,8 +161,7 @@ int flip_in_memory(pid_t pid, const std::string& bytes) {
 
 // This learning rate is 0 as a float, so the weights stay what they were at first, and the bytes can be found.
 TEST_F(Elastic, AFlippedBitIsFoundAndMended) {
-  Program flipped(job(3, {}, "flipped", {"--epochs", "20", "--check-replicas", "1", "--lr", "1e-300"}),
-                  without_gnuplot());
+  Program flipped(job(3, {}, "flipped", {"--epochs", "20", "--check-replicas", "1", "--lr", "1e-300"}), watched());
   ASSERT_TRUE(flipped.wait_for("epoch  1/20"));
   const auto weights = make_model({}, /*seed=*/1)->parameters()[0].contiguous();
   const std::string bytes(static_cast<const char*>(weights.const_data_ptr()), weights.nbytes());
@@ -181,7 +179,7 @@ TEST_F(Elastic, AFlippedBitIsFoundAndMended) {
 TEST_F(Elastic, OneThatNeverBeginsCountsAsDead) {
   const Words standing = {"/bin/sh", "-c", "test $LOCKSTEP_ELASTIC_MEMBER != 1 || kill -STOP $$; exec \"$@\"", "sh",
                           from_environment("LOCKSTEP_PROGRAM")};
-  auto surroundings = without_gnuplot();
+  auto surroundings = watched();
   surroundings.environment.push_back("LOCKSTEP_RENDEZVOUS_TIMEOUT=4");
   const auto job = run_program(
       Words{"launch", "-n", "2", "--elastic"} + standing + settings("begins", "cpu") + Words{"--epochs", "3"},
@@ -200,7 +198,7 @@ TEST_F(Elastic, OfProcessesThatTheKernelKillsForWantOfMemoryTheFirstAloneHasASuc
                          from_environment("LOCKSTEP_PROGRAM")};
   Program job(group.lockstep(Words{"launch", "-n", "2", "--elastic"} + needing + settings("memory", "cpu") +
                              Words{"--epochs", "1000"}),
-              group.with(without_gnuplot()));
+              group.with(watched()));
   EXPECT_TRUE(job.wait_for("process 2 gets no successor, which would need as much memory"));
   job.send(SIGTERM);
   const auto ended = job.finish();
@@ -209,7 +207,7 @@ TEST_F(Elastic, OfProcessesThatTheKernelKillsForWantOfMemoryTheFirstAloneHasASuc
 }
 
 TEST_F(Elastic, WhenAllWithTheStateAreKilledItSaysSoAndNamesTheNewestCheckpoint) {
-  Program job(this->job(2, {}, "gone", {"--epochs", "100000"}), without_gnuplot());
+  Program job(this->job(2, {}, "gone", {"--epochs", "100000"}), watched());
   ASSERT_TRUE(job.wait_for("epoch      2/100000"));
   kill_member(0);
   ASSERT_TRUE(job.wait_for("process 2 starts in the place of rank 0"));
@@ -227,15 +225,14 @@ TEST_F(Elastic, WhenAllWithTheStateAreKilledItSaysSoAndNamesTheNewestCheckpoint)
 TEST_F(Elastic, KilledBeforeTheyBeginTheyAreNotCalledAnotherProgram) {
   const Words killed = {"/bin/sh", "-c", "kill -9 $$", from_environment("LOCKSTEP_PROGRAM")};
   const auto ended =
-      run_program(Words{"launch", "-n", "2", "--elastic"} + killed + settings("early", "cpu"), without_gnuplot());
+      run_program(Words{"launch", "-n", "2", "--elastic"} + killed + settings("early", "cpu"), watched());
   EXPECT_EQ(ended.code, 137);
   EXPECT_THAT(ended.err, AllOf(HasSubstr("was killed before the program took part in the elastic job"),
                                Not(HasSubstr("takes no part"))));
 }
 
 TEST_F(Elastic, TooFewEndTheJob) {
-  Program elastic(job(3, {"--min-processes", "3", "--max-restarts", "0"}, "few", {"--epochs", "60"}),
-                  without_gnuplot());
+  Program elastic(job(3, {"--min-processes", "3", "--max-restarts", "0"}, "few", {"--epochs", "60"}), watched());
   ASSERT_TRUE(elastic.wait_for("epoch  2/60"));
   kill_member(1);
   const auto ended = elastic.finish();
@@ -244,7 +241,7 @@ TEST_F(Elastic, TooFewEndTheJob) {
 }
 
 TEST_F(Elastic, WhenNoSuccessorsAreLeftTheOthersGoOn) {
-  Program job(this->job(2, {"--max-restarts", "0"}, "fewer", {"--epochs", "40"}), without_gnuplot());
+  Program job(this->job(2, {"--max-restarts", "0"}, "fewer", {"--epochs", "40"}), watched());
   ASSERT_TRUE(job.wait_for("epoch  2/40"));
   kill_member(0);  // who keeps the run
   const auto ended = job.finish();
@@ -253,7 +250,7 @@ TEST_F(Elastic, WhenNoSuccessorsAreLeftTheOthersGoOn) {
               AllOf(HasSubstr("process 0 was ended by signal 9"), HasSubstr("the others go on without it"),
                     HasSubstr("no successors are left, since at most 0 start (--max-restarts of lockstep launch)"),
                     Not(HasSubstr("in the place of")), Not(HasSubstr("error:"))));
-  ASSERT_EQ(run_program(settings("undisturbed", "cpu") + Words{"--epochs", "40"}, without_gnuplot()).code, 0);
+  ASSERT_EQ(run_program(settings("undisturbed", "cpu") + Words{"--epochs", "40"}, watched()).code, 0);
   expect_same_epochs("fewer", 40);
 }
 
@@ -273,8 +270,7 @@ TEST_F(Elastic, WhatCannotBeElasticIsRefused) {
                 AllOf(HasSubstr("an elastic job and --zero-stage do not go together: a slice of the optimizer is lost"),
                       HasSubstr("--resume auto"), HasSubstr("launch starts all of them again (`max_restarts`)")));
   }
-  const auto fits_sliced =
-      run_program(job_of(2, {}, {ranks_program(), "fits", "cpu", "runs/sliced"}), without_gnuplot());
+  const auto fits_sliced = run_program(job_of(2, {}, {ranks_program(), "fits", "cpu", "runs/sliced"}), watched());
   EXPECT_EQ(fits_sliced.code, 3) << fits_sliced.err;
   EXPECT_THAT(fits_sliced.err,
               AllOf(HasSubstr("an elastic job and `zero_stage` do not go together"), HasSubstr("`resume` auto"),
@@ -282,8 +278,8 @@ TEST_F(Elastic, WhatCannotBeElasticIsRefused) {
   EXPECT_FALSE(std::filesystem::exists(work_ / "runs/sliced"));
   EXPECT_FALSE(std::filesystem::exists(work_ / "runs/refused"));
 
-  const auto other_program = run_program(
-      {"launch", "-n", "2", "--elastic", "/bin/sh", "-c", "test $RANK != 1 || kill -9 $$"}, without_gnuplot());
+  const auto other_program =
+      run_program({"launch", "-n", "2", "--elastic", "/bin/sh", "-c", "test $RANK != 1 || kill -9 $$"}, watched());
   EXPECT_EQ(other_program.code, 137);
   EXPECT_THAT(other_program.err, HasSubstr("was killed before the program took part in the elastic job"));
 }

@@ -41,7 +41,6 @@ Task regression() {
 }
 
 TrainOptions settings(int ranks) {
-  setenv("PATH", "", /*overwrite=*/1);  // without gnuplot: curves take longer than all the rest
   TrainOptions options;
   options.devices = test_devices(static_cast<size_t>(ranks));
   options.batch.size = 16;

@@ -1,11 +1,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <stdlib.h>
 #include <lockstep/trainer/metrics.hpp>
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <random>
 #include <string>
 
@@ -15,12 +13,9 @@
 namespace lockstep {
 namespace metrics_test {
 
-using testing::AllOf;
 using testing::ElementsAre;
 using testing::EndsWith;
 using testing::HasSubstr;
-using testing::Not;
-using testing::StartsWith;
 
 std::vector<EpochMetrics> some_history(int epochs) {
   std::mt19937 random(1);
@@ -124,6 +119,25 @@ TEST_F(MetricsTest, KeepsWhatIsMeasuredOfTheTestSamples) {
   EXPECT_THAT(read_error(line + R"({"mae":"x"}})"), Fails(Error::file));
 }
 
+TEST_F(MetricsTest, KeepsWhatEachRankWaitedForAndTook) {
+  auto history = some_history(2);
+  history[1].ranks = {{0.0123456, 2.5, 3'000'000'000}, {0, std::nan(""), 0}};
+  write_metrics(folder_ / "metrics.jsonl", history);
+  EXPECT_THAT(folder_.read("metrics.jsonl"),
+              EndsWith(R"(,"ranks":{"data_wait":[0.01235,0],"rank_wait":[2.5,null],"memory":[3000000000,0]}})"
+                       "\n"));
+  const auto read = read_metrics(folder_ / "metrics.jsonl");
+  EXPECT_TRUE(read[0].ranks.empty());
+  ASSERT_EQ(read[1].ranks.size(), 2u);
+  EXPECT_EQ(read[1].ranks[0].data_wait, 0.01235);  // four digits
+  EXPECT_EQ(read[1].ranks[0].rank_wait, 2.5);
+  EXPECT_EQ(read[1].ranks[0].memory, 3'000'000'000);
+  EXPECT_TRUE(std::isnan(read[1].ranks[1].rank_wait));
+  const std::string line = R"({"epoch":1,"train_loss":2,"train_accuracy":0,"test_accuracy":0,"seconds":1,"ranks":)";
+  EXPECT_THAT(read_error(line + "7}"), Fails(Error::file));
+  EXPECT_THAT(read_error(line + R"({"data_wait":[0],"rank_wait":["x"],"memory":[0]}})"), Fails(Error::file));
+}
+
 TEST_F(MetricsTest, NamesTheFileAndTheLineThatIsWrong) {
   const std::string good =
       R"({"epoch":1,"train_loss":2,"train_accuracy":0.1,"test_accuracy":0.1,"seconds":1,"more":"is ignored"})"
@@ -137,135 +151,6 @@ TEST_F(MetricsTest, NamesTheFileAndTheLineThatIsWrong) {
   EXPECT_THAT(read_error(R"({"epoch":1,"train_loss":"2"})"), Fails(Error::file));
   EXPECT_THAT(error_of([&] { read_metrics(folder_ / "nothing"); }), Fails(Error::file));
   EXPECT_THAT(error_of([&] { read_metrics(folder_.path()); }), Fails(Error::file));
-}
-
-bool gnuplot_is_there() {
-  return system("gnuplot --version > /dev/null 2>&1") == 0;
-}
-
-class CurveTest : public testing::Test {
- protected:
-  void SetUp() override {
-    if (!gnuplot_is_there()) GTEST_SKIP() << "needs gnuplot (Debian's package gnuplot-nox)";
-  }
-  std::string svg(const std::vector<EpochMetrics>& history, const std::string& title = "a title") {
-    draw_curve(folder_ / "curve.svg", history, title);
-    return folder_.read("curve.svg");
-  }
-  ScratchFolder folder_;
-};
-
-TEST_F(CurveTest, DrawsAnSvg) {
-  std::string image = svg(some_history(10));
-  EXPECT_THAT(image, AllOf(StartsWith("<?xml"), EndsWith("</svg>\n\n"), HasSubstr("a title"), HasSubstr("train loss"),
-                           HasSubstr("train accuracy"), HasSubstr("test accuracy"), HasSubstr(">epoch<"),
-                           HasSubstr("fill=\"#ffffff\"")));
-  EXPECT_THAT(folder_.names(), ElementsAre("curve.svg"));
-}
-
-TEST_F(CurveTest, DrawsAPng) {
-  draw_curve(folder_ / "curve.png", some_history(3), "a title");
-  std::string image = folder_.read("curve.png");
-  EXPECT_THAT(image, StartsWith("\x89PNG\r\n"));
-  EXPECT_EQ(image.substr(image.size() - 8, 4), "IEND");
-}
-
-TEST_F(CurveTest, DrawsTheValues) {
-  auto history = some_history(4);
-  std::string before = svg(history);
-  EXPECT_EQ(svg(history), before);
-  for (double EpochMetrics::*value :
-       {&EpochMetrics::train_loss, &EpochMetrics::train_accuracy, &EpochMetrics::test_accuracy}) {
-    auto changed = history;
-    changed[2].*value = 0.123 + changed[2].*value / 2;
-    EXPECT_NE(svg(changed), before);
-  }
-}
-
-TEST_F(CurveTest, DrawsTheTestLossWhereNoAnswersAreCounted) {
-  auto history = some_history(3);
-  for (EpochMetrics& epoch : history) epoch.train_accuracy = epoch.test_accuracy = std::nan("");
-  EXPECT_THAT(svg(history), AllOf(HasSubstr("train loss"), Not(HasSubstr("accuracy")), Not(HasSubstr("test loss"))));
-  for (EpochMetrics& epoch : history) epoch.test = {{"loss", 0.01 * epoch.epoch}};
-  EXPECT_THAT(svg(history), AllOf(HasSubstr("train loss"), Not(HasSubstr("accuracy")), HasSubstr("test loss")));
-}
-
-TEST_F(CurveTest, DrawsOneEpochManyEpochsAndNone) {
-  EXPECT_THAT(svg(some_history(1)), HasSubstr("train loss"));
-  EXPECT_THAT(svg(some_history(5000)), HasSubstr("train loss"));
-  EXPECT_THAT(error_of([&] { svg({}); }), Fails(Error::file));
-}
-
-TEST_F(CurveTest, LeavesAGapWhereALossDiverged) {
-  auto history = some_history(6);
-  for (int i : {3, 4, 5}) history[i].train_loss = std::nan("");
-  EXPECT_THAT(svg(history), EndsWith("</svg>\n\n"));
-  for (EpochMetrics& epoch : history) epoch.train_loss = std::numeric_limits<double>::infinity();
-  EXPECT_THAT(svg(history), EndsWith("</svg>\n\n"));
-}
-
-TEST_F(CurveTest, ShowsATitleAsItIs) {
-  std::string image = svg(some_history(2), "it's `ls` a_b {x} \"y\" \\n @z %d $w\nEND\nexit");
-  EXPECT_THAT(image, HasSubstr("it's `ls` a_b {x} \"y\" \\n @z %d $w END exit"));
-}
-
-TEST_F(CurveTest, RefusesAnotherExtension) {
-  EXPECT_THAT(error_of([&] { draw_curve(folder_ / "curve.gif", some_history(2), ""); }), Refused());
-}
-
-TEST_F(CurveTest, NamesAMissingFolder) {
-  EXPECT_THAT(error_of([&] { draw_curve(folder_ / "no" / "curve.svg", some_history(2), ""); }), Fails(Error::file));
-}
-
-// Puts a program named gnuplot before the real one, for one scope.
-class FakeGnuplot {
- public:
-  explicit FakeGnuplot(const std::string& script) : path_(getenv("PATH")) {
-    folder_.write("gnuplot", "#!/bin/sh\n" + script + "\n");
-    std::filesystem::permissions(folder_ / "gnuplot", std::filesystem::perms::owner_all);
-    setenv("PATH", (folder_.path().string() + ":" + path_).c_str(), 1);
-  }
-  ~FakeGnuplot() { setenv("PATH", path_.c_str(), 1); }
-
- private:
-  ScratchFolder folder_;
-  std::string path_;
-};
-
-class FailingGnuplotTest : public testing::Test {
- protected:
-  // The error; the curve of before must still be there.
-  Caught error() {
-    folder_.write("curve.svg", "before");
-    auto text = error_of([&] { draw_curve(folder_ / "curve.svg", some_history(2), ""); });
-    EXPECT_EQ(folder_.read("curve.svg"), "before");
-    EXPECT_THAT(folder_.names(), ElementsAre("curve.svg"));
-    return text;
-  }
-  ScratchFolder folder_;
-};
-
-TEST_F(FailingGnuplotTest, SaysWhatGnuplotSaid) {
-  FakeGnuplot gnuplot("echo 'line 7: no such thing' >&2; echo half a picture; exit 3");
-  EXPECT_THAT(error(), Fails(Error::machine));
-}
-
-TEST_F(FailingGnuplotTest, SaysThatItIsMissing) {
-  std::string path = getenv("PATH");
-  setenv("PATH", folder_.path().c_str(), 1);
-  const auto missing = error();
-  setenv("PATH", path.c_str(), 1);
-  EXPECT_THAT(missing, Fails(Error::machine));
-}
-
-TEST_F(FailingGnuplotTest, SaysThatASignalEndedIt) {
-  FakeGnuplot gnuplot("kill -SEGV $$");
-  EXPECT_THAT(error(), Fails(Error::machine));
-}
-
-TEST_F(FailingGnuplotTest, RefusesAnEmptyPicture) {
-  FakeGnuplot gnuplot("exit 0");
-  EXPECT_THAT(error(), Fails(Error::machine));
 }
 
 }  // namespace metrics_test

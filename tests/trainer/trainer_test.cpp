@@ -11,6 +11,7 @@
 #include <lockstep/trainer/trainer.hpp>
 
 #include "support/error_of.hpp"
+#include "support/report_data.hpp"
 #include "support/small_images.hpp"
 #include "support/test_devices.hpp"
 #include "trainer/train_options.hpp"
@@ -18,6 +19,7 @@
 
 #include <fstream>
 #include <latch>
+#include <set>
 #include <thread>
 
 namespace trainer_test {
@@ -27,11 +29,13 @@ using lockstep::EpochMetrics;
 using lockstep::Error;
 using lockstep::error_of;
 using lockstep::Refused;
+using lockstep::ReportData;
 using lockstep::ScratchFolder;
 using lockstep::TrainOptions;
 using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
+using testing::Not;
 
 class Trainer : public testing::Test {
  protected:
@@ -245,7 +249,7 @@ TEST_F(Trainer, KeepsTheRunAndItsConfigurationRunsAgain) {
     EXPECT_EQ(metrics.epoch, ++epochs_seen);
     EXPECT_EQ(lockstep::read_metrics(settings.keep.run_dir / "metrics.jsonl").size(),
               static_cast<size_t>(epochs_seen));  // written before
-    EXPECT_TRUE(fs::exists(settings.keep.run_dir / "curve.svg"));
+    EXPECT_TRUE(fs::exists(settings.keep.run_dir / "report.html"));
   };
   callbacks.on_step = [&](const lockstep::StepProgress& progress) {
     EXPECT_EQ(progress.total, 150);
@@ -257,7 +261,7 @@ TEST_F(Trainer, KeepsTheRunAndItsConfigurationRunsAgain) {
   std::vector<std::string> names;
   for (const auto& entry : fs::directory_iterator(settings.keep.run_dir)) names.push_back(entry.path().filename());
   EXPECT_THAT(names, testing::UnorderedElementsAre(".lock", "config.json", "metrics.jsonl", "model.safetensors",
-                                                   "curve.svg", "curve.png", "checkpoints"));
+                                                   "notes.json", "report.html", "checkpoints"));
 
   std::ifstream file(settings.keep.run_dir / "config.json");
   TrainOptions again = lockstep::train_options_from_json({std::istreambuf_iterator<char>(file), {}});
@@ -298,8 +302,68 @@ TEST_F(Trainer, ARequestToStopKeepsTheFinishedEpochs) {
   EXPECT_TRUE(result.stopped);
   EXPECT_EQ(result.history.size(), 2u);
   EXPECT_EQ(lockstep::read_metrics(settings.keep.run_dir / "metrics.jsonl").size(), 2u);
-  EXPECT_TRUE(fs::exists(settings.keep.run_dir / "curve.png"));
+  const ReportData report(settings.keep.run_dir / "report.html");
+  EXPECT_EQ(report.run()["metrics"].size(), 2u);
+  EXPECT_EQ(report.run()["notes"]["end"], "stopped by request");
   EXPECT_EQ(lockstep::evaluate_run(settings.keep.run_dir).total, 40);
+}
+
+TEST_F(Trainer, TheReportHasWhatOnlyTheRunKnew) {
+  TrainOptions settings = options(2);
+  settings.keep.run_dir = runs_ / "run";
+  settings.keep.trace = runs_ / "trace.json";
+  settings.batch.size = 5;
+  settings.batch.balance = std::vector<double>{4, 1};
+  settings.epochs = 1;
+  const auto result = lockstep::train(settings, {.on_warning = [](const std::string&) {}});
+  const EpochMetrics& epoch = result.history[0];
+  ASSERT_EQ(epoch.ranks.size(), 2u);
+  EXPECT_DOUBLE_EQ(std::max(epoch.ranks[0].data_wait, epoch.ranks[1].data_wait), epoch.data_wait * epoch.seconds);
+  for (const auto& rank : epoch.ranks) {
+    EXPECT_GT(rank.rank_wait, 0);
+    EXPECT_LE(rank.data_wait + rank.rank_wait, epoch.seconds);
+  }
+  const ReportData report(settings.keep.run_dir / "report.html");
+  const auto& run = report.run();
+  EXPECT_EQ(run["metrics"][0]["weights"], result.history[0].weights);
+  EXPECT_EQ(run["metrics"][0]["ranks"]["rank_wait"].size(), 2u);
+  EXPECT_GT(run["metrics"][0]["ranks"]["memory"][1], 1e6);
+  const auto& notes = run["notes"];
+  EXPECT_EQ(notes["ranks"].size(), 2u);
+  EXPECT_EQ(notes["samples"], (std::vector<int>{4, 1}));
+  ASSERT_EQ(notes["tensors"].size(), 1u);  // both hold the whole network
+  EXPECT_THAT(notes["tensors"][0].get<std::string>(), testing::StartsWith("conv1.weight 20 1 3 3\nconv1.bias 20\n"));
+  EXPECT_EQ(run["shapes"]["conv1.weight"], (std::vector<int>{20, 1, 3, 3}));
+  for (const char* rank : {"0", "1"}) {
+    std::set<std::string> names;
+    for (const auto& range : notes["timeline"]["ranks"][rank]) names.insert(range[0].get<std::string>());
+    EXPECT_THAT(names, testing::IsSupersetOf({"forward", "backward", "update", "bucket 0 allreduce"})) << rank;
+  }
+}
+
+TEST_F(Trainer, AReportThatCannotBeWrittenIsAWarning) {
+  TrainOptions settings = options(1);
+  settings.keep.run_dir = runs_ / "run";
+  std::vector<std::string> warnings;
+  lockstep::TrainCallbacks callbacks;
+  callbacks.on_data = [&](const std::string&) { fs::create_directories(settings.keep.run_dir / "report.html" / "in"); };
+  callbacks.on_warning = [&](const std::string& text) { warnings.push_back(text); };
+  EXPECT_EQ(lockstep::train(settings, callbacks).history.size(), 2u);
+  ASSERT_FALSE(warnings.empty());
+  EXPECT_THAT(warnings[0], HasSubstr("report.html"));
+}
+
+TEST_F(Trainer, ASplitRunsReportSaysWhichRankHasWhichSlices) {
+  TrainOptions settings = options(2);
+  settings.keep.run_dir = runs_ / "run";
+  settings.way = lockstep::SplitNetwork{{.mesh = {.data = 1, .pipeline = 2, .tensor = 1}, .microbatches = 2}};
+  lockstep::train(settings);
+  const ReportData report(settings.keep.run_dir / "report.html");
+  const auto& tensors = report.run()["notes"]["tensors"];
+  ASSERT_EQ(tensors.size(), 2u);
+  EXPECT_THAT(tensors[0].get<std::string>(), testing::StartsWith("conv1.weight "));
+  EXPECT_THAT(tensors[0].get<std::string>(), Not(HasSubstr("fc2.weight")));
+  EXPECT_THAT(tensors[1].get<std::string>(), HasSubstr("fc2.weight 10 "));
 }
 
 TEST_F(Trainer, BadInputIsRefusedWithNothingWritten) {

@@ -245,7 +245,6 @@ class GptOnText : public testing::Test {
     for (int line = 0; line < 120; ++line)
       text += "the quick brown fox jumps over the lazy dog, and " + std::to_string(line % 7) + "\n";
     folder_.write("text", text);
-    setenv("PATH", "", /*overwrite=*/1);  // without gnuplot: curves take longer than all the rest
   }
 
   TrainOptions options(int ranks = 1, const std::string& name = "") const {

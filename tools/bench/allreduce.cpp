@@ -30,10 +30,10 @@
 #include "comm/group_member.hpp"
 #include "data_parallel/grain_terms.hpp"
 #include "devices/check_devices.hpp"
-#include "io/atomic_file.hpp"
 #include "io/run_program.hpp"
 #include "ranks/rank_wait.hpp"
 #include "report.hpp"
+#include "trainer/report_page.hpp"
 
 namespace lockstep::cli {
 
@@ -244,22 +244,17 @@ nlohmann::ordered_json json_of(const Sizes& sizes, const Devices& devices, const
 }
 
 void draw(const std::string& file, const Sizes& sizes, const Devices& devices) {
-  std::string script =
-      "set terminal svg size 720,450 background 'white'\nset logscale xy\nset key left top\nset grid\n"
-      "set xlabel 'bytes'\nset ylabel 'microseconds'\nset title 'allreduce on " +
-      to_string(devices) + "' noenhanced\n";
-  std::string curves;
+  using Json = nlohmann::ordered_json;
+  Json lines = Json::array();
   for (const auto& name : contenders) {
     if (!sizes[0].best.has(name)) continue;
-    script += "$" + name + " << END\n";
-    for (const auto& size : sizes) {
-      script += format("%lld %.6g\n", static_cast<long long>(size.bytes), size.best.of(name) * 1e6);
-    }
-    script += "END\n";
-    curves += (curves.empty() ? "plot " : ", ") + format("$%s with linespoints title '%s'", name.c_str(), name.c_str());
+    Json points = Json::array();
+    for (const auto& size : sizes) points.push_back(Json::array({size.bytes, size.best.of(name) * 1e6}));
+    lines.push_back({{"name", name}, {"points", points}});
   }
-  io::write_file(file,
-                 io::run_program({"gnuplot", "--default-settings"}, script + curves + "\n", std::chrono::seconds(10)));
+  const Json chart = {
+      {"title", "Microseconds by bytes"}, {"x", "bytes"}, {"log_x", true}, {"log_y", true}, {"lines", lines}};
+  write_report_page(file, {}, Json::array({chart}), "allreduce on " + to_string(devices));
 }
 
 void check(const BenchAllreduceFlags& flags) {
@@ -318,7 +313,7 @@ Command add_bench_allreduce(CLI::App& bench) {
   add_rounds_flag(*app, flags->rounds);
   app->add_flag("--peers", flags->peers, "measure Gloo and Open MPI as well");
   add_json_flag(*app, flags->json);
-  OptionAdder{*app}("--plot", flags->plot, "FILE", "draw the figures as SVG into this file, with gnuplot");
+  OptionAdder{*app}("--plot", flags->plot, "FILE", "draw the figures into this file, a page for a browser");
   return {app, [flags](Output& output) { return allreduce_command(*flags, output); }};
 }
 

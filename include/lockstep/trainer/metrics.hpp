@@ -12,6 +12,13 @@
 
 namespace lockstep {
 
+// Says what held up a rank in an epoch, and what memory it took.
+struct RankMetrics {
+  double data_wait = 0;  // seconds in which the rank waited for data
+  double rank_wait = 0;  // seconds in which the rank waited for others; NaN: not measured, as in recorded steps
+  int64_t memory = 0;    // peak memory so far in bytes, of a GPU or of a CPU rank's process; 0: unknown
+};
+
 struct EpochMetrics {
   int epoch = 0;              // the epoch's number, from 1
   double train_loss = 0;      // mean loss over the epoch's samples, each as computed in its minibatch
@@ -30,6 +37,7 @@ struct EpochMetrics {
   // Means over the test samples after the epoch, by name: "loss", the metrics of a Task (task.hpp), and of a text
   // "perplexity".
   std::map<std::string, double> test = {};
+  std::vector<RankMetrics> ranks = {};  // metrics by rank; empty: not kept. Files keep four digits of their seconds
 };
 
 // Writes one JSON object per line and epoch. A loss that is not finite is written as null, and read back as NaN. With
@@ -39,12 +47,5 @@ void write_metrics(const std::filesystem::path& file, const std::vector<EpochMet
 
 // Reads a file of write_metrics. Throws Error that names the file and the line.
 std::vector<EpochMetrics> read_metrics(const std::filesystem::path& file);
-
-// Draws train loss, train accuracy and test accuracy over the epochs with gnuplot, like the section's animated plot.
-// Where no answers are counted, it draws train and test loss. The file becomes an SVG or a PNG, by its extension.
-// Values that are not finite leave a gap. Takes some tens of milliseconds. Throws Error if there is no epoch, or if
-// gnuplot is missing (the text says which package has it), fails, or takes more than 10 s. The earlier file then stays
-// as it was.
-void draw_curve(const std::filesystem::path& file, const std::vector<EpochMetrics>& history, const std::string& title);
 
 }  // namespace lockstep

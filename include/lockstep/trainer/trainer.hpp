@@ -35,7 +35,7 @@ struct TrainCallbacks {
   std::function<void(const StepProgress&)> on_step = {};   // called some 10 times a second at most, and at epochs' ends
   std::function<void(const EpochMetrics&)> on_epoch = {};  // called after an epoch's evaluation, its files written
   // Gets a message about what looks like a mistake or did not work, but does not end the run: a parameter that no rank
-  // used, a curve that could not be drawn. The caller's thread or any rank's calls it. Empty: LibTorch's warning
+  // used, a report that could not be written. The caller's thread or any rank's calls it. Empty: LibTorch's warning
   // handler gets it, which writes to stderr.
   std::function<void(const std::string& message)> on_warning = {};
   // A request in any rank's process ends the run on all ranks after the same step, within a second or some steps. If
@@ -58,9 +58,10 @@ struct TrainResult {
 };
 
 // Trains one of lockstep's models on one of its data sets, or gpt on a text. After every epoch it evaluates and writes
-// into run_dir: config.json (first), metrics.jsonl, model.safetensors, curve.svg, and checkpoints/ to resume a run
-// from; at the end it writes curve.png. The file .lock keeps a second writer out. BatchNorm's running statistics follow
-// each device's own parts of the batches; before an evaluation all devices take their weighted mean.
+// into run_dir: config.json (first), metrics.jsonl, model.safetensors, and checkpoints/ to resume a run from. A run
+// gets report.html (report.hpp), and notes.json with what that shows, every some seconds and at the end. The file .lock
+// keeps a second writer out. BatchNorm's running statistics follow each device's own parts of the batches; before an
+// evaluation all devices take their weighted mean.
 //
 // Throws Error before the first step, with the options' keys: for options that do not go together (docs/guide.md has
 // the table), values out of their range, data or devices that are not there, a run_dir that cannot be written or in

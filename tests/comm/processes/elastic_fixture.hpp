@@ -32,8 +32,8 @@ class Elastic : public Cli {
     return job_of(processes, launch, Words{from_environment("LOCKSTEP_PROGRAM")} + settings(name, "cpu") + more);
   }
 
-  // Curves would take most of the time.
-  Surroundings without_gnuplot() const {
+  // Gives surroundings of which leftovers() knows.
+  Surroundings watched() const {
     return {.folder = work_.path(),
             .environment = Words{"PATH=" + notes_.path().string(), "LC_ALL=C.UTF-8"} + left_.variables()};
   }
@@ -48,7 +48,7 @@ class Elastic : public Cli {
     ASSERT_EQ(kill(pid, signal), 0) << "process " << member << " has ended";
   }
 
-  // Gives what jobs in without_gnuplot() have left. The kernel may still be ending a killed process.
+  // Gives what jobs in watched() have left. The kernel may still be ending a killed process.
   Words leftovers() const {
     std::set<std::string> ports;
     for (const auto& name : notes_.names()) {
@@ -82,7 +82,7 @@ class Elastic : public Cli {
     const auto epochs = metrics(run).size();
     ASSERT_GT(epochs, 2u);
     const Words peace = settings("undisturbed", "cpu") + kEndless + Words{"--epochs", std::to_string(epochs)};
-    ASSERT_EQ(run_program(peace, without_gnuplot()).code, 0);
+    ASSERT_EQ(run_program(peace, watched()).code, 0);
     expect_same_epochs(run, epochs);
   }
 

@@ -72,13 +72,13 @@ TEST_F(KilledInAnEpoch, InAnEvaluationItIsNamedByTheOthersSoon) {
 }
 
 TEST_F(KilledInAnEpoch, InAnEvaluationOfAnElasticJobItChangesNoBit) {
-  Program killed(job_of(2, {}, {ranks_program(), "dies_in_an_evaluation", "cpu", "0 runs/killed"}), without_gnuplot());
+  Program killed(job_of(2, {}, {ranks_program(), "dies_in_an_evaluation", "cpu", "0 runs/killed"}), watched());
   const auto ended = killed.finish();
   ASSERT_EQ(ended.code, 0) << ended.err << ended.out;
   EXPECT_THAT(ended.err, AllOf(HasSubstr("process 0 was ended by signal 9"), Not(HasSubstr("error:"))));
   EXPECT_THAT(leftovers(), IsEmpty());
 
-  auto undisturbed = without_gnuplot();
+  auto undisturbed = watched();
   undisturbed.program = ranks_program();
   ASSERT_EQ(run_program({"dies_in_an_evaluation", "cpu", "-1 runs/undisturbed"}, undisturbed).code, 0);
   expect_same_epochs("killed", 3);
@@ -125,7 +125,7 @@ TEST_F(KilledInAnEpoch, WhileItWritesACheckpointItIsNamedByTheOthersSoon) {
 TEST_F(KilledInAnEpoch, WhileItWritesACheckpointOfAnElasticJobItChangesNoBit) {
   if (!has_faults()) GTEST_SKIP() << "not with sanitizers";
   const ScratchFolder count;
-  auto surroundings = without_gnuplot();
+  auto surroundings = watched();
   for (const auto& variable : with_fault("runs/killed/checkpoints", /*at=*/60, count))
     surroundings.environment.push_back(variable);
   const Words more = {"--epochs", "6", "--checkpoint-every", "3"};
@@ -133,7 +133,7 @@ TEST_F(KilledInAnEpoch, WhileItWritesACheckpointOfAnElasticJobItChangesNoBit) {
   ASSERT_EQ(ended.code, 0) << ended.err << ended.out;
   EXPECT_THAT(ended.err, AllOf(HasSubstr("process 0 was ended by signal 9"), Not(HasSubstr("error:"))));
   EXPECT_THAT(leftovers(), IsEmpty());
-  ASSERT_EQ(run_program(settings("undisturbed", "cpu") + more, without_gnuplot()).code, 0);
+  ASSERT_EQ(run_program(settings("undisturbed", "cpu") + more, watched()).code, 0);
   expect_same_epochs("killed", 6);
 }
 

@@ -26,7 +26,7 @@ const char* const kWeights = "runs/a/model.safetensors";
 
 class RandomKills : public Cli {
  protected:
-  Surroundings in(const ScratchFolder& folder) const {  // without gnuplot: curves would take most of the time
+  Surroundings in(const ScratchFolder& folder) const {
     return {.folder = folder.path(), .environment = {"PATH=/nowhere", "LC_ALL=C.UTF-8"}};
   }
 

@@ -65,7 +65,7 @@ class TorchrunStartsAgain : public Elastic {};
 
 // When a worker is killed, the agent ends all and starts them again. The run goes on from the newest checkpoint.
 TEST_F(TorchrunStartsAgain, AKillOfAWorkerChangesNoBit) {
-  auto surroundings = without_gnuplot();
+  auto surroundings = watched();
   surroundings.program = find_program("torchrun");
   if (surroundings.program.empty()) GTEST_SKIP() << kNotInstalled;
   for (const auto& variable : modules()) surroundings.environment.push_back(variable);
