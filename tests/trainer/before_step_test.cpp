@@ -48,7 +48,6 @@ Task task() {
 }
 
 TrainOptions settings(int ranks) {
-  setenv("PATH", "", /*overwrite=*/1);  // without gnuplot: curves take longer than all the rest
   TrainOptions options;
   options.devices = test_devices(static_cast<size_t>(ranks));
   options.batch.size = 16;

@@ -96,7 +96,6 @@ class TorchScript : public Worlds {
  protected:
   TorchScript() {
     write_script(file_);
-    setenv("PATH", "", /*overwrite=*/1);  // without gnuplot: curves take longer than all the rest
   }
   const ScratchFolder folder_;
   const std::filesystem::path file_ = folder_ / "net.pt";
