@@ -66,9 +66,9 @@ class BackwardReport {
   size_t parameters_ = 0;
   at::Tensor table_, on_host_;  // a number for each parameter, and kNumbers for each rank
   c10::intrusive_ptr<c10d::Work> work_;
-  int checked_ = 0;     // the number of backwards checked, from 0 on again when this rank first freezes something
+  int checked_ = 0;     // the number of backwards checked, since one of the first changes of frozen_
   int64_t frozen_ = 0;  // a hash of what is frozen
-  int changes_ = 0;     // how often that has changed
+  int changes_ = 0;     // how often frozen_ has changed
   int64_t posted_ = 0;  // the number of backwards posted
   std::string compared_;
   bool has_warned_ = false;

@@ -204,6 +204,8 @@ Batches batches(const Dataset& dataset, const BatchOptions& options, const Batch
 // one sample where the partner gets none of a batch. Throws Error as above and, when an iterator moves, as
 // Samples::read() does.
 Batches batches(const Samples& samples, const BatchOptions& options, const Batches::Partner& partner = {});
+
+// Says, as a compile error of batches(data, 256, rank), what to write instead.
 template <std::integral Size>
 Batches batches(const Samples& samples, Size size, const Batches::Partner& partner = {}) {
   static_assert(sizeof(Size) == 0, "batches() takes options: batches(data, {.size = 256, .epoch = epoch}, rank).");

@@ -119,6 +119,7 @@ class Criterion {
       return [function, sums](const at::Tensor& y_hat, const at::Tensor& y) { return function(y_hat, y, sums); };
     });
   }
+  // Says, as a compile error of anything else, what to give instead.
   template <class Other>
   requires(!detail::HoldsModule<Other> && !detail::OfSamples<Other>)  //
       Criterion(Other) {

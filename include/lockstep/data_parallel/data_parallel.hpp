@@ -188,6 +188,7 @@ class DataParallel : public Replicas {
     return loss_of(batch, mean_of);
   }
 
+  // Says, as a compile error of torch::save(net, file), what to write instead.
   friend torch::serialize::OutputArchive& operator<<(torch::serialize::OutputArchive& archive, const DataParallel&) {
     static_assert(sizeof(Module) == 0, "Save the module, on one rank: torch::save(net.module(), file).");
     return archive;

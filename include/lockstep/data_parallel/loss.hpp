@@ -30,7 +30,7 @@ class [[nodiscard]] Loss {
   // add up over several calls, as in LibTorch. A parameter for which no rank has a gradient gets none, and an optimizer
   // leaves it alone, as on one device. Call it on all ranks, also those with an empty part. Throws Error: a loss
   // without a graph; cross_entropy's mean over some of a part's targets alone, unless the criterion knows its options;
-  // a sparse gradient; a parameter that was registered after the DataParallel was made; ranks that have unfrozen
+  // a sparse gradient; a parameter that was registered after the DataParallel was made; ranks that have frozen
   // different ones; parts that do not make up the global batch, or are of different batches (on all ranks); parameters
   // that were changed by gradients never averaged; and as Rank::allreduce does. After an exception this rank is out of
   // step with the others: every later call throws.
@@ -45,6 +45,7 @@ class [[nodiscard]] Loss {
 
   const std::shared_ptr<Part>& part() const { return part_; }  // for lockstep's own code: Part's class is private
 
+  // These say, as compile errors, what to write instead.
   template <class Other>
   friend Loss operator+(const Loss& loss, const Other&) {
     return refuse_arithmetic<Other>(loss);
