@@ -72,8 +72,6 @@ Batch rows_of(const Batch& batch, int64_t begin, int64_t end) {
   return rows;
 }
 
-}  // namespace
-
 bool has_halves(const at::Tensor& y_hat, const Batch& batch) {
   const auto rows = [](const at::Tensor& tensor) { return tensor.defined() && tensor.dim() > 0 ? tensor.size(0) : 0; };
   return rows(y_hat) >= 4 && rows(y_hat) == rows(batch.y);
@@ -104,29 +102,39 @@ void check_mean_of_halves(const Criterion& criterion, const at::Tensor& y_hat, c
       what + " is no mean over samples: of " + std::to_string(samples) + " samples it gives " + number_text(value) +
           ", and of their halves " + number_text(first) + " and " + number_text(second) + ", on average " +
           number_text(joined) +
-          ". The parts of a batch are averaged, so the result would depend on how batches are divided. For a "
-          "mean over tokens, pixels or weights give lockstep::MeanOver(sum, of), with the sum; for cross_entropy "
-          "of targets of -100 give the loss with its options, F::CrossEntropyFuncOptions(). Divide a sum over samples "
-          "by those that the function is "
-          "given, y_hat.size(0). For a loss of all samples together see docs/guide/losses.md. If it keeps a "
-          "state, or is meant so, give lockstep::Criterion::unchecked(function)",
+          ". The parts of a batch are averaged, so the result would depend on how batches are divided. For a mean over "
+          "tokens, pixels or weights give lockstep::MeanOver(sum, of), with the sum; for cross_entropy of targets of "
+          "-100 give the loss with its options, F::CrossEntropyFuncOptions(). Divide a sum over samples by those that "
+          "the function is given, y_hat.size(0). For a loss of all samples together see docs/guide/losses.md. If it "
+          "keeps a state, or is meant so, give lockstep::Criterion::unchecked(function)",
       {.options = {option}});
+}
+
+}  // namespace
+
+at::Tensor compared_with_halves(const Criterion& criterion, const at::Tensor& y_hat, const Batch& batch,
+                                const Rank& rank, const std::string& what, const std::string& option, bool& compares) {
+  if (!criterion.is_checked() || !has_halves(y_hat, batch) || (rank.device().is_cuda() && is_recording()))
+    return criterion(y_hat, batch);
+  const CriterionTraces traces(rank, y_hat, batch);
+  at::Tensor value = criterion(y_hat, batch);
+  if (!value.defined() || value.numel() != 1 || !traces.are_none()) return value;
+  compares = false;
+  const c10::NoGradGuard no_grad;
+  check_mean_of_halves(criterion, y_hat, batch, value.detach(), what, option);
+  return value;
 }
 
 // Without gradients a loss is only looked at, or computed again for its backward.
 at::Tensor CriterionCheck::loss(const Criterion& criterion, const at::Tensor& y_hat, const Batch& batch) {
   if (!criterion.is_checked() || !c10::GradMode::is_enabled()) return criterion(y_hat, batch);
   Losses& losses = losses_[criterion.function().type()];
-  if (losses.checked >= kLosses || losses.seen >= kSeen || !has_halves(y_hat, batch) ||
-      (rank_.device().is_cuda() && is_recording()))
-    return criterion(y_hat, batch);
+  if (losses.checked >= kLosses || losses.seen >= kSeen) return criterion(y_hat, batch);
   ++losses.seen;
-  const CriterionTraces traces(rank_, y_hat, batch);
-  at::Tensor mean = criterion(y_hat, batch);
-  if (!mean.defined() || mean.numel() != 1 || !traces.are_none()) return mean;
-  ++losses.checked;
-  const c10::NoGradGuard no_grad;
-  check_mean_of_halves(criterion, y_hat, batch, mean.detach(), rank_.name() + ": the criterion", "criterion");
+  bool compares = true;
+  at::Tensor mean =
+      compared_with_halves(criterion, y_hat, batch, rank_, rank_.name() + ": the criterion", "criterion", compares);
+  if (!compares) ++losses.checked;
   return mean;
 }
 

@@ -16,14 +16,13 @@
 
 namespace lockstep {
 
-// Throws Error if the criterion's value of some samples, `whole`, is not the mean of the values of their halves. `what`
-// names the criterion in the error, and `option` the option that gave it. Returns without a word if a half cannot be
-// computed. Call it without gradients. Needs four samples, since a single row could be taken for all.
-void check_mean_of_halves(const Criterion& criterion, const at::Tensor& y_hat, const Batch& batch,
-                          const at::Tensor& whole, const std::string& what, const std::string& option);
-
-// Tells whether y_hat and the targets can be cut for check_mean_of_halves().
-bool has_halves(const at::Tensor& y_hat, const Batch& batch);
+// Gives the criterion's value of y_hat and the batch. Then computes the values of both halves of the samples too,
+// without gradients, and throws Error if their mean is another one. Sets `compares` to false once this was done. Leaves
+// out what cannot be cut: fewer than four samples, since a single row could be taken for all; a y_hat or targets
+// without a row for each sample; a criterion that calls other ranks, draws random numbers, changes its arguments or
+// throws for a half. `what` names the criterion in the error, and `option` the option that gave it.
+at::Tensor compared_with_halves(const Criterion& criterion, const at::Tensor& y_hat, const Batch& batch,
+                                const Rank& rank, const std::string& what, const std::string& option, bool& compares);
 
 class CriterionCheck {
  public:

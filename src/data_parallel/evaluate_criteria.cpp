@@ -10,23 +10,22 @@
 
 #include <limits>
 #include <string>
-#include <utility>
 
 namespace lockstep {
 namespace {
 
 SampleSum sum_of(const Measure& measure, const Rank& rank) {
-  return [measure, rank, checks = measure.of.is_checked()](const at::Tensor& y_hat, const Batch& batch) mutable {
+  return [measure, rank, compares = true](const at::Tensor& y_hat, const Batch& batch) mutable {
     const at::Tensor values = [&] {
       const InUserCode here(measure.name);
-      return measure.of.function()(y_hat, batch);
+      if (!compares || measure.of.of()) return measure.of.function()(y_hat, batch);
+      return compared_with_halves(measure.of, y_hat, batch, rank, rank.name() + ": " + measure.name, measure.option,
+                                  compares);
     }();
     const int64_t samples = batch.size();
     if (measure.of.of()) {
       if (values.defined() && values.dim() <= 1) return values;
     } else if (values.defined() && values.numel() == 1) {
-      if (std::exchange(checks, false) && has_halves(y_hat, batch))
-        check_mean_of_halves(measure.of, y_hat, batch, values, rank.name() + ": " + measure.name, measure.option);
       return values.to(at::kDouble) * static_cast<double>(samples);
     } else if (values.defined() && values.dim() == 1 && values.size(0) == samples) {
       return values.sum(at::kDouble);

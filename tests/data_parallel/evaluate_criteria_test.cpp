@@ -65,6 +65,19 @@ TEST(EvaluateCriteria, HasTheMeansOfOneDeviceWhateverTheSplit) {
   }
 }
 
+// One rank has four samples, whose halves could be compared, and the other three: the call would wait for ever.
+TEST(EvaluateCriteria, LeavesWhatCallsOtherRanksAlone) {
+  const lockstep::Dataset data{torch::ones({7, 2}), torch::zeros({7}, torch::kLong)};
+  lockstep::run(lockstep::test_devices(2), [&](Rank& rank) {
+    const auto of_all = [&rank](const Tensor& y_hat, const Tensor&) {
+      const Tensor sum = y_hat.sum();
+      rank.allreduce(sum);
+      return sum / 14;
+    };
+    EXPECT_THAT(evaluate([](const Batch& batch) { return batch.x; }, data, {of_all}, rank), testing::ElementsAre(1));
+  });
+}
+
 TEST(EvaluateCriteria, RefusesOtherShapesAndNoSamples) {
   const auto refused = [](const Criterion& criterion, int64_t size) {
     return lockstep::error_of([&] {
