@@ -61,12 +61,11 @@ void add_name(std::string& names, const std::string& name) {
   names += (names.empty() ? "" : ", ") + name;
 }
 
-// Leaves out the state of parameters that are frozen now and have no place in the optimizer, and warns of it. Others
-// may be unfrozen later.
-io::NamedTensors without_frozen(const io::NamedTensors& state, const Replica& replica,
-                                const torch::optim::Optimizer& optimizer, const std::string& owner) {
+// Leaves out the state of parameters that are frozen now, but for `kept_ones`, and warns of it.
+io::NamedTensors without_frozen(const io::NamedTensors& state, const Replica& replica, const std::string& owner,
+                                const std::vector<at::Tensor>& kept_ones = {}) {
   std::set<const c10::TensorImpl*> held;
-  for (const auto& parameter : tensors_in(optimizer.param_groups())) held.insert(parameter.unsafeGetTensorImpl());
+  for (const auto& parameter : kept_ones) held.insert(parameter.unsafeGetTensorImpl());
   std::set<std::string> frozen;
   for (const auto& [name, parameter] : parameters_of(replica.module())) {
     if (!parameter.requires_grad() && !held.contains(parameter.unsafeGetTensorImpl())) frozen.insert(name);
@@ -265,8 +264,10 @@ io::NamedTensors Optimizer::state() const {
   return net_->joined(optimizer_state(*inner_, parameters_of(replica.module())));
 }
 
+// A run that goes on may unfreeze parameters later.
 void Optimizer::load_state(const io::NamedTensors& state) {
-  const io::NamedTensors mine = without_frozen(net_->part_of(state), *net_->replica(), *inner_, name_);
+  const auto kept = sharded_ ? std::vector<at::Tensor>() : tensors_in(inner_->param_groups());
+  const io::NamedTensors mine = without_frozen(net_->part_of(state), *net_->replica(), name_, kept);
   if (sharded_) return load_slices_of_state(*inner_, sharded_->buckets(), mine);
   load_optimizer_state(*inner_, parameters_of(net_->replica()->module()), mine);
 }
@@ -289,13 +290,13 @@ UnmatchedNames Optimizer::load(const std::filesystem::path& file, bool strict) {
     if (!strict) {
       io::NamedTensors fitting = state;
       unmatched = take_out_unmatched(fitting, shapes_of(*net_));
-      return load_state(fitting);
+      return load_state(without_frozen(fitting, *net_->replica(), name_));
     }
     const auto options = metadata.find(kOptionsKey);
     const std::string before = options_text(*inner_);
     if (options != metadata.end()) load_options(*inner_, options->second);  // a file of 0.1 has none
     try {
-      load_state(state);
+      load_state(without_frozen(state, *net_->replica(), name_));
     } catch (...) {
       load_options(*inner_, before);
       throw;

@@ -11,6 +11,7 @@
 #include <lockstep/ranks/functional.hpp>
 
 #include "support/group_tests.hpp"
+#include "support/scratch_folder.hpp"
 
 #include <cmath>
 #include <functional>
@@ -392,6 +393,60 @@ TEST_P(UsersProgramsWorlds, Checkpointing) {
       expect_same_on_ranks<Checkpointed>(rank, data, 6, *alone, way,
                                          [](auto& net, const Batch& part) { return net.loss(part, F::cross_entropy); });
     }
+  });
+}
+
+// ---- Two nets against each other, and the result with LibTorch alone.
+
+struct Maker : nn::Module {
+  Tensor forward(const Tensor& noise) { return layer(noise).tanh(); }
+  nn::Linear layer = register_module("layer", nn::Linear(2, 4));
+};
+
+struct Critic : nn::Module {
+  Tensor forward(const Tensor& x) { return last(first(x).tanh()); }
+  nn::Linear first = register_module("first", nn::Linear(4, 6)), last = register_module("last", nn::Linear(6, 1));
+};
+
+TEST_P(UsersProgramsWorlds, TwoNetsAgainstEachOther) {
+  torch::manual_seed(7);
+  const Dataset data{doubles({12, 4}), torch::zeros({12}), {{"noise", doubles({12, 2})}}};
+  const auto maker_alone = made<Maker>();
+  const auto critic_alone = made<Critic>();
+  torch::optim::SGD makers_alone(maker_alone->parameters(), sgd_options());
+  torch::optim::SGD critics_alone(critic_alone->parameters(), sgd_options());
+  for (const auto& batch : batches(data, {.size = 6})) {
+    const Tensor fake = maker_alone->forward(batch["noise"]);
+    critics_alone.zero_grad();
+    (critic_alone->forward(fake.detach()) - critic_alone->forward(batch.x)).mean().backward();
+    critics_alone.step();
+    makers_alone.zero_grad();
+    (-critic_alone->forward(fake)).mean().backward();
+    makers_alone.step();
+  }
+  const ScratchFolder folder;
+  on_ranks([&](Rank& rank) {
+    DataParallel maker(rank.in_turn(made<Maker>), rank);
+    DataParallel critic(rank.in_turn(made<Critic>), rank);
+    torch::optim::SGD makers(maker->parameters(), sgd_options()), critics(critic->parameters(), sgd_options());
+    for (const auto& batch : batches(data, {.size = 6}, rank)) {
+      const Tensor fake = maker(batch["noise"]);
+      critics.zero_grad();
+      critic.mean((critic(fake.detach()) - critic(batch.x)).mean(), batch.size(), batch.global_size).backward();
+      critics.step();
+      makers.zero_grad();
+      maker.mean((-critic(fake)).mean(), batch.size(), batch.global_size).backward();
+      makers.step();
+    }
+    expect_same(*maker, *maker_alone);
+    expect_same(*critic, *critic_alone);
+    if (rank.index() != 0) return;
+    torch::save(critic.module(), (folder / "critic.pt").string());
+    auto loaded = made<Critic>();
+    torch::load(loaded, (folder / "critic.pt").string());
+    const Tensor x = data.x.to(rank.device());
+    loaded->to(rank.device());
+    EXPECT_TRUE(loaded->forward(x).equal(critic->forward(x)));
   });
 }
 
