@@ -15,13 +15,12 @@ using torch::autograd::Node;
 constexpr size_t kNodesSeen = 8;              // so many nodes cover a sum of a few losses, each with a factor
 constexpr int64_t kExact = int64_t{1} << 24;  // float32 counts exactly up to here
 
-void refuse_counted(double counted, int64_t targets, const std::string& name, const std::string& how) {
-  throw Error(
-      name + ": the mean of the loss is over " + std::to_string(std::llround(counted)) +
-      " targets (or their weights), and the part has " + std::to_string(targets) +
-      ": it leaves out those of ignore_index, or weighs classes, so that the average of the parts' means is not "
-      "the whole batch's. " +
-      how);
+void refuse_counted(double counted, int64_t targets, int64_t samples, const std::string& name, const std::string& how) {
+  throw Error(name + ": the mean of the loss is over " + std::to_string(std::llround(counted)) + " of " +
+              std::to_string(targets) + " targets (or their weights), and the part has " + std::to_string(samples) +
+              " samples: the loss leaves out targets of ignore_index, weighs classes, or is of other ranks' outputs "
+              "too, so that the average of the parts' means is not the whole batch's. " +
+              how + ". A loss of all ranks' outputs goes to net.mean(loss, 1, rank.world_size())");
 }
 
 template <class Backward>
@@ -35,7 +34,7 @@ void check_node(Node* node, int64_t samples, const std::string& name, const std:
   const auto counted = weight.template item<double>();
   const auto nearest = std::llround(counted);
   const bool is_a_count = std::abs(counted - static_cast<double>(nearest)) < 0.01 && nearest > 0;
-  if (!is_a_count || nearest % samples != 0) refuse_counted(counted, targets, name, how);
+  if (!is_a_count || nearest % samples != 0) refuse_counted(counted, targets, samples, name, how);
 }
 
 }  // namespace

@@ -18,9 +18,9 @@ namespace lockstep {
 
 // Gives the criterion's value of y_hat and the batch. Then computes the values of both halves of the samples too,
 // without gradients, and throws Error if their mean is another one. Sets `compares` to false once this was done. Leaves
-// out what cannot be cut: fewer than four samples, since a single row could be taken for all; a y_hat or targets
-// without a row for each sample; a criterion that calls other ranks, draws random numbers, changes its arguments or
-// throws for a half. `what` names the criterion in the error, and `option` the option that gave it.
+// out what cannot be cut: a single sample; a y_hat or targets without a row for each sample; a criterion that calls
+// other ranks, draws random numbers, changes its arguments or throws for a half. `what` names the criterion in the
+// error, and `option` the option that gave it.
 at::Tensor compared_with_halves(const Criterion& criterion, const at::Tensor& y_hat, const Batch& batch,
                                 const Rank& rank, const std::string& what, const std::string& option, bool& compares);
 

@@ -120,7 +120,7 @@ UnmatchedNames take_out_unmatched(io::NamedTensors& state, const std::map<std::s
     (fits ? matched : unexpected).insert(parameter);
   }
   std::erase_if(state, [&](const auto& named) { return unexpected.contains(parts_of_state_name(named.first).second); });
-  UnmatchedNames unmatched{.unexpected = {unexpected.begin(), unexpected.end()}};
+  UnmatchedNames unmatched{.missing = {}, .unexpected = {unexpected.begin(), unexpected.end()}};
   for (const auto& [name, shape] : shapes) {
     if (!matched.contains(name) || unexpected.contains(name)) unmatched.missing.push_back(name);
   }

@@ -34,7 +34,7 @@ LossScaler::LossScaler(const Options& options) : options_(options), scale_(optio
               {.options = {"growth", "backoff", "interval"}});
 }
 
-Loss LossScaler::scale(Loss loss) {
+Loss LossScaler::scale(const Loss& loss) {
   loss.part()->scale(scale_);
   is_scaled_ = true;
   return loss;

@@ -89,6 +89,8 @@ TEST(CriterionCheck, RefusesWhatIsNoMeanOverSamples) {
   for (const auto& wrong : wrong_ones()) {
     for (const int ranks : {1, 2})
       EXPECT_THAT(trained(ranks, [&](Rank&) { return wrong.criterion; }), Refused("criterion")) << wrong.name << ranks;
+    EXPECT_THAT(trained(3, [&](Rank&) { return wrong.criterion; }, {.size = 7}), Refused("criterion"))
+        << wrong.name << " in parts of two and three";
     EXPECT_THAT(trained(2, [&](Rank&) { return wrong.criterion; }, {.size = kSamples, .grain = 4}),
                 Refused("criterion"))
         << wrong.name << " by grains";
@@ -155,6 +157,14 @@ TEST(CriterionCheck, LeavesOutWhatCallsOthersDrawsOrNeedsAllSamples) {
     return [](const Tensor& y_hat, const Tensor&) { return (y_hat * 1).add_(1).var() + 0 * y_hat.add_(1).sum(); };
   };
   EXPECT_EQ(trained(1, in_place), "(no error)");
+  for (const int64_t size : {2, 3}) {  // a row of outputs would be broadcast against the whole batch's targets
+    const lockstep::Dataset whole = classes();
+    const Tensor targets = whole.x.slice(0, 0, size).slice(1, 0, kClasses);
+    const auto captures = [&](Rank& rank) -> Criterion {
+      return [y = targets.to(rank.device())](const Tensor& y_hat, const Tensor&) { return F::mse_loss(y_hat, y); };
+    };
+    EXPECT_EQ(trained(1, captures, {.size = size, .drop_last = true}), "(no error)") << size;
+  }
   EXPECT_EQ(trained(1, [&](Rank&) -> Criterion { return with_number(2); }), "(no error)");
 }
 

@@ -42,7 +42,7 @@ class LossScaler {
   // Makes backward() scale the gradients, and returns the same loss. Its value() stays as it is. Call it for each loss
   // of a step, also under no_sync() and of parts by in_parts(). Throws Error: a loss of a pipeline, which backward()
   // computes in parts; a grain_check beside grains. backward() then throws Error for a loss of 16 bits.
-  Loss scale(Loss loss);
+  Loss scale(const Loss& loss);
 
   // Divides the averaged gradients by the scale and steps; or if one is not finite, skips the step on all ranks, drops
   // the gradients, and lowers the scale. `options` may clip. Call it on all ranks. Throws Error for gradients of
