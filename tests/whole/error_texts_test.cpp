@@ -151,7 +151,7 @@ TEST(ErrorTexts, OfALossThatLeavesOutTargetsSayWhatToDivideBy) {
                                for (auto& batch : batches(data, {.size = 4, .shuffle = false}, rank))
                                  net.loss(batch, torch::nn::functional::cross_entropy).backward();
                              }),
-              AllOf(HasSubstr("leaves out those of ignore_index"), HasSubstr("MeanOver(sum, of)")));
+              AllOf(HasSubstr("leaves out targets of ignore_index"), HasSubstr("MeanOver(sum, of)")));
 }
 
 TEST(ErrorTexts, OfABatchNormWithOneSampleNameTheOptionThatLeavesItOut) {

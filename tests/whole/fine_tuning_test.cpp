@@ -1,4 +1,4 @@
-// Labels: concurrency
+// Labels: concurrency 3x3
 // The program of docs/guide/fine-tuning.md: weights from a file, features that are frozen and later not, groups with
 // rates of their own, LibTorch's StepLR and an average of the weights, against plain LibTorch in float64.
 #include <gmock/gmock.h>
@@ -98,44 +98,46 @@ void expect_near(const Tuned& net, const std::vector<Tensor>& expected, const st
     lockstep::expect_near(items[i].second, expected[i], 1e-12, what + ", " + items[i].first);
 }
 
-TEST(FineTuning, IsThatOfPlainLibTorch) {
-  const ScratchFolder folder;
+using FineTuningWorlds = Worlds;
+INSTANTIATE_TEST_SUITE_P(Sizes, FineTuningWorlds, testing::Values(1, 2, 3),
+                         [](const auto& info) { return std::to_string(info.param) + "Ranks"; });
+
+TEST_P(FineTuningWorlds, IsThatOfPlainLibTorch) {
+  const ScratchFolder folder;  // each process has its own
   torch::manual_seed(1);
   save_weights(folder / "pretrained", Pretrained());
   const Tunings expected = by_libtorch(folder / "pretrained");
   for (const Sharded sharded : {Sharded::nothing, Sharded::state, Sharded::gradients, Sharded::parameters}) {
-    for (const int ranks : {1, 2, 3}) {
-      const std::string what = std::to_string(ranks) + " ranks, stage " + std::to_string(static_cast<int>(sharded));
-      run(test_devices(static_cast<size_t>(ranks)), [&](Rank& rank) {
-        const auto module = rank.in_turn([] { return make_net(); });
-        const UnmatchedNames unmatched = load_weights(folder / "pretrained", *module, /*strict=*/false);
-        EXPECT_THAT(unmatched.missing, ElementsAre("new_head.weight", "new_head.bias"));
-        EXPECT_THAT(unmatched.unexpected, ElementsAre("head.bias", "head.weight"));
+    const std::string what = "stage " + std::to_string(static_cast<int>(sharded));
+    on_ranks([&](Rank& rank) {
+      const auto module = rank.in_turn([] { return make_net(); });
+      const UnmatchedNames unmatched = load_weights(folder / "pretrained", *module, /*strict=*/false);
+      EXPECT_THAT(unmatched.missing, ElementsAre("new_head.weight", "new_head.bias"));
+      EXPECT_THAT(unmatched.unexpected, ElementsAre("head.bias", "head.weight"));
 
-        DataParallel<Tuned> net(module, rank, {.sharded = sharded});
-        Optimizer sgd(net, optim::SGDOptions(0.1).momentum(0.9).weight_decay(0.01), two_groups);
-        sgd.param_groups()[0].options().set_lr(0.02);
-        auto rate = sgd.scheduler<optim::StepLR>(2, 0.5);
-        WeightAverage average(net, kDecay);
-        module->freeze(true);
-        for (int epoch = 0; epoch < kEpochs; ++epoch) {
-          if (epoch == kFrozen) module->freeze(false);
-          for (auto& batch : batches(kData.to(rank.device()), {.size = 8, .epoch = epoch}, rank)) {
-            sgd.zero_grad();
-            net.loss(batch, F::cross_entropy).backward();
-            sgd.step();
-            average.add();
-          }
-          rate.step();
+      DataParallel<Tuned> net(module, rank, {.sharded = sharded});
+      Optimizer sgd(net, optim::SGDOptions(0.1).momentum(0.9).weight_decay(0.01), two_groups);
+      sgd.param_groups()[0].options().set_lr(0.02);
+      auto rate = sgd.scheduler<optim::StepLR>(2, 0.5);
+      WeightAverage average(net, kDecay);
+      module->freeze(true);
+      for (int epoch = 0; epoch < kEpochs; ++epoch) {
+        if (epoch == kFrozen) module->freeze(false);
+        for (auto& batch : batches(kData.to(rank.device()), {.size = 8, .epoch = epoch}, rank)) {
+          sgd.zero_grad();
+          net.loss(batch, F::cross_entropy).backward();
+          sgd.step();
+          average.add();
         }
-        {
-          const auto whole = net.whole();
-          expect_near(*net, expected.weights, what);
-        }
-        const auto shown = average.shown();
-        expect_near(*net, expected.averages, what + ", average");
-      });
-    }
+        rate.step();
+      }
+      {
+        const auto whole = net.whole();
+        expect_near(*net, expected.weights, what);
+      }
+      const auto shown = average.shown();
+      expect_near(*net, expected.averages, what + ", average");
+    });
   }
 }
 

@@ -13,11 +13,15 @@
 #include "support/group_tests.hpp"
 #include "support/scratch_folder.hpp"
 
+#include <atomic>
 #include <cmath>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
+#include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace lockstep {
@@ -448,6 +452,67 @@ TEST_P(UsersProgramsWorlds, TwoNetsAgainstEachOther) {
     loaded->to(rank.device());
     EXPECT_TRUE(loaded->forward(x).equal(critic->forward(x)));
   });
+}
+
+// ---- A window with a button that cancels.
+
+struct Outcome {
+  std::shared_ptr<Critic> net;  // null: it was cancelled
+  std::string error;
+};
+
+// Trains in the calling thread, over two ranks. Each rank asks is_cancelled() before each step, with its number.
+Outcome trained_in_a_window(const Dataset& data, std::mutex& draws, const std::function<bool(int)>& is_cancelled) {
+  Outcome outcome;
+  try {
+    run(test_devices(2), [&](Rank& rank) {
+      const auto module = rank.in_turn([&] {
+        const std::lock_guard lock(draws);  // all threads of the program share LibTorch's generator
+        return made<Critic>();
+      });
+      DataParallel net(module, rank);
+      torch::optim::SGD sgd(net->parameters(), sgd_options());
+      int steps = 0;
+      for (int epoch = 0; epoch < kEpochs; ++epoch) {
+        for (const auto& batch : batches(data, {.size = 6, .epoch = epoch}, rank)) {
+          if (rank.any(is_cancelled(steps++))) return;  // ranks look at different moments, and stop at one
+          sgd.zero_grad();
+          net.loss(batch, F::mse_loss).backward();
+          sgd.step();
+        }
+      }
+      if (rank.index() == 0) outcome.net = module;
+    });
+  } catch (const Error& error) {
+    outcome.error = error.what();
+  }
+  return outcome;
+}
+
+TEST(UsersPrograms, AWindowTrainsInThreadsCancelsAndSurvivesAFailure) {
+  torch::manual_seed(8);
+  const Dataset data{doubles({12, 4}), doubles({12, 1})};
+  const auto alone = on_one_device<Critic>(
+      data, 6, [](Critic& net, const Batch& batch) { return F::mse_loss(net.forward(batch.x), batch.y); });
+  std::mutex draws;
+  std::atomic<bool> button = false;
+  std::vector<Outcome> outcomes(4);
+  std::vector<std::thread> windows;
+  const std::vector<std::function<bool(int)>> ways = {
+      [](int) { return false; }, [](int) { return false; },
+      [&](int step) { return step == 2 ? (button = true) : button.load(); },
+      [](int step) { return step == 1 ? throw std::runtime_error("no more room") : false; }};
+  for (size_t i = 0; i < ways.size(); ++i)
+    windows.emplace_back([&, i] { outcomes[i] = trained_in_a_window(data, draws, ways[i]); });
+  for (auto& window : windows) window.join();
+  for (const size_t whole : {0, 1}) {
+    ASSERT_TRUE(outcomes[whole].net) << outcomes[whole].error;
+    outcomes[whole].net->to(torch::kCPU);
+    expect_same(*outcomes[whole].net, *alone);
+  }
+  EXPECT_FALSE(outcomes[2].net);
+  EXPECT_EQ(outcomes[2].error, "");
+  EXPECT_THAT(outcomes[3].error, testing::HasSubstr("no more room"));
 }
 
 }  // namespace users_programs_test
