@@ -5,6 +5,8 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <limits>
+#include <map>
 #include <set>
 #include <string>
 #include <string_view>
@@ -157,23 +159,28 @@ void Trace::finish() {
   written_ = true;
 }
 
+// Each rank's step ends with the end of an update, and begins where the one before ended. A rank may be ahead of
+// another.
 nlohmann::ordered_json Trace::step() const {
-  if (ranges_.empty()) return nullptr;
-  const auto first =
-      std::min_element(ranges_.begin(), ranges_.end(), [](const Range& a, const Range& b) { return a.rank < b.rank; });
-  std::vector<double> ends;
+  std::map<int, std::vector<double>> ends;
   for (const auto& range : ranges_) {
-    if (range.rank == first->rank && range.name == kUpdateRange) ends.push_back(range.end);
+    if (range.name == kUpdateRange) ends[range.rank].push_back(range.end);
   }
-  if (ends.size() < 2) return nullptr;
-  std::sort(ends.begin(), ends.end());
-  const double end = ends[ends.size() / 2], length = end - ends[ends.size() / 2 - 1];
-  nlohmann::ordered_json step = {{"seconds", length}, {"ranks", nlohmann::ordered_json::object()}};
-  for (const auto& [rank, name, begins, ends_at] : ranges_) {
-    const double begin = begins - (end - length);
-    if (begin >= 0 && begin < length)
-      step["ranks"][std::to_string(rank)].push_back(
-          {name.substr(std::string_view("lockstep::").size()), begin, ends_at - begins});
+  if (ends.empty() || ends.begin()->second.size() < 2) return nullptr;
+  const size_t last = ends.begin()->second.size() / 2;
+  double begin = std::numeric_limits<double>::infinity(), end = 0;
+  for (auto& [rank, of_rank] : ends) {
+    std::sort(of_rank.begin(), of_rank.end());
+    if (of_rank.size() <= last) continue;
+    begin = std::min(begin, of_rank[last - 1]);
+    end = std::max(end, of_rank[last]);
+  }
+  nlohmann::ordered_json step = {{"seconds", end - begin}, {"ranks", nlohmann::ordered_json::object()}};
+  for (const auto& range : ranges_) {
+    const auto& of_rank = ends[range.rank];
+    if (of_rank.size() <= last || range.begin < of_rank[last - 1] || range.begin >= of_rank[last]) continue;
+    step["ranks"][std::to_string(range.rank)].push_back(
+        {range.name.substr(std::string_view("lockstep::").size()), range.begin - begin, range.end - range.begin});
   }
   return step;
 }

@@ -40,7 +40,7 @@ class Trace {
   bool written() const { return written_; }  // false: there were too few steps
 
   // Gives a step in the middle of a written timeline, without operators: {"seconds": 0.1, "ranks": {"0": [[name, begin,
-  // seconds], …]}}, in seconds since the step began. A step ends with the first rank's update. Ranks of other processes
+  // seconds], …]}}, in seconds since the first rank began. A rank's step ends with its update. Ranks of other processes
   // are not in it.
   nlohmann::ordered_json step() const;
 
