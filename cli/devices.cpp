@@ -2,10 +2,10 @@
 #include <lockstep/devices/device_info.hpp>
 #include <lockstep/devices/devices.hpp>
 
-#include <fstream>
 #include <string>
 
 #include "commands.hpp"
+#include "devices/cpu_cores.hpp"
 #include "devices/processor_kind.hpp"
 #include "text.hpp"
 
@@ -24,16 +24,6 @@ std::string gigabytes(int64_t bytes) {
   return format("%.1f GB", static_cast<double>(bytes) / 1e9);
 }
 
-// Gives the CPU's name, as the kernel has it; empty if the kernel has none.
-std::string cpu_model() {
-  std::ifstream file("/proc/cpuinfo");
-  for (std::string line; std::getline(file, line);) {
-    const size_t colon = line.find(": ");
-    if (line.starts_with("model name") && colon != std::string::npos) return line.substr(colon + 2);
-  }
-  return "";
-}
-
 int devices_command(Output& output) {
   Rows rows;
   for (const c10::Device& device : gpus()) {
@@ -43,7 +33,7 @@ int devices_command(Output& output) {
                                         (gpu.total_bytes > 0 ? ", " + memory : ", memory unknown"));
   }
   if (rows.empty()) rows.emplace_back("GPUs", "none");
-  const std::string model = cpu_model();
+  const std::string model = cpu_name();
   rows.emplace_back("CPU cores", std::to_string(cpu_cores()) + (model.empty() ? "" : ", " + model));
   rows.emplace_back("arithmetic", processor_kind(c10::kCPU) + ", of the CPU: only equal ones give the same bits");
   rows.emplace_back("default", to_string(default_devices()) + ", what a run without --devices uses");

@@ -130,6 +130,15 @@ int physical_cores(const std::vector<int>& cpus, const fs::path& sys_cpu) {
   return static_cast<int>(cores.size()) + unknown;
 }
 
+std::string cpu_name() {
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; std::getline(file, line);) {
+    const size_t colon = line.find(": ");
+    if (line.starts_with("model name") && colon != std::string::npos) return line.substr(colon + 2);
+  }
+  return "";
+}
+
 double cpu_quota(const fs::path& cgroups, const fs::path& self) {
   double quota = no_quota;
   std::ifstream file(self);

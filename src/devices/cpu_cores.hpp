@@ -6,6 +6,7 @@
 
 #include <filesystem>
 #include <limits>
+#include <string>
 #include <vector>
 
 namespace lockstep {
@@ -32,6 +33,9 @@ class FreeOfOpenMp {
 // Counts the physical cores among the logical CPUs `cpus`: two hyperthreads of one core count once. A CPU whose
 // topology cannot be read counts as a core.
 int physical_cores(const std::vector<int>& cpus, const std::filesystem::path& sys_cpu = "/sys/devices/system/cpu");
+
+// Gives the CPU's name, as the kernel has it; empty if the kernel has none.
+std::string cpu_name();
 
 constexpr double no_quota = std::numeric_limits<double>::infinity();
 

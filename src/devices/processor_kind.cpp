@@ -1,6 +1,5 @@
 #include "processor_kind.hpp"
 
-#include <ATen/Parallel.h>
 #include <ATen/Version.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/ops/_fused_adam.h>
@@ -22,6 +21,8 @@
 #include "base/number_text.hpp"
 #include "base/scramble.hpp"
 #include "cuda_info.hpp"
+#include "micro_kernel.hpp"
+#include "one_thread.hpp"
 
 #include <cmath>
 #include <cstdint>
@@ -29,17 +30,6 @@
 
 namespace lockstep {
 namespace {
-
-class OneThread {
- public:
-  OneThread() { at::set_num_threads(1); }
-  ~OneThread() { at::set_num_threads(before_); }
-  OneThread(const OneThread&) = delete;
-  OneThread& operator=(const OneThread&) = delete;
-
- private:
-  const int before_ = at::get_num_threads();
-};
 
 // Makes exact numbers from -1 to below 1, the same on every processor.
 at::Tensor numbers(at::IntArrayRef sizes, uint64_t seed) {
@@ -77,6 +67,13 @@ void add_products(ResultHash& hash) {
   hash.add(at::bmm(numbers({3, 20, 33}, 6), numbers({3, 33, 20}, 7)));
   hash.add(at::mm(a, b.slice(1, 0, 1)));
   hash.add(at::mm(a.to(at::kDouble), b.to(at::kDouble)));
+}
+
+void add_micro_kernel(ResultHash& hash) {
+  const at::Tensor a = numbers({24, 1500}, 1), b = numbers({1500, 24}, 2), c = at::empty({24, 24}, at::kFloat);
+  multiply(24, 24, 1500, a.const_data_ptr<float>(), 1500, b.const_data_ptr<float>(), 24, c.mutable_data_ptr<float>(),
+           24, /*adds=*/false);
+  hash.add(c);
 }
 
 void add_convolutions(ResultHash& hash) {
@@ -119,10 +116,11 @@ std::string cpu_kind() {
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   ResultHash hash;
   add_products(hash);
+  if (has_micro_kernel()) add_micro_kernel(hash);
   add_convolutions(hash);
   add_sums_and_functions(hash);
   add_updates(hash);
-  return at::get_cpu_capability() + " " + hash.text();
+  return at::get_cpu_capability() + " " + hash.text() + (has_micro_kernel() ? ", products by oneDNN" : "");
 }
 
 }  // namespace

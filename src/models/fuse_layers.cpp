@@ -1,6 +1,7 @@
 #include <ATen/autocast_mode.h>
 #include <ATen/ops/_addmm_activation.h>
 #include <ATen/ops/_unsafe_view.h>
+#include <ATen/ops/linear.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/relu.h>
 #include <ATen/ops/threshold_backward.h>
@@ -13,6 +14,7 @@
 #include <lockstep/models/fuse_layers.hpp>
 #include <lockstep/models/linear.hpp>
 
+#include "cpu_linear.hpp"
 #include "linear_products.hpp"
 
 #include <memory>
@@ -108,7 +110,10 @@ int64_t fuse_layers_of(torch::nn::SequentialImpl& net) {
 
 at::Tensor linear_relu(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
   const bool fits = x.is_cuda() && x.dim() >= 2 && x.numel() > 0 && weight.dim() == 2 && bias.dim() == 1;
-  if (!fits) return at::relu(fast_linear(x, weight, bias));  // LibTorch's errors say more
+  if (!fits) {
+    return suits_cpu_linear(x, weight, bias) ? cpu_linear(x, weight, bias, /*relu=*/true)
+                                             : at::relu(at::linear(x, weight, bias));  // its errors say more
+  }
   const auto type = x.device().type();
   if (!at::autocast::is_autocast_enabled(type)) return FusedLinearRelu::apply(x, weight, bias);
   const auto cast = [&, to = at::autocast::get_autocast_dtype(type)](const at::Tensor& tensor) {

@@ -1,7 +1,6 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/gelu.h>
-#include <ATen/ops/scaled_dot_product_attention.h>
 #include <c10/core/GradMode.h>
 #include <lockstep/base/error.hpp>
 #include <lockstep/models/gpt.hpp>
@@ -93,15 +92,6 @@ at::Tensor GptBlockImpl::forward(const at::Tensor& x) {
   const at::Tensor heads = causal_attention(through(qkv, norm1(x)), options.heads);
   const at::Tensor y = x + dropout1(through(projection, heads));
   return y + dropout2(through(down, at::gelu(through(up, norm2(y)))));
-}
-
-at::Tensor causal_attention(const at::Tensor& qkv, int64_t heads) {
-  // Cut along the last dimension: then backward puts the parts together in one pass over memory.
-  auto parts = qkv.chunk(3, /*dim=*/-1);
-  for (auto& part : parts) part = part.unflatten(-1, {heads, -1}).transpose(1, 2);  // [n, heads, length, size]
-  const at::Tensor found = at::scaled_dot_product_attention(parts[0], parts[1], parts[2], /*attn_mask=*/{},
-                                                            /*dropout_p=*/0, /*is_causal=*/true);
-  return found.transpose(1, 2).flatten(2);
 }
 
 at::Tensor token_cross_entropy(const at::Tensor& logits, const at::Tensor& targets) {

@@ -1,9 +1,10 @@
 // in_parallel: runs a loop over LibTorch's intra-op threads. RowRanges: gives the ranges of rows for kernels.
 //
 // at::parallel_for is a template: compiled without OpenMP, as lockstep is, it has one thread. This loop was compiled in
-// LibTorch, so it takes LibTorch's threads of whatever kind. Costs some microseconds.
+// LibTorch, so it takes LibTorch's threads of whatever kind. Costs some microseconds on several threads.
 #pragma once
 
+#include <ATen/Parallel.h>
 #include <ATen/TensorIterator.h>
 #include <ATen/ops/empty.h>
 
@@ -26,7 +27,7 @@ inline constexpr bool kHasIntraOpThreads = true;
 template <class Body>
 void in_parallel(int64_t count, const Body& body) {
   if (count == 0) return;
-  if (!kHasIntraOpThreads) return body(0, count);
+  if (!kHasIntraOpThreads || count == 1 || at::get_num_threads() == 1) return body(0, count);
   const at::Tensor numbers = at::empty({count}, at::kByte);  // only its addresses matter: one byte each
   const char* const first = static_cast<const char*>(numbers.const_data_ptr());
   auto loop = at::TensorIteratorConfig().add_output(numbers).resize_outputs(false).check_all_same_dtype(false).build();

@@ -1,64 +1,96 @@
 #include "linear_products.hpp"
 
-#include <ATen/Context.h>
-#include <ATen/Parallel.h>
-#include <ATen/native/CPUBlas.h>
 #include <ATen/ops/empty.h>
 
+#include "devices/micro_kernel.hpp"
+#include "intra_op.hpp"
 #include "models/kernels/kernels.hpp"
 
 #include <algorithm>
-#include <exception>
 #include <memory>
 
 namespace lockstep {
 namespace {
 
-// A tile of a weight's gradient stays in the caches while all products are added to it.
+// A tile of a product stays in the second-level cache, and so do the columns that it reads.
 constexpr int64_t kTileRows = 64, kTileColumns = 128;
 
-constexpr int64_t kMostRows = 128;  // rows of x, for a weight's gradient
+// Numbers the tiles of a matrix column by column: neighbours read the same columns of the second factor.
+struct Tiles {
+  int64_t rows, columns;
 
-// Sets c = a * b, or adds: c += a * b, where each value of the product is summed up before it is added.
-void multiply(int64_t rows, int64_t columns, int64_t depth, const float* a, int64_t row_of_a, const float* b,
-              int64_t row_of_b, float* c, int64_t row_of_c, bool adds) {
-  at::native::cpublas::brgemm(rows, columns, depth, row_of_a, row_of_b, row_of_c, adds, a, b, c, /*is_vnni=*/false);
+  int64_t down() const { return (rows + kTileRows - 1) / kTileRows; }
+  int64_t count() const { return down() * ((columns + kTileColumns - 1) / kTileColumns); }
+};
+
+struct Tile {
+  Tile(const Tiles& of, int64_t number)
+      : row(number % of.down() * kTileRows),
+        column(number / of.down() * kTileColumns),
+        rows(std::min(kTileRows, of.rows - row)),
+        columns(std::min(kTileColumns, of.columns - column)) {}
+
+  const int64_t row, column, rows, columns;
+};
+
+// Calls body(tile) for all tiles, on all intra-op threads.
+void for_each_tile(const Tiles& tiles, const auto& body) {
+  in_parallel(tiles.count(), [&](int64_t begin, int64_t end) {
+    for (int64_t number = begin; number < end; ++number) body(Tile(tiles, number));
+  });
 }
 
-// Tries oneDNN, which promises no order of additions: adding must round like the sum of two numbers.
-bool adds_whole_products(int64_t rows, int64_t columns, int64_t depth) {
-  const auto values = [](int64_t count, int64_t step) {
-    std::vector<float> made;
-    for (int64_t i = 0; i < count; ++i) made.push_back(1.0F / static_cast<float>(step * i + 2 * step + 1));
-    return made;
-  };
-  const std::vector<float> a = values(rows * depth, 1), b = values(depth * columns, 3);
-  std::vector<float> product(rows * columns), sum = values(rows * columns, 5), expected = sum;
-  multiply(rows, columns, depth, a.data(), depth, b.data(), columns, product.data(), columns, /*adds=*/false);
-  multiply(rows, columns, depth, a.data(), depth, b.data(), columns, sum.data(), columns, /*adds=*/true);
-  for (size_t i = 0; i < expected.size(); ++i) expected[i] += product[i];
-  return sum == expected;
-}
-
-bool has_microkernel() {
-  static const bool has = [] {
-    try {
-      return adds_whole_products(48, 48, 48) && adds_whole_products(kTileRows, kTileColumns, kMostRows) &&
-             adds_whole_products(6, 44, kMostRows - 1) && adds_whole_products(1, kTileColumns - 1, 33);
-    } catch (const std::exception&) {  // this LibTorch, or this CPU, has none
-      return false;
-    }
-  }();
-  return has;
+const kernels::MatrixKernels& matrix_kernels() {
+  return kernels::of_this_cpu().matrices;
 }
 
 at::Tensor transposed(const at::Tensor& matrix) {
-  const at::Tensor dense = matrix.contiguous();
-  const int64_t rows = dense.size(0), columns = dense.size(1);
-  at::Tensor result = at::empty({columns, rows}, dense.options());
-  kernels::of_this_cpu().matrices.transpose(dense.const_data_ptr<float>(), columns, rows, columns,
-                                            result.mutable_data_ptr<float>(), rows);
+  const int64_t rows = matrix.size(0), columns = matrix.size(1);
+  const at::Tensor result = at::empty({columns, rows}, matrix.options());
+  const float* const from = matrix.const_data_ptr<float>();
+  float* const to = result.mutable_data_ptr<float>();
+  for_each_tile({rows, columns}, [&](const Tile& tile) {
+    matrix_kernels().transpose(from + tile.row * columns + tile.column, columns, tile.rows, tile.columns,
+                               to + tile.column * rows + tile.row, rows);
+  });
   return result;
+}
+
+// The micro-kernel wants the weight transposed. Of fewer rows than the weight has it is less work to transpose x, and
+// each tile of the result while the tile is in the caches.
+void product_of_transposed_x(const at::Tensor& x, const at::Tensor& weight, const float* bias, bool relu,
+                             const at::Tensor& y) {
+  const int64_t rows = x.size(0), in = weight.size(1), out = weight.size(0);
+  const at::Tensor columns = transposed(x);
+  const float* const from = columns.const_data_ptr<float>();
+  const float* const weights = weight.const_data_ptr<float>();
+  float* const to = y.mutable_data_ptr<float>();
+  for_each_tile({out, rows}, [&](const Tile& tile) {
+    float values[kTileRows * kTileColumns];
+    for (int64_t i = 0; bias && i < tile.rows; ++i) {
+      std::fill_n(values + i * tile.columns, tile.columns, bias[tile.row + i]);
+    }
+    multiply(tile.rows, tile.columns, in, weights + tile.row * in, in, from + tile.column, rows, values, tile.columns,
+             /*adds=*/bias != nullptr);
+    if (relu) matrix_kernels().relu(values, tile.columns, tile.rows, tile.columns);
+    matrix_kernels().transpose(values, tile.columns, tile.rows, tile.columns, to + tile.column * out + tile.row, out);
+  });
+}
+
+void product_with_transposed_weight(const at::Tensor& x, const at::Tensor& weight, const float* bias, bool relu,
+                                    const at::Tensor& y) {
+  const int64_t rows = x.size(0), in = weight.size(1), out = weight.size(0);
+  const at::Tensor columns = transposed(weight);
+  const float* const from = x.const_data_ptr<float>();
+  const float* const weights = columns.const_data_ptr<float>();
+  float* const to = y.mutable_data_ptr<float>();
+  for_each_tile({rows, out}, [&](const Tile& tile) {
+    float* const values = to + tile.row * out + tile.column;
+    for (int64_t i = 0; bias && i < tile.rows; ++i) std::copy_n(bias + tile.column, tile.columns, values + i * out);
+    multiply(tile.rows, tile.columns, in, from + tile.row * in, in, weights + tile.column, out, values, out,
+             /*adds=*/bias != nullptr);
+    if (relu) matrix_kernels().relu(values, out, tile.rows, tile.columns);
+  });
 }
 
 // Sums one tile of sum_products(). The tree keeps a sum per level: the first in the tile itself, others in `scratch`.
@@ -82,7 +114,7 @@ class TileSum {
 
   void add_last_two() {
     --sums_;
-    kernels::of_this_cpu().matrices.add(sum(sums_), columns_, rows_, columns_, sum(sums_ - 1), stride_of(sums_ - 1));
+    matrix_kernels().add(sum(sums_), columns_, rows_, columns_, sum(sums_ - 1), stride_of(sums_ - 1));
   }
 
   float* const tile_;
@@ -94,70 +126,72 @@ class TileSum {
 
 }  // namespace
 
-bool has_small_products() {
-  return at::get_num_threads() == 1 && has_microkernel() && at::globalContext().userEnabledMkldnn();
-}
-
-bool is_small_forward(int64_t rows) {
-  return rows >= 16 && rows <= 64;
-}
-
-bool is_small_for_x(int64_t rows, const at::Tensor& weight) {
-  return rows <= 64 && weight.size(0) <= 1024;
-}
-
-bool is_small_for_weight(int64_t rows, const at::Tensor& weight) {
-  return rows <= kMostRows && weight.numel() <= 1 << 20;
-}
-
-// The transposed product reads the weight along its rows. So x is transposed instead of the weight. The result is
-// transposed back tile by tile, while a tile is in the caches.
-at::Tensor small_forward(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
-  const int64_t rows = x.size(0), in = weight.size(1), out = weight.size(0);
-  const at::Tensor columns = transposed(x);
-  at::Tensor y = at::empty({rows, out}, x.options());
-  const float* const biases = bias ? bias->const_data_ptr<float>() : nullptr;
-  const std::unique_ptr<float[]> tile(new float[kTileColumns * rows]);
-  for (int64_t first = 0; first < out; first += kTileColumns) {
-    const int64_t size = std::min(kTileColumns, out - first);
-    for (int64_t i = 0; biases && i < size; ++i) std::fill_n(tile.get() + i * rows, rows, biases[first + i]);
-    multiply(size, rows, in, weight.const_data_ptr<float>() + first * in, in, columns.const_data_ptr<float>(), rows,
-             tile.get(), rows, /*adds=*/biases != nullptr);
-    kernels::of_this_cpu().matrices.transpose(tile.get(), rows, size, rows, y.mutable_data_ptr<float>() + first, out);
-  }
+at::Tensor linear_product(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+                          bool relu) {
+  const at::Tensor dense = x.contiguous(), y = at::empty({x.size(0), weight.size(0)}, x.options());
+  const bool weight_is_smaller = weight.numel() <= x.numel() + y.numel();
+  (weight_is_smaller ? product_with_transposed_weight : product_of_transposed_x)(
+      dense, weight, bias ? bias->const_data_ptr<float>() : nullptr, relu, y);
   return y;
 }
 
-at::Tensor small_product_for_x(const at::Tensor& grad, const at::Tensor& weight) {
+at::Tensor product_for_x(const at::Tensor& grad, const at::Tensor& weight) {
   const int64_t rows = grad.size(0), in = weight.size(1), out = weight.size(0);
-  const at::Tensor dense = grad.contiguous();
-  at::Tensor result = at::empty({rows, in}, grad.options());
-  multiply(rows, in, out, dense.const_data_ptr<float>(), out, weight.const_data_ptr<float>(), in,
-           result.mutable_data_ptr<float>(), in, /*adds=*/false);
+  const at::Tensor result = at::empty({rows, in}, grad.options());
+  const float* const from = grad.const_data_ptr<float>();
+  const float* const weights = weight.const_data_ptr<float>();
+  float* const to = result.mutable_data_ptr<float>();
+  for_each_tile({rows, in}, [&](const Tile& tile) {
+    multiply(tile.rows, tile.columns, out, from + tile.row * out, out, weights + tile.column, in,
+             to + tile.row * in + tile.column, in, /*adds=*/false);
+  });
   return result;
 }
 
-GradientFactors gradient_factors(const at::Tensor& grad, const at::Tensor& x) {
-  return {.grad = transposed(grad), .x = x.contiguous(), .sum_products = sum_products};
+OutputGradient output_gradient(const at::Tensor& grad, const std::optional<at::Tensor>& y) {
+  const int64_t rows = grad.size(0), out = grad.size(1);
+  const at::Tensor dense = grad.contiguous();
+  OutputGradient result{.grad = y ? at::empty({rows, out}, grad.options()) : dense,
+                        .transposed = at::empty({out, rows}, grad.options()),
+                        .sums = at::empty({out}, grad.options())};
+  const float* const from = dense.const_data_ptr<float>();
+  const float* const results = y ? y->const_data_ptr<float>() : nullptr;
+  float* const passed = y ? result.grad.mutable_data_ptr<float>() : nullptr;
+  float* const to = result.transposed.mutable_data_ptr<float>();
+  float* const sums = result.sums.mutable_data_ptr<float>();
+  const RowRanges ranges{.rows = out, .size = rows, .most = kTileRows};
+  in_parallel(ranges.count(), [&](int64_t begin, int64_t end) {
+    for (int64_t range = begin; range < end; ++range) {
+      const int64_t first = range * kTileRows, count = ranges.rows_in(range);
+      if (y) {
+        matrix_kernels().mask(from + first, results + first, out, rows, count, passed + first);
+      }
+      matrix_kernels().transpose((y ? passed : from) + first, out, rows, count, to + first * rows, rows);
+      matrix_kernels().row_sums(to + first * rows, rows, count, sums + first);
+    }
+  });
+  return result;
+}
+
+GradientFactors gradient_factors(const at::Tensor& transposed_grad, const at::Tensor& x) {
+  return {.grad = transposed_grad, .x = x.contiguous(), .sum_products = sum_products};
 }
 
 void sum_products(const std::vector<GradientFactors>& factors, const at::Tensor& sum) {
-  const int64_t out = sum.size(0), in = sum.size(1);
+  const int64_t in = sum.size(1);
   int64_t levels = 1;
   while ((size_t{1} << levels) < factors.size()) ++levels;
-  const std::unique_ptr<float[]> scratch(new float[levels * kTileRows * kTileColumns]);
   float* const values = sum.mutable_data_ptr<float>();
-  for (int64_t row = 0; row < out; row += kTileRows) {
-    const int64_t rows = std::min(kTileRows, out - row);
-    for (int64_t column = 0; column < in; column += kTileColumns) {
-      TileSum tile(values + row * in + column, in, scratch.get(), rows, std::min(kTileColumns, in - column));
-      for (size_t number = 0; number < factors.size(); ++number) {
-        const auto& [grad, x, sums] = factors[number];
-        const int64_t depth = x.size(0);
-        tile.add(number, grad.const_data_ptr<float>() + row * depth, depth, x.const_data_ptr<float>() + column, in);
-      }
+  for_each_tile({sum.size(0), in}, [&](const Tile& tile) {
+    const std::unique_ptr<float[]> scratch(factors.size() > 1 ? new float[levels * kTileRows * kTileColumns] : nullptr);
+    TileSum tile_sum(values + tile.row * in + tile.column, in, scratch.get(), tile.rows, tile.columns);
+    for (size_t number = 0; number < factors.size(); ++number) {
+      const auto& [grad, x, sums] = factors[number];
+      const int64_t depth = x.size(0);
+      tile_sum.add(number, grad.const_data_ptr<float>() + tile.row * depth, depth,
+                   x.const_data_ptr<float>() + tile.column, in);
     }
-  }
+  });
 }
 
 }  // namespace lockstep

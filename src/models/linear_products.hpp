@@ -1,9 +1,8 @@
-// Computes the products of a linear layer with few samples, by oneDNN's micro-kernel, as LibTorch's attention does.
+// Computes the products of a linear layer by oneDNN's micro-kernel (devices/micro_kernel.hpp), tile by tile, on the
+// calling thread's intra-op threads.
 //
-// oneDNN's own products copy the weight for each call, into the order that their kernel reads. The copy for few samples
-// costs as much as a quarter of the product (docs/decisions/0038). These products read the weight where it lies. Give
-// float32 tensors that are dense and in the CPU's memory. Thread-safe. Cost: a kernel is compiled for each new shape,
-// once per thread.
+// What follows a product is done to a tile while the tile is in the caches. Bits depend on the shapes alone, and not on
+// the number of threads. Give float32 tensors that are dense and in the CPU's memory. Thread-safe.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -20,22 +19,25 @@ inline at::Tensor rows_of(const at::Tensor& x) {  // [..., n] -> [rows, n]
   return x.dim() == 2 ? x : x.reshape({-1, x.size(-1)});
 }
 
-// Tells whether these products are the fastest here: on one intra-op thread, if LibTorch has the micro-kernel.
-bool has_small_products();
-
-// Tells whether these products suit so many rows of x, with a weight [out, in].
-bool is_small_forward(int64_t rows);
-bool is_small_for_x(int64_t rows, const at::Tensor& weight);
-bool is_small_for_weight(int64_t rows, const at::Tensor& weight);
-
-// Computes x [rows, in] * weight^T + bias -> [rows, out].
-at::Tensor small_forward(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias);
+// Computes x [rows, in] * weight^T + bias -> [rows, out], or relu() of it.
+at::Tensor linear_product(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+                          bool relu);
 
 // Computes grad [rows, out] * weight -> [rows, in].
-at::Tensor small_product_for_x(const at::Tensor& grad, const at::Tensor& weight);
+at::Tensor product_for_x(const at::Tensor& grad, const at::Tensor& weight);
 
-// Gives the factors of a weight's gradient, with sum_products(). Copies grad [rows, out], and not x [rows, in].
-GradientFactors gradient_factors(const at::Tensor& grad, const at::Tensor& x);
+// Holds what backward takes from the gradient of a layer's result.
+struct OutputGradient {
+  at::Tensor grad;        // [rows, out], dense, behind the ReLU if there is one
+  at::Tensor transposed;  // [out, rows]
+  at::Tensor sums;        // [out], which is the bias's gradient
+};
+
+// Passes over grad [rows, out] once. Give the layer's result y if it has a ReLU.
+OutputGradient output_gradient(const at::Tensor& grad, const std::optional<at::Tensor>& y);
+
+// Gives the factors of a weight's gradient, with sum_products(). x: [rows, in].
+GradientFactors gradient_factors(const at::Tensor& transposed_grad, const at::Tensor& x);
 
 // Sums the factors' products for GradientFactors, in one pass over the memory of `sum`.
 void sum_products(const std::vector<GradientFactors>& factors, const at::Tensor& sum);

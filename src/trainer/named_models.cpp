@@ -14,7 +14,7 @@ namespace {
 bool takes_fused_layers(const TrainOptions& options) {
   const auto split = flat(options).split;
   const bool splits_channels = split && split->mesh.tensor > 1;
-  return !options.devices.empty() && options.devices[0].is_cuda() && !splits_channels;
+  return !splits_channels;
 }
 
 Task task_of_samples(const TrainOptions& options, Samples train, Samples test, const std::string& source) {

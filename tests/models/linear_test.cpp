@@ -3,11 +3,14 @@
 #include <ATen/Parallel.h>
 #include <gmock/gmock.h>
 #include <torch/torch.h>
+#include <lockstep/models/fuse_layers.hpp>
 #include <lockstep/models/linear.hpp>
 #include <lockstep/models/models.hpp>
 
+#include "devices/micro_kernel.hpp"
 #include "support/intra_op_threads.hpp"
 
+#include <cmath>
 #include <functional>
 #include <string>
 #include <thread>
@@ -44,26 +47,26 @@ void expect_what_libtorch_computes() {
   torch::manual_seed(1);
   const auto fast = [](const auto&... tensors) { return fast_linear(tensors...); };
   const auto plain = [](const auto&... tensors) { return torch::linear(tensors...); };
-  const Tensor weight = torch::randn({40, 24}), bias = torch::randn({40});
-  const std::vector<Tensor> inputs = {torch::randn({32, 24}),
+  const Tensor weight = torch::randn({120, 24}), bias = torch::randn({120});
+  const std::vector<Tensor> inputs = {torch::randn({48, 24}),
                                       torch::randn({1, 24}),
-                                      torch::randn({3, 5, 24}),
+                                      torch::randn({6, 8, 24}),
                                       torch::randn({24}),
-                                      torch::randn({24, 32}).t(),
-                                      torch::randn({5, 3, 24}).transpose(0, 1),
-                                      torch::randn({8, 7, 24}).select(1, 6),
-                                      torch::randn({60}).unfold(0, 24, 1)};
+                                      torch::randn({24, 48}).t(),
+                                      torch::randn({8, 6, 24}).transpose(0, 1),
+                                      torch::randn({40, 7, 24}).select(1, 6),
+                                      torch::randn({80}).unfold(0, 24, 1)};
   for (const auto& x : inputs) {
     SCOPED_TRACE(c10::str(x.sizes()));
     expect_alike(with_gradients(fast, x, weight, bias), with_gradients(plain, x, weight, bias));
     expect_alike(with_gradients(fast, x, weight, {}), with_gradients(plain, x, weight, {}));
     expect_alike(with_gradients(fast, x, weight.t().contiguous().t(), bias), with_gradients(plain, x, weight, bias));
   }
-  for (const auto& other : {torch::randn({40, 2}).select(1, 0), torch::randn({1}).expand({40})})
+  for (const auto& other : {torch::randn({120, 2}).select(1, 0), torch::randn({1}).expand({120})})
     expect_alike(with_gradients(fast, inputs[0], weight, other), with_gradients(plain, inputs[0], weight, other));
-  const Tensor columns = torch::randn({40, 30}).narrow(1, 3, 24);
+  const Tensor columns = torch::randn({120, 30}).narrow(1, 3, 24);
   expect_alike(with_gradients(fast, inputs[0], columns, bias), with_gradients(plain, inputs[0], columns, bias));
-  EXPECT_EQ(fast_linear(torch::empty({0, 24}), weight, bias).sizes(), at::IntArrayRef({0, 40}));
+  EXPECT_EQ(fast_linear(torch::empty({0, 24}), weight, bias).sizes(), at::IntArrayRef({0, 120}));
   EXPECT_EQ(fast_linear(torch::ones({2, 24}, torch::kDouble), weight.to(torch::kDouble)).scalar_type(), torch::kDouble);
 }
 
@@ -79,13 +82,13 @@ TEST_F(FastLinearOnOneThread, ComputesWhatLibTorchComputes) {
   expect_what_libtorch_computes();
 }
 
-// Where the products of few rows and those of more meet.
+// Where LibTorch's products and ours meet, and where x is transposed and where the weight is.
 TEST_F(FastLinearOnOneThread, ComputesWhatLibTorchComputesOfFewAndOfManyRows) {
   torch::manual_seed(6);
   const auto fast = [](const auto&... tensors) { return fast_linear(tensors...); };
   const auto plain = [](const auto&... tensors) { return torch::linear(tensors...); };
   const Tensor weight = torch::randn({150, 200}), bias = torch::randn({150});
-  for (const int64_t rows : {1, 15, 16, 64, 65, 128, 129}) {
+  for (const int64_t rows : {1, 15, 16, 64, 65, 128, 129, 300}) {
     SCOPED_TRACE(rows);
     const Tensor x = torch::randn({rows, 200});
     expect_alike(with_gradients(fast, x, weight, bias), with_gradients(plain, x, weight, bias));
@@ -93,20 +96,30 @@ TEST_F(FastLinearOnOneThread, ComputesWhatLibTorchComputesOfFewAndOfManyRows) {
 }
 
 // Otherwise the other tests would compare LibTorch with itself.
-TEST(FastLinear, TakesOneDnnOnAmdWithAvx512UntilThatIsTurnedOff) {
-  const auto is_onednns = [] {
-    const Tensor x = torch::ones({4, 24}, torch::requires_grad());
-    return fast_linear(x, torch::ones({40, 24})).grad_fn()->name().find("OneDnnLinear") != std::string::npos;
+TEST(FastLinear, TakesTheMicroKernelUntilOneDnnIsTurnedOff) {
+  const auto is_own = [] {
+    const Tensor x = torch::ones({48, 24}, torch::requires_grad());
+    return fast_linear(x, torch::ones({120, 24})).grad_fn()->name().find("MicroKernelLinear") != std::string::npos;
   };
-#if defined(__x86_64__)
-  const bool suits = __builtin_cpu_is("amd") && at::get_cpu_capability() == "AVX512";
-#else
-  const bool suits = false;
-#endif
-  EXPECT_EQ(is_onednns(), suits);
+  EXPECT_EQ(is_own(), has_micro_kernel());
   at::globalContext().setUserEnabledMkldnn(false);
-  EXPECT_FALSE(is_onednns());
+  EXPECT_FALSE(is_own());
   at::globalContext().setUserEnabledMkldnn(true);
+}
+
+// NaN is no negative number: a ReLU lets it pass.
+TEST(LinearRelu, ComputesWhatLibTorchComputes) {
+  torch::manual_seed(8);
+  const auto fast = [](const auto&... tensors) { return linear_relu(tensors...); };
+  const auto plain = [](const auto&... tensors) { return torch::relu(torch::linear(tensors...)); };
+  const Tensor weight = torch::randn({150, 200}), bias = torch::randn({150});
+  for (const int64_t rows : {1, 16, 64, 130, 300}) {
+    SCOPED_TRACE(rows);
+    const Tensor x = torch::randn({rows, 200});
+    expect_alike(with_gradients(fast, x, weight, bias), with_gradients(plain, x, weight, bias));
+    x[0][0] = NAN;
+    EXPECT_TRUE(linear_relu(x, weight, bias)[0].isnan().all().item<bool>());
+  }
 }
 
 TEST(FastLinear, RefusesWhatDoesNotFitWithLibTorchsWords) {
@@ -136,8 +149,8 @@ TEST(FastLinear, ComputesTheSameBitsOnSeveralThreadsAtOnce) {
     Tensor x, weight, bias;
   };
   std::vector<Layer> layers;
-  for (const int64_t rows : {1, 3, 32, 48}) {
-    for (const int64_t out : {10, 64}) {
+  for (const int64_t rows : {1, 16, 32, 48}) {
+    for (const int64_t out : {22, 64}) {
       layers.push_back({torch::randn({rows, 96}), torch::randn({out, 96}), torch::randn({out})});
     }
   }
@@ -172,12 +185,14 @@ TEST(FastLinear, ComputesTheSameWithSeveralIntraOpThreads) {
   const auto fast = [](const auto&... tensors) { return fast_linear(tensors...); };
   const Computed one = with_gradients(fast, x, weight, bias);
   const IntraOpThreads threads(2);
-  expect_alike(with_gradients(fast, x, weight, bias), one);
+  const Computed two = with_gradients(fast, x, weight, bias);
+  expect_alike(two, one);
+  for (size_t i = 0; has_micro_kernel() && i < one.size(); ++i) EXPECT_TRUE(two[i].equal(one[i])) << i;
 }
 
 TEST_F(FastLinearOnOneThread, HasASecondDerivative) {
   torch::manual_seed(2);
-  const Tensor weight = torch::randn({6, 4}), start = torch::randn({5, 4});
+  const Tensor weight = torch::randn({40, 24}), start = torch::randn({40, 24});
   const auto second = [&](const auto& linear) {
     const Tensor x = start.detach().requires_grad_(), w = weight.detach().requires_grad_();
     const Tensor first = torch::autograd::grad({linear(x, w).sin().sum()}, {x}, {}, {}, /*create_graph=*/true)[0];
@@ -185,6 +200,9 @@ TEST_F(FastLinearOnOneThread, HasASecondDerivative) {
   };
   expect_alike(second([](auto& x, auto& w) { return fast_linear(x, w); }),
                second([](auto& x, auto& w) { return torch::linear(x, w); }));
+  const Tensor bias = torch::randn({40});
+  expect_alike(second([&](auto& x, auto& w) { return linear_relu(x, w, bias); }),
+               second([&](auto& x, auto& w) { return torch::relu(torch::linear(x, w, bias)); }));
 }
 
 TEST(FastLinear, AsALayerIsCloned) {

@@ -1,9 +1,11 @@
 // Labels: arithmetic
-// The kernels that transpose and add matrices, beside plain loops. Nothing outside of the target changes.
+// The kernels on matrices, beside plain loops. Nothing outside of the target changes.
 #include <gtest/gtest.h>
 
 #include "models/kernels/kernels.hpp"
 
+#include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <vector>
 
@@ -61,6 +63,46 @@ TEST(Matrices, AreAdded) {
         ASSERT_EQ(sum.values, expected.values) << rows << " x " << columns << ", gap " << gap;
       }
     }
+  }
+}
+
+TEST(Matrices, HaveTheirNegativeValuesCleared) {
+  for (const int64_t columns : kSides) {
+    Matrix values = numbered(5, columns, 3), expected = values;
+    for (int64_t r = 0; r < 5; ++r) {
+      for (int64_t c = 0; c < columns; ++c) {
+        if ((r + c) % 3 == 0) values.at(r, c) = -1;
+        expected.at(r, c) = std::max(values.at(r, c), 0.0F);
+      }
+    }
+    of_this_cpu().matrices.relu(values.values.data(), values.row, 5, columns);
+    ASSERT_EQ(values.values, expected.values) << columns;
+  }
+}
+
+TEST(Matrices, LetGradientsPassWhereAReluHas) {
+  for (const int64_t columns : kSides) {
+    Matrix grad = numbered(5, columns, 3), y = numbered(5, columns, 3), passed(5, columns, 3), expected = passed;
+    for (int64_t r = 0; r < 5; ++r) {
+      for (int64_t c = 0; c < columns; ++c) {
+        y.at(r, c) = c % 3 == 0 ? 0.0F : c % 3 == 1 ? 0.5F : NAN;
+        expected.at(r, c) = c % 3 == 0 ? 0.0F : grad.at(r, c);
+      }
+    }
+    of_this_cpu().matrices.mask(grad.values.data(), y.values.data(), y.row, 5, columns, passed.values.data());
+    ASSERT_EQ(passed.values, expected.values) << columns;
+  }
+}
+
+TEST(Matrices, HaveSumsOfTheirRows) {
+  for (const int64_t columns : {0, 1, 5, 16, 33, 64, 150, 1000}) {
+    Matrix values(3, columns, 0);
+    std::vector<float> sums(3 + 1, kCanary), expected = {0, 0, 0, kCanary};
+    for (int64_t r = 0; r < 3; ++r) {
+      for (int64_t c = 0; c < columns; ++c) expected[r] += values.at(r, c) = static_cast<float>((r + 1) * (c % 7));
+    }
+    of_this_cpu().matrices.row_sums(values.values.data(), columns, 3, sums.data());
+    ASSERT_EQ(sums, expected) << columns;  // whole numbers add up exactly in any order
   }
 }
 

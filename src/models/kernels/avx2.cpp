@@ -12,6 +12,7 @@ constexpr int64_t kTileRows = 4;
 }  // namespace
 }  // namespace lockstep::kernels
 
+#include "attention_kernels.inc"
 #include "batch_norm_relu_kernels.inc"
 #include "conv_relu_pool_kernels.inc"
 #include "kernels.hpp"
@@ -20,6 +21,6 @@ constexpr int64_t kTileRows = 4;
 
 namespace lockstep::kernels {
 
-extern constinit const Kernels avx2 = {kConvReluPool, kBatchNormRelu, kMatrices, &kWinograd};
+extern constinit const Kernels avx2 = {kAttention, kConvReluPool, kBatchNormRelu, kMatrices, &kWinograd};
 
 }  // namespace lockstep::kernels

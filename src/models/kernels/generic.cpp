@@ -11,6 +11,7 @@ constexpr int64_t kWeightRows = 2;
 }  // namespace
 }  // namespace lockstep::kernels
 
+#include "attention_kernels.inc"
 #include "batch_norm_relu_kernels.inc"
 #include "conv_relu_pool_kernels.inc"
 #include "kernels.hpp"
@@ -18,6 +19,6 @@ constexpr int64_t kWeightRows = 2;
 
 namespace lockstep::kernels {
 
-extern constinit const Kernels generic = {kConvReluPool, kBatchNormRelu, kMatrices, nullptr};
+extern constinit const Kernels generic = {kAttention, kConvReluPool, kBatchNormRelu, kMatrices, nullptr};
 
 }  // namespace lockstep::kernels

@@ -1,6 +1,7 @@
 // Kernels: holds all kernels of this folder, compiled for one instruction set.
 #pragma once
 
+#include "attention.hpp"
 #include "batch_norm_relu.hpp"
 #include "conv_relu_pool.hpp"
 #include "matrices.hpp"
@@ -10,6 +11,7 @@ namespace lockstep::kernels {
 
 // This struct has no member functions: see conv_relu_pool.hpp.
 struct Kernels {
+  AttentionKernels attention;
   ConvReluPoolKernels conv_relu_pool;
   BatchNormReluKernels batch_norm_relu;
   MatrixKernels matrices;

@@ -1,4 +1,4 @@
-// Copies and adds float32 matrices in the CPU's memory. It is compiled once per instruction set.
+// Copies, adds and changes float32 matrices in the CPU's memory. It is compiled once per instruction set.
 //
 // The values of a matrix's row lie one after the other. `row_of_x` is the distance between the beginnings of two rows
 // of x, in values. The kernels do not allocate, keep nothing and start no threads.
@@ -16,6 +16,16 @@ struct MatrixKernels {
   // Adds `values` to `sum`, both [rows][columns].
   void (*add)(const float* values, int64_t row_of_values, int64_t rows, int64_t columns, float* sum,
               int64_t row_of_sum);
+
+  // Sets negative values [rows][columns] to 0. NaN stays.
+  void (*relu)(float* values, int64_t row_of_values, int64_t rows, int64_t columns);
+
+  // Sets `passed` to the gradient behind a ReLU: to `grad` where y is positive or NaN, elsewhere to 0. The three have
+  // the same `row`.
+  void (*mask)(const float* grad, const float* y, int64_t row, int64_t rows, int64_t columns, float* passed);
+
+  // Sets `sums` [rows] to the sums of dense rows.
+  void (*row_sums)(const float* values, int64_t columns, int64_t rows, float* sums);
 };
 
 }  // namespace lockstep::kernels

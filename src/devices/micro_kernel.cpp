@@ -1,0 +1,129 @@
+#include "micro_kernel.hpp"
+
+#include <ATen/Version.h>
+#include <ATen/native/CPUBlas.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/mm.h>
+#include <c10/core/GradMode.h>
+#include <torch/version.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <exception>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "base/number_text.hpp"
+#include "base/scramble.hpp"
+#include "base/seconds_since.hpp"
+#include "cpu_cores.hpp"
+#include "io/atomic_file.hpp"
+#include "one_thread.hpp"
+
+namespace lockstep {
+namespace {
+
+namespace fs = std::filesystem;
+
+// What follows a product costs less where a tile is in the caches. That is worth as much of the products' time.
+constexpr double kWorthOfTiles = 1.15;
+
+constexpr const char* kMicroKernel = "micro-kernel";  // a word of the file
+
+// Tries oneDNN, which promises no order of additions: adding must round like the sum of two numbers.
+bool adds_whole_products(int64_t rows, int64_t columns, int64_t depth) {
+  const auto values = [](int64_t count, int64_t step) {
+    std::vector<float> made;
+    for (int64_t i = 0; i < count; ++i) made.push_back(1.0F / static_cast<float>(step * i + 2 * step + 1));
+    return made;
+  };
+  const std::vector<float> a = values(rows * depth, 1), b = values(depth * columns, 3);
+  std::vector<float> product(rows * columns), sum = values(rows * columns, 5), expected = sum;
+  multiply(rows, columns, depth, a.data(), depth, b.data(), columns, product.data(), columns, /*adds=*/false);
+  multiply(rows, columns, depth, a.data(), depth, b.data(), columns, sum.data(), columns, /*adds=*/true);
+  for (size_t i = 0; i < expected.size(); ++i) expected[i] += product[i];
+  return sum == expected;
+}
+
+// Takes the best of several turns, in seconds of this thread, so that other programs do not decide.
+bool is_measured_faster() {
+  constexpr int64_t rows = 128, size = 512, tile = 128;
+  const at::Tensor a = at::full({rows, size}, 0.5, at::kFloat), b = at::full({size, size}, 0.25, at::kFloat);
+  at::Tensor c = at::full({rows, size}, 0, at::kFloat);
+  const auto best = [](double& seconds, const auto& product) {
+    const double start = thread_seconds();
+    product();
+    seconds = std::min(seconds, thread_seconds() - start);
+  };
+  double own = std::numeric_limits<double>::infinity(), libtorch = own;
+  for (int turn = 0; turn < 6; ++turn) {
+    best(own, [&] {
+      for (int64_t column = 0; column < size; column += tile) {
+        multiply(rows, tile, size, a.const_data_ptr<float>(), size, b.const_data_ptr<float>() + column, size,
+                 c.mutable_data_ptr<float>() + column, size, /*adds=*/false);
+      }
+    });
+    best(libtorch, [&] { at::mm_out(c, a, b); });
+  }
+  return own < kWorthOfTiles * libtorch;
+}
+
+// Names the file by all that the measurement depends on; empty if there is no cache folder.
+fs::path file_of_measurement() {
+  std::string key = cpu_name() + "|" + at::get_cpu_capability() + "|" + TORCH_VERSION;
+  for (const char* const name : {"ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS"}) {
+    const char* const value = std::getenv(name);
+    key += "|" + std::string(value ? value : "");
+  }
+  uint64_t hash = 0;
+  for (const char letter : key) hash = mix({hash, static_cast<unsigned char>(letter)});
+  const char* const cache = std::getenv("XDG_CACHE_HOME");
+  const char* const home = std::getenv("HOME");
+  if (!(cache && *cache) && !(home && *home)) return {};
+  const fs::path folder = cache && *cache ? fs::path(cache) : fs::path(home) / ".cache";
+  return folder / "lockstep" / ("products-" + hex_text(hash, 16));
+}
+
+bool is_faster() {
+  const fs::path file = file_of_measurement();
+  std::string kept;
+  std::ifstream(file) >> kept;
+  if (!kept.empty()) return kept == kMicroKernel;
+  const bool measured = is_measured_faster();
+  if (file.empty()) return measured;
+  try {
+    fs::create_directories(file.parent_path());
+    io::write_file(file, measured ? kMicroKernel : "libtorch");
+  } catch (const std::exception&) {  // without a file that can be written, each process measures
+  }
+  return measured;
+}
+
+bool find_micro_kernel() {
+  if (at::get_cpu_capability() != "AVX512") return false;
+  const OneThread one_thread;
+  const c10::AutoGradMode no_grad(false);
+  try {
+    return adds_whole_products(48, 48, 48) && adds_whole_products(64, 128, 128) && adds_whole_products(6, 44, 127) &&
+           adds_whole_products(1, 127, 33) && is_faster();
+  } catch (const std::exception&) {  // this LibTorch, or this CPU, has none
+    return false;
+  }
+}
+
+}  // namespace
+
+bool has_micro_kernel() {
+  static const bool has = find_micro_kernel();
+  return has;
+}
+
+void multiply(int64_t rows, int64_t columns, int64_t depth, const float* a, int64_t row_of_a, const float* b,
+              int64_t row_of_b, float* c, int64_t row_of_c, bool adds) {
+  at::native::cpublas::brgemm(rows, columns, depth, row_of_a, row_of_b, row_of_c, adds, a, b, c, /*is_vnni=*/false);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,25 @@
+// micro_kernel: multiplies float32 matrices on this thread by oneDNN's micro-kernel, which LibTorch's attention has.
+//
+// It reads its matrices where they lie, and a caller may do with a tile of the product what he likes while the tile is
+// in the caches. LibTorch's own products pass over all memory for each. Thread-safe. Cost: a kernel is compiled for
+// each new shape, once per thread.
+#pragma once
+
+#include <cstdint>
+
+namespace lockstep {
+
+// Tells whether to multiply by the micro-kernel: if LibTorch has it on this CPU, and if LibTorch's own products are not
+// much faster. A measurement of some milliseconds decides, which the cache folder keeps for later processes
+// (docs/decisions/0080). ATEN_CPU_CAPABILITY=avx2 turns it off for a process.
+bool has_micro_kernel();
+
+// Sets c = a * b, or adds: c += a * b, where each value of the product is summed up before it is added. `row_of_a` is
+// the distance between two rows of a, in values. Call it only if has_micro_kernel().
+//   a  [rows, depth]
+//   b  [depth, columns]
+//   c  [rows, columns]
+void multiply(int64_t rows, int64_t columns, int64_t depth, const float* a, int64_t row_of_a, const float* b,
+              int64_t row_of_b, float* c, int64_t row_of_c, bool adds);
+
+}  // namespace lockstep
