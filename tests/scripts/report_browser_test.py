@@ -16,11 +16,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+from browser import opened
+
 lockstep = Path(sys.argv[1]).resolve()
-chromium = shutil.which("chromium")
-if not chromium:
-    print("Chromium is not installed (Debian's package chromium)")
-    sys.exit(77)
 work = Path(tempfile.mkdtemp())
 shots = Path(sys.argv[2]).resolve() if len(sys.argv) > 2 else None
 
@@ -38,28 +36,17 @@ document.body.dataset.lines = picture.querySelectorAll("path").length;
 """
 
 
-def opened(page, width, dark, *more):
-    scheme = f"--blink-settings=preferredColorScheme={0 if dark else 1}"
-    done = subprocess.run([chromium, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={work / 'profile'}",
-                           "--enable-logging=stderr", f"--window-size={width},2400", "--virtual-time-budget=4000",
-                           "--hide-scrollbars", scheme, *more, page.as_uri()], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    said = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
-    assert not said, "\n".join(said)
-    return done.stdout
-
-
 def looked_at(page, name, wanted, lines):
     if shots:
         for width, dark in ((400, False), (400, True), (1400, False), (1400, True)):
             picture = shots / f"{name}-{width}-{'dark' if dark else 'light'}.png"
-            opened(page, width, dark, f"--screenshot={picture}")
+            opened(page.as_uri(), width, dark, f"--screenshot={picture}")
     tried = page.with_name("tried-" + page.name)
     text = page.read_text()
     own = re.sub(r'<script id="data".*?</script>', "", text, flags=re.S)
     assert not re.search(r"(?:src|href)=|url\(|@import|fetch\(|https?://(?!www\.w3\.org/)", own), "the page names a file"
     tried.write_text(text.replace("</body>", f"<script>{{{DEEDS}}}</script></body>"))
-    dom = opened(tried, 1400, False, "--dump-dom")
+    dom = opened(tried.as_uri(), 1400, False, "--dump-dom")
     shown = html.unescape(re.sub(r"<script.*?</script>|<style.*?</style>", "", dom, flags=re.S))
     for text in wanted:
         assert text in shown, f"{name}: the page does not show {text!r}"
@@ -123,7 +110,7 @@ try:
     program("sweep", "--name", "grid", "--data", "synthetic", "--model", "mlp", "--width", "0.0625", "--batch-size", "1000",
             "--epochs", "1", "--devices", "cpu", "--lr", "0.05", "0.1")
     page = (work / "runs/grid/report.html")
-    shown = opened(page, 1400, False, "--dump-dom")
+    shown = opened(page.as_uri(), 1400, False, "--dump-dom")
     for text in ("Sweep grid", "Test accuracy after the last epoch", "learning rate", "cpu_batch1000_lr0.05"):
         assert text in shown, text
     print("1 passed, 0 failed")
