@@ -27,6 +27,9 @@ DEEDS = """
 const picture = document.querySelector("svg[tabindex]");
 picture.dispatchEvent(new KeyboardEvent("keydown", {key: "End"}));
 document.body.dataset.tip = document.getElementById("tip").textContent;
+const heat = document.querySelector("canvas");
+if (heat) heat.dispatchEvent(new KeyboardEvent("keydown", {key: "ArrowDown"}));
+document.body.dataset.heat = document.getElementById("tip").textContent;
 const before = picture.textContent;
 picture.closest(".card").querySelector("button").click();
 document.body.dataset.log = picture.textContent === before ? "same" : "changed";
@@ -52,9 +55,10 @@ def looked_at(page, name, wanted, lines):
         assert text in shown, f"{name}: the page does not show {text!r}"
     for text in ("[object", "undefined", "NaN", "Infinity"):
         assert text not in shown, f"{name}: the page shows {text!r}"
-    deeds = dict(re.findall(r'data-(tip|log|lines)="([^"]*)"', dom))
+    deeds = dict(re.findall(r'data-(tip|heat|log|lines)="([^"]*)"', dom))
     assert deeds.get("log") == "changed" and "epoch" in deeds.get("tip", ""), deeds
     assert deeds["lines"] == str(lines), deeds
+    assert "waited" in deeds["heat"] or "<canvas" not in dom, deeds
 
 
 def kept_run(folder, epochs, ranks, evil=""):
@@ -71,7 +75,7 @@ def kept_run(folder, epochs, ranks, evil=""):
         "tensors": ["".join(f"{name}.weight 32 64 3 3\n" for name in layers[10 * (rank // 2 % 2):][:10])
                     for rank in range(ranks)],
         "timeline": {"seconds": 0.042, "ranks": {str(rank): times for rank in range(ranks)}},
-        "warnings": ["mind this" + evil], "straggler": "", "end": ""}))
+        "warnings": ["mind this" + evil], "straggler": "", "end": "", "best": {"by": "mae", "more_is_better": False}}))
     with open(folder / "metrics.jsonl", "w") as file:
         for epoch in range(1, epochs + 1):
             loss = None if epoch == 3 else 2 * math.exp(-epoch / 100) + 0.1  # a value that is not finite leaves a gap
@@ -96,13 +100,15 @@ try:
     last = json.loads((work / "runs/a/metrics.jsonl").read_text().splitlines()[-1])
     own = [last["weights"], f"{last['test_accuracy']:.4g}", "Where the time goes", "Which rank has what", "A step",
            "rank 1 (cpu)", "computing", "fc1.weight 32x784", "500 of 1000 samples", "The step took", "batch_size"]
+    judged = json.loads((work / "runs/a/notes.json").read_text())["best"]
+    assert judged == {"by": "accuracy", "more_is_better": True}, judged
     looked_at(work / "runs/a/report.html", "one", own, lines=2)
     program("report", "runs/a", "runs/b")
     looked_at(work / "report.html", "two", [last["weights"], "0.05", "●", "2 runs"], lines=2)
 
     kept_run(work / "large/large", 1000, 64)
     program("report", "large", "--output", "large.html")
-    large = ["0.625", "0123456789abcdef", "Test mae", "rank 63 (cuda:7)", "32x64x3x3", "mind this", "2 GB", "16 x 2 x 2"]
+    large = ["0.625", "0123456789abcdef", "Test mae", "0.251 (epoch 1000)", "rank 63 (cuda:7)", "32x64x3x3", "mind this", "2 GB", "16 x 2 x 2"]
     looked_at(work / "large.html", "large", large, lines=2)
     kept_run(work / "evil" / ("<" + evil.replace("/", "|")), 4, 4, evil)
     program("report", "evil", "--output", "evil.html")

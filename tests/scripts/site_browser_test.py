@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Opens the site of ./dev docs in headless Chromium, from its folder: the front page, a search, what it found, and the
-switch to dark. Nothing on the site comes from elsewhere.
+switch to dark. Nothing on the site comes from elsewhere, and an example has its output.
 
 site_browser_test.py SITE [FOLDER]: skips itself (77) where Chromium is not installed. With FOLDER, screenshots stay
 there.
@@ -43,13 +43,16 @@ assert 'data-theme="dark"' in after(front, toggle), "the page does not become da
 
 for word, wanted in (("train_batch", "include/lockstep/scratch/train_batch.html#train-batch"),
                      ("straggler", "docs/guide.html"), ("evaluate_accuracy_gpu", "docs/d2l-map.html")):
-    found = after(front, f"const box = document.querySelector('input.sidebar-search'); box.value = '{word}'; box.form.submit();")
+    found = after(front, "const box = document.querySelector('input.sidebar-search');"
+                         f"box.value = '{word}'; box.form.submit();")
     links = re.findall(r'<li[^>]*>\s*<a href="([^"]*)"', found.partition('id="search-results"')[2])
     results = [html.unescape(link) for link in links]
     at = next((link for link in results if urlsplit(link)._replace(query="").geturl() == wanted), None)
     assert at, f"a search for {word} does not find {wanted}, but {results}"
     page = shown(urljoin(site.as_uri() + "/", at))
     assert word in page and urlsplit(at).fragment in ("", *re.findall(r'\bid="([^"]*)"', page)), at
+
+assert "after allreduce:\n 3  3" in (site / "examples/01_from_scratch.html").read_text(), "no output of an example"
 
 if shots:
     for name in ("README", "docs/d2l-map", "docs/guide", "include/lockstep/data/data", "examples/01_from_scratch"):

@@ -22,21 +22,21 @@ html_theme = "furo"
 html_copy_source = html_show_sphinx = html_show_copyright = False
 html_theme_options = {"top_of_page_buttons": []}
 html_static_path = ["static"]
+html_search_scorer = str(here / "scorer.js")
 html_css_files, html_js_files = ["site.css"], ["site.js"]
 pygments_style, pygments_dark_style = "default", "github-dark"
 # Not all pages have a place at the side, and "…" in a block is no C++.
 suppress_warnings = ["toc.not_included", "misc.highlighting_failure"]
 
-link = re.compile(r"(?<=\]\()(?!https?:|#|mailto:)([^)\s#]+)")
+link = re.compile(r"(?<=\]\()(?!https?:|#)([^)\s#]+)")
 pages = [root / "README.md", root / "CHANGELOG.md", *root.glob("docs/**/*.md"), *root.glob("*/**/README.md")]
 pages = [page for page in pages if "build" not in page.relative_to(root).parts]
 headers = sorted(root.glob("include/lockstep/**/*.hpp"))
 examples = sorted(root.glob("examples/*.cpp"))
 linked = {Path(os.path.normpath(page.parent / target)) for page in pages for target in link.findall(page.read_text())}
-sources = {path for path in linked | set(headers) | set(examples) if path.is_file() and path.suffix in source_pages.languages}
+sources = {path for path in linked if path.is_file() and path.suffix in source_pages.languages} | {*headers, *examples}
 # A .cpp stands on the page of the .hpp beside it: a page has one address, whatever its source's suffix.
-sources -= {path for path in sources if path.suffix == ".cpp" and path.with_suffix(".hpp").exists()} - set(examples)
-sources |= {path.with_suffix(".hpp") for path in linked if path.suffix == ".cpp" and path.with_suffix(".hpp").exists()}
+sources = {path.with_suffix(".hpp") if path.with_suffix(".hpp").exists() else path for path in sources}
 include_patterns = [str(path.relative_to(root)) for path in {*pages, *sources}]
 exclude_patterns = ["build", "runs", ".git"]
 source_suffix = {suffix: "markdown" for suffix in [".md", *source_pages.languages]}
@@ -44,8 +44,10 @@ source_suffix = {suffix: "markdown" for suffix in [".md", *source_pages.language
 # The lists at the side, by page.
 lists = {
     "README": {
-        "Start": ["The book, line by line </docs/d2l-map>", "/docs/guide", "/examples/README", "/docs/commands", "/docs/core"],
-        "Headers": ["/include/lockstep/" + name for name in ("lockstep", "split", "models", "lab", "survive", "book", "fit")],
+        "Start": ["The book, line by line </docs/d2l-map>", "/docs/guide", "/examples/README", "/docs/commands",
+                  "/docs/core"],
+        "Headers": ["/include/lockstep/" + name
+                    for name in ("lockstep", "split", "models", "lab", "survive", "book", "fit")],
         "More": ["/docs/large-batches", "/docs/same-bits", "/docs/processes", "/docs/faults", "/docs/plan",
                  "/docs/algorithms", "/docs/words", "/docs/results/README", "/CHANGELOG"],
         "Inside": ["/docs/tour", "/docs/decisions/README", "/docs/simulated-device", "/docs/simulation"]},
@@ -74,7 +76,8 @@ def as_markdown(app, name, text):
 
 
 def front_page(app, error):
-    (Path(app.outdir) / "index.html").write_text('<!doctype html><meta http-equiv="refresh" content="0; url=README.html">\n')
+    to_readme = '<!doctype html><meta http-equiv="refresh" content="0; url=README.html">\n'
+    (Path(app.outdir) / "index.html").write_text(to_readme)
 
 
 def setup(app):

@@ -11,7 +11,8 @@ include = root / "include/lockstep"
 sys.path.insert(0, str(root / "tests/scripts"))
 from core_names_test import declarations, name_of  # noqa: E402
 
-languages = {".hpp": "cpp", ".cpp": "cpp", ".py": "python", ".sh": "sh", ".json": "json", ".cmake": "cmake", ".txt": "text"}
+languages = {".hpp": "cpp", ".cpp": "cpp", ".py": "python", ".sh": "sh", ".json": "json", ".cmake": "cmake",
+             ".txt": "text"}
 path_or_word = re.compile(r"[\w-]+(?:/[\w-]+)*\.(?:hpp|cpp|md)\b|~?\w+(?:::~?\w+)*(?:\(\))?")
 looks_like_code = re.compile(r"::|_|\(\)|\.(?:hpp|cpp|md)$")
 
@@ -21,8 +22,9 @@ def code_block(lines, language):
 
 
 def names_in(code):
-    names = dict.fromkeys(name_of(text) for _, text in declarations("\n".join(code)))
-    return [name for name in names if name]
+    """The public names of declarations. A module holder and its Impl have one."""
+    names = filter(None, (name_of(text) for _, text in declarations("\n".join(code))))
+    return list(dict.fromkeys(name.removesuffix("Impl") for name in names))
 
 
 def items(lines):
@@ -64,8 +66,9 @@ def without_body(code):
 
 
 def within_namespace(text):
-    text = re.sub(r"^namespace (?:lockstep::)?detail \{$.*?^\}  // namespace (?:lockstep::)?detail$", "", text, flags=re.M | re.S)
-    return "\n".join(re.findall(r"^namespace lockstep \{$(.*?)^\}  // namespace lockstep$", text, flags=re.M | re.S)).splitlines()
+    text = re.sub(r"^namespace detail \{$.*?^\}  // namespace detail$", "", text, flags=re.M | re.S)
+    found = re.findall(r"^namespace lockstep \{$(.*?)^\}  // namespace lockstep$", text, flags=re.M | re.S)
+    return "\n".join(found).splitlines()
 
 
 def sections(header):
@@ -81,7 +84,8 @@ def sections(header):
 @functools.cache
 def places(headers):
     """Where each public name stands: a header, and the heading's anchor."""
-    return {name: (header, "-".join(names).lower()) for header in headers for names, _, _ in sections(header) for name in names}
+    return {name: (header, "-".join(names).lower())
+            for header in headers for names, _, _ in sections(header) for name in names}
 
 
 def linked(match, path, headers):
@@ -89,11 +93,12 @@ def linked(match, path, headers):
     the beginning of a sentence is no name."""
     word, before = match[0], match.string[:match.start()]
     name = word.removesuffix("()").removeprefix("lockstep::").split("::")[0]
-    file = next((base / word for base in (root, path.parent, include.parent) if "." in word and (base / word).exists()), None)
+    folders = (root, path.parent, include.parent) if "." in word else ()
+    file = next((folder / word for folder in folders if (folder / word).exists()), None)
     if file in headers or file and file.suffix == ".md":
         return f"[{word}]({os.path.relpath(file, path.parent)})"
-    is_name = name in places(headers) and (re.search(r"[a-z][A-Z]", name) or name[0].isupper() and re.search(r"[a-z,(] $", before))
-    if not is_name and not looks_like_code.search(word):
+    is_name = re.search(r"[a-z][A-Z]", name) or name[0].isupper() and re.search(r"[a-z,(] $", before)
+    if not (is_name and name in places(headers)) and not looks_like_code.search(word):
         return word
     if name not in places(headers):
         return f"`{word}`"
@@ -104,14 +109,14 @@ def linked(match, path, headers):
 def prose(comment, path, headers):
     """A comment as Markdown: what stands further to the right in it is code, or a table."""
     text, block, listed = "", [], False
-    for line in [line.removeprefix("//").removeprefix(" ") for line in comment] + [""]:
+    for line in [line.removeprefix("//").removeprefix(" ") for line in comment] + ["."]:  # "." ends a block
         listed = line.startswith("- ") or listed and line.startswith("  ")
         if line.startswith("  ") and not listed or block and not line:
             block.append(line.removeprefix("  "))
             continue
         if block:
             is_code = re.search(r"[;{]$", "\n".join(block), re.M)
-            text = text.rstrip("\n") + "\n\n" + code_block("\n".join(block).rstrip().split("\n"), "cpp" if is_code else "text") + "\n"
+            text += "\n" + code_block("\n".join(block).rstrip().split("\n"), "cpp" if is_code else "text") + "\n"
             block = []
         parts = line.split("`")
         for i, part in enumerate(parts):
@@ -121,22 +126,17 @@ def prose(comment, path, headers):
                 part = re.sub(r"[][*<$\\]", lambda match: "\\" + match[0], part)
                 parts[i] = path_or_word.sub(lambda match: linked(match, path, headers), part)
         text += "".join(parts) + "\n"
-    return text + (code_block(block, "text") if block else "")
-
-
-def members(code, path, headers):
-    head = next(number for number, line in enumerate(code) if line.endswith("{"))
-    text = code_block([*code[:head], code[head].removesuffix(" {") + ";"], "cpp")
-    shown = re.sub(r"\)\s+: .*\{\}$", ");", "\n".join(public_part(code[head + 1:-1])), flags=re.M).splitlines()
-    return text, "".join(entry(*item, path, headers) for item in items(shown))
+    return text.removesuffix(".\n")
 
 
 def entry(comment, code, path, headers):
     """The code, and under it what is said of it; a class with what its members' comments say."""
     said = prose(comment, path, headers) if comment else ""
     if re.search(r"^class [^;]*\{$", "\n".join(code), re.M) and any(line.startswith("  //") for line in code):
-        head, rest = members(code, path, headers)
-        return head + "\n" + said + "\n" + rest
+        head = next(number for number, line in enumerate(code) if line.endswith("{"))
+        shown = re.sub(r"\)\s+: .*\{\}$", ");", "\n".join(public_part(code[head + 1:-1])), flags=re.M).splitlines()
+        text = code_block([*code[:head], code[head].removesuffix(" {") + ";"], "cpp") + "\n" + said + "\n"
+        return text + "".join(entry(*item, path, headers) for item in items(shown))
     return (code_block(without_body(code), "cpp") + "\n" if code else "") + said + "\n"
 
 
@@ -163,8 +163,8 @@ def markdown(path, headers):
     if path.parent == root / "examples":
         end = next(number for number, line in enumerate(lines) if not line.startswith("//"))
         return f"# `{path.name}`\n\n{prose(lines[:end], path, headers)}\n{code_block(lines[end:], 'cpp')}"
-    both = [path, *([path.with_suffix(".cpp")] if path.suffix == ".hpp" and path.with_suffix(".cpp").exists() else [])]
-    text = f"# `{name}`\n\n"
-    for file in both:
-        text += (f"## `{file.name}`\n\n" if len(both) > 1 else "") + code_block(file.read_text().splitlines(), languages[file.suffix])
+    text = f"# `{name}`\n\n" + code_block(lines, languages[path.suffix])
+    source = path.with_suffix(".cpp")
+    if path.suffix == ".hpp" and source.exists():
+        text += f"\n## `{source.name}`\n\n" + code_block(source.read_text().splitlines(), "cpp")
     return text
