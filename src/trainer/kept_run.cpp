@@ -36,6 +36,7 @@ void KeptRun::create(const Workload& workload) {
                           std::to_string(settings_.batch.global()));
   notes_.set("lockstep", version());
   notes_.set("end", "");
+  notes_.set("best", {{"by", judge_.measure}, {"more_is_better", judge_.more_is_better}});
   samples_ = samples_of_epoch(settings_.batch, workload.task.train.size());
   folder_->create(settings_, judge_, callbacks_.on_warning);
   if (settings_.keep.tensorboard && !settings_.keep.run_dir.empty()) board_.emplace(settings_.keep.run_dir);

@@ -7,6 +7,7 @@
 //   timeline             a traced step: Trace::step()
 //   warnings, straggler  texts that the user was told
 //   end                  why the run ended early; "": it did not
+//   best                 the measure by which the best epoch is chosen, and whether more of it is better
 // Thread-safe.
 #pragma once
 

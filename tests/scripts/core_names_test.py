@@ -1,14 +1,13 @@
 #!/usr/bin/env python3
 """Compares docs/core.md with the public names of the core: types, functions and enums at namespace level that
 lockstep/lockstep.hpp makes visible. Overloads count once, and a module holder and its Impl as one. Members, enumerators,
-deprecated names and what is in lockstep::detail do not count.
-  core_names_test.py ROOT-OF-THE-PROJECT"""
+deprecated names and what is in lockstep::detail do not count."""
 import pathlib
 import re
 import sys
 
 MOST = 56
-root = pathlib.Path(sys.argv[1])
+root = pathlib.Path(__file__).resolve().parent.parent.parent
 include = root / "include"
 
 
@@ -79,19 +78,20 @@ def name_of(declaration):
     return None if not match or "operator" in text.split("(")[0] else match[1]
 
 
-names = set()
-for text in visible(include / "lockstep/lockstep.hpp", {}).values():
-    names |= {name_of(declaration) for namespaces, declaration in declarations(text)
-              if not {"detail", "lockstep::detail"} & set(namespaces)}
-names.discard(None)
-names -= {name for name in names if name.removesuffix("Impl") in names and name.endswith("Impl")}
-page = (root / "docs/core.md").read_text()
-told = re.findall(r"^\| `(\w+)` \|", page, flags=re.M)
+if __name__ == "__main__":
+    names = set()
+    for text in visible(include / "lockstep/lockstep.hpp", {}).values():
+        names |= {name_of(declaration) for namespaces, declaration in declarations(text)
+                  if not {"detail", "lockstep::detail"} & set(namespaces)}
+    names.discard(None)
+    names -= {name for name in names if name.removesuffix("Impl") in names and name.endswith("Impl")}
+    page = (root / "docs/core.md").read_text()
+    told = re.findall(r"^\| `(\w+)` \|", page, flags=re.M)
 
-wrong = [f"docs/core.md lacks `{name}`, which lockstep.hpp makes visible" for name in sorted(names - set(told))]
-wrong += [f"docs/core.md has `{name}`, which lockstep.hpp does not make visible" for name in sorted(set(told) - names)]
-wrong += [f"docs/core.md has `{name}` twice" for name in sorted({name for name in told if told.count(name) > 1})]
-if len(names) > MOST:
-    wrong.append(f"lockstep.hpp makes {len(names)} names visible, and {MOST} are the most: make one a member, or private")
-print("\n".join(wrong) or f"the core has {len(names)} names")
-sys.exit(bool(wrong))
+    wrong = [f"docs/core.md lacks `{name}`, which lockstep.hpp makes visible" for name in sorted(names - set(told))]
+    wrong += [f"docs/core.md has `{name}`, which lockstep.hpp does not make visible" for name in sorted(set(told) - names)]
+    wrong += [f"docs/core.md has `{name}` twice" for name in sorted({name for name in told if told.count(name) > 1})]
+    if len(names) > MOST:
+        wrong.append(f"lockstep.hpp makes {len(names)} names visible, and {MOST} are the most: make one a member, or private")
+    print("\n".join(wrong) or f"the core has {len(names)} names")
+    sys.exit(bool(wrong))

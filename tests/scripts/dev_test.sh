@@ -20,7 +20,7 @@ stand_in() { # NAME BODY
 }
 
 run_dev help || fail "help failed"
-for command in train test nightly test-gpu build wheel lint clean; do expect_said "./dev $command"; done
+for command in train test nightly test-gpu build docs wheel lint clean; do expect_said "./dev $command"; done
 code=0
 run_dev trian || code=$?
 ((code == 2)) || fail "an unknown command ended with code $code, not 2"

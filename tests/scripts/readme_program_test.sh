@@ -5,7 +5,7 @@
 #   the first ```cmake block with "find_package(lockstep"                         -> CMakeLists.txt
 #   the first ```sh, ```bash or ```console block with "cmake --build", after it   -> run as it stands
 #   the first ```cpp block with "SplitModel"                                      -> the body of a second program
-# Each page of docs/guide becomes a part of the second program too: its ```cpp blocks, of which each function that takes
+# Each page of docs with ```cpp blocks becomes a part of the second program too. Of these blocks each function that takes
 # a Rank is run on 4 ranks, and then each one that takes nothing. The elastic loop is run once more, in an elastic job of
 # which a process is killed.
 #   readme_program_test.sh PREFIX WORK-FOLDER
@@ -50,8 +50,8 @@ blocks() {
   awk '/^```/ { inside = ($0 == "```cpp") && !inside; next } inside' "$1"
 }
 
-# And the loop over a SplitModel, with layers and a little data around it; then the guide's pages.
-pages=("$(dirname "$readme")"/docs/guide/*.md)
+# And the loop over a SplitModel, with layers and a little data around it; then the pages.
+mapfile -t pages < <(grep -rl --include='*.md' '^```cpp' "$(dirname "$readme")/docs" | sort)
 functions=() programs=()
 {
   cat <<'END'

@@ -16,11 +16,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+from browser import opened
+
 lockstep = Path(sys.argv[1]).resolve()
-chromium = shutil.which("chromium")
-if not chromium:
-    print("Chromium is not installed (Debian's package chromium)")
-    sys.exit(77)
 work = Path(tempfile.mkdtemp())
 shots = Path(sys.argv[2]).resolve() if len(sys.argv) > 2 else None
 
@@ -29,6 +27,9 @@ DEEDS = """
 const picture = document.querySelector("svg[tabindex]");
 picture.dispatchEvent(new KeyboardEvent("keydown", {key: "End"}));
 document.body.dataset.tip = document.getElementById("tip").textContent;
+const heat = document.querySelector("canvas");
+if (heat) heat.dispatchEvent(new KeyboardEvent("keydown", {key: "ArrowDown"}));
+document.body.dataset.heat = document.getElementById("tip").textContent;
 const before = picture.textContent;
 picture.closest(".card").querySelector("button").click();
 document.body.dataset.log = picture.textContent === before ? "same" : "changed";
@@ -38,36 +39,26 @@ document.body.dataset.lines = picture.querySelectorAll("path").length;
 """
 
 
-def opened(page, width, dark, *more):
-    scheme = f"--blink-settings=preferredColorScheme={0 if dark else 1}"
-    done = subprocess.run([chromium, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={work / 'profile'}",
-                           "--enable-logging=stderr", f"--window-size={width},2400", "--virtual-time-budget=4000",
-                           "--hide-scrollbars", scheme, *more, page.as_uri()], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    said = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
-    assert not said, "\n".join(said)
-    return done.stdout
-
-
 def looked_at(page, name, wanted, lines):
     if shots:
         for width, dark in ((400, False), (400, True), (1400, False), (1400, True)):
             picture = shots / f"{name}-{width}-{'dark' if dark else 'light'}.png"
-            opened(page, width, dark, f"--screenshot={picture}")
+            opened(page.as_uri(), width, dark, f"--screenshot={picture}")
     tried = page.with_name("tried-" + page.name)
     text = page.read_text()
     own = re.sub(r'<script id="data".*?</script>', "", text, flags=re.S)
     assert not re.search(r"(?:src|href)=|url\(|@import|fetch\(|https?://(?!www\.w3\.org/)", own), "the page names a file"
     tried.write_text(text.replace("</body>", f"<script>{{{DEEDS}}}</script></body>"))
-    dom = opened(tried, 1400, False, "--dump-dom")
+    dom = opened(tried.as_uri(), 1400, False, "--dump-dom")
     shown = html.unescape(re.sub(r"<script.*?</script>|<style.*?</style>", "", dom, flags=re.S))
     for text in wanted:
         assert text in shown, f"{name}: the page does not show {text!r}"
     for text in ("[object", "undefined", "NaN", "Infinity"):
         assert text not in shown, f"{name}: the page shows {text!r}"
-    deeds = dict(re.findall(r'data-(tip|log|lines)="([^"]*)"', dom))
+    deeds = dict(re.findall(r'data-(tip|heat|log|lines)="([^"]*)"', dom))
     assert deeds.get("log") == "changed" and "epoch" in deeds.get("tip", ""), deeds
     assert deeds["lines"] == str(lines), deeds
+    assert "waited" in deeds["heat"] or "<canvas" not in dom, deeds
 
 
 def kept_run(folder, epochs, ranks, evil=""):
@@ -84,7 +75,7 @@ def kept_run(folder, epochs, ranks, evil=""):
         "tensors": ["".join(f"{name}.weight 32 64 3 3\n" for name in layers[10 * (rank // 2 % 2):][:10])
                     for rank in range(ranks)],
         "timeline": {"seconds": 0.042, "ranks": {str(rank): times for rank in range(ranks)}},
-        "warnings": ["mind this" + evil], "straggler": "", "end": ""}))
+        "warnings": ["mind this" + evil], "straggler": "", "end": "", "best": {"by": "mae", "more_is_better": False}}))
     with open(folder / "metrics.jsonl", "w") as file:
         for epoch in range(1, epochs + 1):
             loss = None if epoch == 3 else 2 * math.exp(-epoch / 100) + 0.1  # a value that is not finite leaves a gap
@@ -109,13 +100,15 @@ try:
     last = json.loads((work / "runs/a/metrics.jsonl").read_text().splitlines()[-1])
     own = [last["weights"], f"{last['test_accuracy']:.4g}", "Where the time goes", "Which rank has what", "A step",
            "rank 1 (cpu)", "computing", "fc1.weight 32x784", "500 of 1000 samples", "The step took", "batch_size"]
+    judged = json.loads((work / "runs/a/notes.json").read_text())["best"]
+    assert judged == {"by": "accuracy", "more_is_better": True}, judged
     looked_at(work / "runs/a/report.html", "one", own, lines=2)
     program("report", "runs/a", "runs/b")
     looked_at(work / "report.html", "two", [last["weights"], "0.05", "●", "2 runs"], lines=2)
 
     kept_run(work / "large/large", 1000, 64)
     program("report", "large", "--output", "large.html")
-    large = ["0.625", "0123456789abcdef", "Test mae", "rank 63 (cuda:7)", "32x64x3x3", "mind this", "2 GB", "16 x 2 x 2"]
+    large = ["0.625", "0123456789abcdef", "Test mae", "0.251 (epoch 1000)", "rank 63 (cuda:7)", "32x64x3x3", "mind this", "2 GB", "16 x 2 x 2"]
     looked_at(work / "large.html", "large", large, lines=2)
     kept_run(work / "evil" / ("<" + evil.replace("/", "|")), 4, 4, evil)
     program("report", "evil", "--output", "evil.html")
@@ -123,7 +116,7 @@ try:
     program("sweep", "--name", "grid", "--data", "synthetic", "--model", "mlp", "--width", "0.0625", "--batch-size", "1000",
             "--epochs", "1", "--devices", "cpu", "--lr", "0.05", "0.1")
     page = (work / "runs/grid/report.html")
-    shown = opened(page, 1400, False, "--dump-dom")
+    shown = opened(page.as_uri(), 1400, False, "--dump-dom")
     for text in ("Sweep grid", "Test accuracy after the last epoch", "learning rate", "cpu_batch1000_lr0.05"):
         assert text in shown, text
     print("1 passed, 0 failed")

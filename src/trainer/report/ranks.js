@@ -46,8 +46,8 @@ function heat(run) {
   const valueAt = (epoch, rank) => epochs[epoch].ranks.rank_wait[rank] / epochs[epoch].seconds;
   const most = max(epochs.flatMap(epoch => epoch.ranks.rank_wait.map(wait => wait / epoch.seconds))) || 1;
   const columns = Math.min(epochs.length, 1000), height = Math.max(40, Math.min(12 * count, 520));
-  const picture = el("canvas", {width: columns, height: count, style: `height:${height}px`, role: "img",
-    "aria-label": "share of time that each rank waited for others, by epoch"});
+  const picture = el("canvas", {width: columns, height: count, style: `height:${height}px`, role: "img", tabindex: 0,
+    "aria-label": "share of time that each rank waited for others, by epoch; arrow keys show values"});
   redraws.push(() => {
     const context = picture.getContext("2d");
     context.fillStyle = getComputedStyle(document.body).getPropertyValue("--c1").trim();
@@ -60,15 +60,26 @@ function heat(run) {
       }
     }
   });
+  const within = (place, all) => Math.max(0, Math.min(all - 1, Math.floor(place)));
+  let epoch = 0, rank = 0;
+  const show = (x, y) => showTip(x, y, `epoch ${epochs[epoch].epoch}`,
+    [[null, namesOf(run)[rank], `waited ${percent(valueAt(epoch, rank))}`]]);
   picture.addEventListener("pointermove", event => {
     const area = picture.getBoundingClientRect();
-    const at = (place, length, all) => Math.max(0, Math.min(all - 1, Math.floor(place / length * all)));
-    const epoch = at(event.clientX - area.left, area.width, epochs.length);
-    const rank = at(event.clientY - area.top, area.height, count);
-    showTip(event.clientX, event.clientY, `epoch ${epochs[epoch].epoch}`,
-      [[null, namesOf(run)[rank], `waited ${percent(valueAt(epoch, rank))}`]]);
+    epoch = within((event.clientX - area.left) / area.width * epochs.length, epochs.length);
+    rank = within((event.clientY - area.top) / area.height * count, count);
+    show(event.clientX, event.clientY);
   });
-  picture.addEventListener("pointerleave", hideTip);
+  picture.addEventListener("keydown", event => {
+    const step = {ArrowRight: [1, 0], ArrowLeft: [-1, 0], ArrowDown: [0, 1], ArrowUp: [0, -1]}[event.key];
+    if (event.key === "Escape") hideTip();
+    if (!step) return;
+    event.preventDefault();
+    [epoch, rank] = [within(epoch + step[0], epochs.length), within(rank + step[1], count)];
+    const area = picture.getBoundingClientRect();
+    show(area.left + (epoch + 0.5) / epochs.length * area.width, area.top + (rank + 0.5) / count * area.height);
+  });
+  for (const name of ["pointerleave", "blur"]) picture.addEventListener(name, hideTip);
   return el("div", {}, el("p", {class: "soft"}, "Waiting for other ranks: ranks from top to bottom, epochs from left ",
     `to right; the strongest colour is ${percent(most)}.`), picture);
 }

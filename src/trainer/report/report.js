@@ -70,19 +70,20 @@ const settings = data.settings.map(([group, key, otherwise]) => {
 
 function measureOf(run) {
   const counted = run.metrics.some(epoch => known(epoch.test_accuracy));
-  const name = counted ? "accuracy" : run.metrics.at(-1)?.test?.perplexity ? "perplexity" : "loss";
-  const values = run.metrics.map(epoch => counted ? epoch.test_accuracy : epoch.test && epoch.test[name]);
+  const {by, more_is_better: more} = run.notes.best ?? {by: counted ? "accuracy" : "loss", more_is_better: counted};
+  const name = by === "loss" && run.metrics.at(-1)?.test?.perplexity ? "perplexity" : by;
+  const values = run.metrics.map(epoch => name === "accuracy" ? epoch.test_accuracy : epoch.test && epoch.test[name]);
   let best = -1;
   values.forEach((value, i) => {
-    if (known(value) && (best < 0 || (counted ? value > values[best] : value < values[best]))) best = i;
+    if (known(value) && (best < 0 || (more ? value > values[best] : value < values[best]))) best = i;
   });
-  return {name, last: values.at(-1), best: values[best], bestEpoch: run.metrics[best]?.epoch ?? ""};
+  return {name, more, last: values.at(-1), best: values[best], bestEpoch: run.metrics[best]?.epoch ?? ""};
 }
 function factsOf(run) {
   const last = run.metrics.at(-1) || {}, measure = measureOf(run), all = run.seconds.at(-1);
   const share = valueOf => sum(run.metrics.map(epoch => (valueOf(epoch) ?? NaN) * epoch.seconds)) / all;
   return [
-    [`test ${measure.name}`, number(measure.last), measure.name === "accuracy" ? measure.last : -measure.last],
+    [`test ${measure.name}`, number(measure.last), measure.more ? measure.last : -measure.last],
     ["best", `${number(measure.best)} (epoch ${measure.bestEpoch})`],
     ["train loss", number(last.train_loss)],
     ["epochs", String(run.metrics.length)],
