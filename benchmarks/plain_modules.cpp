@@ -1,7 +1,8 @@
-// Times a step of nets of LibTorch's own modules: an MLP, a ResNet-18 of width 0.5, an LSTM that tags words, and a GPT
-// whose attention is made of Linears. Each is trained by LibTorch alone on two intra-op threads, and by DataParallel on
-// two CPU ranks of one thread: as it is, with FastKernels, and lockstep's own net of that kind. All take turns.
-// benchmarks/README.md has the command that builds it, and peers/plain_modules.py is the same under PyTorch's DDP.
+// Times a step of nets of LibTorch's own modules: an MLP, LeNet, a small VGG with BatchNorm, a ResNet-18 of width 0.5,
+// an LSTM that tags words, and a GPT whose attention is made of Linears. Each is trained by LibTorch alone on two
+// intra-op threads, and by DataParallel on two CPU ranks of one thread: as it is, with FastKernels, after fuse_layers()
+// where it is a Sequential, and lockstep's own net of that kind. All take turns; the best counts. benchmarks/README.md
+// has the command that builds it, and peers/plain_modules.py is the same under PyTorch's DDP.
 #include <lockstep/lockstep.hpp>
 #include <lockstep/models.hpp>
 
@@ -10,8 +11,9 @@
 #include <cstdio>
 #include <functional>
 #include <map>
-#include <optional>
 #include <string>
+#include <type_traits>
+#include <vector>
 
 namespace nn = torch::nn;
 using Clock = std::chrono::steady_clock;
@@ -31,6 +33,28 @@ nn::Sequential plain_mlp() {
 
 nn::Conv2d conv(int64_t in, int64_t out, int64_t kernel, int64_t stride) {
   return nn::Conv2d(nn::Conv2dOptions(in, out, kernel).stride(stride).padding(kernel / 2).bias(false));
+}
+
+nn::Sequential plain_lenet() {
+  return nn::Sequential(nn::Conv2d(1, 20, 3), nn::ReLU(), nn::AvgPool2d(2), nn::Conv2d(20, 50, 5), nn::ReLU(),
+                        nn::AvgPool2d(2), nn::Flatten(), nn::Linear(800, 128), nn::ReLU(), nn::Linear(128, 10));
+}
+
+nn::Sequential plain_vgg() {  // convolutions with biases, as in most people's
+  nn::Sequential net;
+  int64_t in = 1;
+  for (const int64_t out : {32, 64, 128}) {
+    for (const int64_t from : {in, out}) {
+      net->push_back(nn::Conv2d(nn::Conv2dOptions(from, out, 3).padding(1)));
+      net->push_back(nn::BatchNorm2d(out));
+      net->push_back(nn::ReLU());
+    }
+    net->push_back(nn::MaxPool2d(2));
+    in = out;
+  }
+  net->push_back(nn::Flatten());
+  net->push_back(nn::Linear(128 * 3 * 3, 10));
+  return net;
 }
 
 struct BlockImpl : nn::Module {
@@ -161,6 +185,14 @@ void compare(const std::string& name, const auto& make, const auto& own, const T
   std::vector<Way> ways = {{"LibTorch alone", [&] { return alone(make, task); }},
                            {"DataParallel", [&] { return data_parallel(make, task, false); }},
                            {"DataParallel, FastKernels", [&] { return data_parallel(make, task, true); }}};
+  const auto fused = [&] {
+    auto net = make();
+    lockstep::fuse_layers(*net);
+    return net;
+  };
+  if (std::is_same_v<decltype(make()), nn::Sequential>) {
+    ways.push_back({"DataParallel, fuse_layers", [&] { return data_parallel(fused, task, false); }});
+  }
   if constexpr (!std::is_null_pointer_v<std::decay_t<decltype(own)>>) {
     ways.push_back({"lockstep's own net", [&] { return data_parallel(own, task, false); }});
   }
@@ -188,6 +220,10 @@ int main(int argc, char** argv) {
     };
   };
   if (is_wanted("mlp")) compare("MLP", plain_mlp, [] { return lockstep::Mlp(lockstep::MlpOptions()); }, images(256, 40), rounds);
+  if (is_wanted("lenet")) {
+    compare("LeNet", plain_lenet, [] { return lockstep::LeNet(); }, images(256, 20), rounds);
+  }
+  if (is_wanted("vgg")) compare("VGG, channels-last", channels_last(plain_vgg), nullptr, images(64, 5), rounds);
   if (is_wanted("resnet18")) compare("ResNet-18", plain_resnet, nullptr, images(64, 4), rounds);
   if (is_wanted("resnet18-last")) {
     const auto own = [] { return lockstep::ResNet18(lockstep::ResNet18Options{.width = 0.5}); };

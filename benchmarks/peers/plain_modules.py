@@ -10,6 +10,7 @@ import time
 import types
 
 import pytorch_gpt
+import pytorch_lenet
 import pytorch_mlp
 import pytorch_resnet18
 import torch
@@ -27,6 +28,16 @@ class Tagger(nn.Module):
         return self.tags(self.lstm(self.embedding(words))[0]).flatten(0, 1)
 
 
+def vgg():
+    layers, into = [], 1
+    for out in (32, 64, 128):
+        for source in (into, out):
+            layers += [nn.Conv2d(source, out, 3, padding=1), nn.BatchNorm2d(out), nn.ReLU()]
+        layers.append(nn.MaxPool2d(2))
+        into = out
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(128 * 3 * 3, 10))
+
+
 def images(n):
     return torch.rand(n, 1, 28, 28), torch.randint(10, (n,))
 
@@ -38,6 +49,8 @@ def texts(n, length, words, classes):
 options = types.SimpleNamespace(seed=0, width=0.5, image_size=0, layers=4, heads=4, embedding=128, context=128)
 nets = {  # net, batch, steps
     "mlp": (lambda: pytorch_mlp.mlp(options), lambda: images(256), 40),
+    "lenet": (lambda: pytorch_lenet.lenet(options), lambda: images(256), 20),
+    "vgg": (lambda: vgg().to(memory_format=torch.channels_last), lambda: images(64), 5),
     "resnet18": (lambda: pytorch_resnet18.resnet18(options), lambda: images(64), 4),
     "resnet18-last": (lambda: pytorch_resnet18.resnet18(options).to(memory_format=torch.channels_last),
                       lambda: images(64), 4),
