@@ -148,8 +148,7 @@ double time_of_steps(const std::vector<Tensor>& parameters, int steps, const aut
 
 double alone(const auto& make, const Task& task) {
   auto net = make();
-  return time_of_steps(net->parameters(), task.steps,
-                       [&] { cross_entropy(net->forward(task.x), task.y).backward(); });
+  return time_of_steps(net->parameters(), task.steps, [&] { cross_entropy(net->forward(task.x), task.y).backward(); });
 }
 
 double data_parallel(const auto& make, const Task& task, bool fast) {
@@ -158,8 +157,7 @@ double data_parallel(const auto& make, const Task& task, bool fast) {
     const lockstep::FastKernels kernels(fast);
     lockstep::DataParallel net(make(), rank);
     const lockstep::Batch part{task.x.chunk(2)[rank.index()], task.y.chunk(2)[rank.index()], task.x.size(0)};
-    const double its = time_of_steps(net->parameters(), task.steps,
-                                     [&] { net.loss(part, cross_entropy).backward(); });
+    const double its = time_of_steps(net->parameters(), task.steps, [&] { net.loss(part, cross_entropy).backward(); });
     if (rank.index() == 0) time = its;
   });
   return time;
@@ -219,9 +217,12 @@ int main(int argc, char** argv) {
       return net;
     };
   };
-  if (is_wanted("mlp")) compare("MLP", plain_mlp, [] { return lockstep::Mlp(lockstep::MlpOptions()); }, images(256, 40), rounds);
+  if (is_wanted("mlp"))
+    compare(
+        "MLP", plain_mlp, [] { return lockstep::Mlp(lockstep::MlpOptions()); }, images(256, 40), rounds);
   if (is_wanted("lenet")) {
-    compare("LeNet", plain_lenet, [] { return lockstep::LeNet(); }, images(256, 20), rounds);
+    compare(
+        "LeNet", plain_lenet, [] { return lockstep::LeNet(); }, images(256, 20), rounds);
   }
   if (is_wanted("vgg")) compare("VGG, channels-last", channels_last(plain_vgg), nullptr, images(64, 5), rounds);
   if (is_wanted("resnet18")) compare("ResNet-18", plain_resnet, nullptr, images(64, 4), rounds);
@@ -229,9 +230,12 @@ int main(int argc, char** argv) {
     const auto own = [] { return lockstep::ResNet18(lockstep::ResNet18Options{.width = 0.5}); };
     compare("ResNet-18, channels-last", channels_last(plain_resnet), channels_last(own), images(64, 4), rounds);
   }
-  if (is_wanted("lstm")) compare("LSTM", [] { return Tagger(); }, nullptr, texts(64, 50, 1000, 20, 10), rounds);
+  if (is_wanted("lstm"))
+    compare(
+        "LSTM", [] { return Tagger(); }, nullptr, texts(64, 50, 1000, 20, 10), rounds);
   if (is_wanted("gpt")) {
-    compare("GPT", [] { return PlainGpt(); }, [] { return lockstep::Gpt(lockstep::GptOptions()); },
-            texts(16, 128, 256, 256, 10), rounds);
+    compare(
+        "GPT", [] { return PlainGpt(); }, [] { return lockstep::Gpt(lockstep::GptOptions()); },
+        texts(16, 128, 256, 256, 10), rounds);
   }
 }

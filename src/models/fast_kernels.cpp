@@ -17,8 +17,9 @@
 namespace lockstep {
 namespace {
 
-// LibTorch asks this key first, in threads that have turned it on. It belongs to autocast on Graphcore's processors, for
-// which LibTorch itself has no kernels. (The key of the CPU's autograd has one for addmm, which nobody could call then.)
+// LibTorch asks this key first, in threads that have turned it on. The key is for autocast on Graphcore's processors,
+// and LibTorch has no kernels there. (The key of the CPU's autograd has a kernel for addmm, which nobody could call if
+// another one took that place.)
 constexpr auto fast = c10::DispatchKey::AutocastIPU;
 
 void turn(bool on) {

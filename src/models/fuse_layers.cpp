@@ -63,7 +63,7 @@ class FusedLinearRelu : public torch::autograd::Function<FusedLinearRelu> {
 
 // ---- Layers in the place of LibTorch's -----------------------------------------------------------------------------
 
-// Computes as Kind::compute(layer, x) does, and else is the layer of which it is made, whose tensors it shares.
+// Computes Kind::compute(layer, x). In all else it is as the given layer. Both share the tensors.
 template <class Kind>
 class Fused : public Kind::Layer {
  public:
@@ -150,7 +150,8 @@ int64_t fuse_layers_of(torch::nn::SequentialImpl& net) {
     const auto layer = net.ptr(place);
     const bool relu = place + 1 < names.size() && is_exactly<torch::nn::ReLUImpl>(*net.ptr(place + 1));
     const bool pool = relu && place + 2 < names.size() && is_pool_of_two(*net.ptr(place + 2));
-    if (relu && is_exactly<torch::nn::LinearImpl, FastLinearImpl>(*layer) && layer->as<FusedLinear::Layer>()->bias.defined()) {
+    if (relu && is_exactly<torch::nn::LinearImpl, FastLinearImpl>(*layer) &&
+        layer->as<FusedLinear::Layer>()->bias.defined()) {
       fuse(LinearRelu(), place, 1);
       ++saved;
     } else if (is_exactly<torch::nn::LinearImpl>(*layer)) {

@@ -1,5 +1,5 @@
 // Labels: concurrency arithmetic
-// FastKernels: a net of LibTorch's own modules computes what it computed, by lockstep's kernels where it can.
+// FastKernels: a net of LibTorch's own modules computes the same, by lockstep's kernels where these suit.
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 #include <lockstep/data/data.hpp>

@@ -81,12 +81,12 @@ TEST(FuseLayers, KeepsNamesParametersAndResults) {
 // Each kind of layer that has one in its place, and others that look alike.
 nn::Sequential image_net() {
   torch::manual_seed(1);
-  nn::Sequential net(
-      nn::Conv2d(1, 32, 3), nn::ReLU(), nn::AvgPool2d(2), nn::BatchNorm2d(32), nn::ReLU(),
-      nn::Conv2d(nn::Conv2dOptions(32, 32, 3).padding(1)), nn::ReLU(), nn::AvgPool2d(nn::AvgPool2dOptions(2).stride(1)),
-      nn::Conv2d(nn::Conv2dOptions(32, 32, 3).padding(1).bias(false)), nn::BatchNorm2d(32), nn::ReLU(),
-      nn::Conv2d(nn::Conv2dOptions(32, 32, 3).stride(2).padding_mode(torch::kCircular).padding(1)), nn::ReLU(),
-      nn::AvgPool2d(2), nn::Flatten(), nn::Linear(128, 10));
+  nn::Sequential net(nn::Conv2d(1, 32, 3), nn::ReLU(), nn::AvgPool2d(2), nn::BatchNorm2d(32), nn::ReLU(),
+                     nn::Conv2d(nn::Conv2dOptions(32, 32, 3).padding(1)), nn::ReLU(),
+                     nn::AvgPool2d(nn::AvgPool2dOptions(2).stride(1)),
+                     nn::Conv2d(nn::Conv2dOptions(32, 32, 3).padding(1).bias(false)), nn::BatchNorm2d(32), nn::ReLU(),
+                     nn::Conv2d(nn::Conv2dOptions(32, 32, 3).stride(2).padding_mode(torch::kCircular).padding(1)),
+                     nn::ReLU(), nn::AvgPool2d(2), nn::Flatten(), nn::Linear(128, 10));
   lockstep::set_memory_format(*net, torch::MemoryFormat::ChannelsLast);
   return net;
 }

@@ -5,18 +5,18 @@
 //     const lockstep::FastKernels fast;
 //     …
 //
-// The net stays as it is: its modules, names, parameters and files. Results are LibTorch's but for rounding. Thread-safe
-// for different threads. What it brings, and where nothing: docs/results/2026-11-29-plain-modules.md.
+// The net stays as it is: its modules, names, parameters and files. Results are LibTorch's but for rounding.
+// Thread-safe for different threads. What it brings, and where nothing: docs/results/2026-11-29-plain-modules.md.
 #pragma once
 
 namespace lockstep {
 
-// While it lives, linear layers compute as fast_linear() does, and convolutions as ResidualBlock's: those of torch::nn's
-// modules and functions, also within a MultiheadAttention, and products with a transposed matrix. Convolutions gain if
-// the net is channels-last (set_memory_format()). All else stays LibTorch's: GPUs, other types than float32, autocast,
-// torch::InferenceMode. A backward computes as its forward did, inside of the scope or not. Take it in a net's forward,
-// or on all ranks for a whole loop; by grains bits depend on it. Scopes nest; with enabled = false LibTorch's kernels
-// compute inside.
+// While it lives, linear layers compute as fast_linear() does, and convolutions as ResidualBlock's: those of
+// torch::nn's modules and functions, also within a MultiheadAttention, and products with a transposed matrix.
+// Convolutions gain if the net is channels-last (set_memory_format()). All else stays LibTorch's: GPUs, other types
+// than float32, autocast, torch::InferenceMode. A backward computes as its forward did, inside of the scope or not.
+// Take it in a net's forward, or on all ranks for a whole loop; by grains bits depend on it. Scopes nest; with enabled
+// = false LibTorch's kernels compute inside.
 class [[nodiscard]] FastKernels {
  public:
   explicit FastKernels(bool enabled = true);
