@@ -24,6 +24,7 @@
 
 #include "base/number_text.hpp"
 #include "comm/meeting/launch_environment.hpp"
+#include "chosen_ranks.hpp"
 #include "commands.hpp"
 #include "crowded_cores.hpp"
 #include "help.hpp"
@@ -121,7 +122,8 @@ std::string settings(const TrainFlags& flags, const TrainOptions& options, const
       {"data", !std::holds_alternative<FashionMnist>(options.data)
                    ? source
                    : std::string(to_string(flat(options).data)) + " in " + source},
-      {"devices", to_string(options.devices) + ", " + ranks(options.devices)},
+      {"devices", to_string(options.devices) + ", " + ranks(options.devices) +
+                      (leaves_ranks_open(flags, options) ? ", the fastest way here" : "")},
       {"threads per rank", std::to_string(options.threads_per_rank)},
       {"batch size", batch_text(options)},
       {"optimizer",

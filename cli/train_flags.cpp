@@ -1,5 +1,7 @@
 #include "train_flags.hpp"
 
+#include "chosen_ranks.hpp"
+
 #include <lockstep/base/error.hpp>
 #include <lockstep/ranks/rank.hpp>
 
@@ -169,6 +171,7 @@ TrainOptions to_options(const TrainFlags& flags) {
     follow(*plan, flags.plan(), options);
   }
   check([&] { checked(options); });
+  if (leaves_ranks_open(flags, options)) choose_ranks(options);
   // Absolute paths let the run's config.json mean the same in every folder.
   auto* const images = std::get_if<FashionMnist>(&options.data);
   if (images != nullptr && !images->folder.empty()) images->folder = fs::absolute(images->folder);

@@ -1,6 +1,7 @@
 // models has nets, and layers that are faster than LibTorch's. It is a wing: component models, target
 // lockstep::models.
 //   models/conv_relu_pool  convolution, ReLU and pooling as one fast operator
+//   models/fast_kernels    lockstep's kernels for nets of LibTorch's own layers
 //   models/fuse_layers     fewer kernels on a GPU for a net of LibTorch's layers
 //   models/gpt             a language model of transformer blocks
 //   models/linear          a linear layer, with the faster of LibTorch's and oneDNN's kernels
@@ -12,6 +13,7 @@
 #pragma once
 
 #include <lockstep/models/conv_relu_pool.hpp>
+#include <lockstep/models/fast_kernels.hpp>
 #include <lockstep/models/fuse_layers.hpp>
 #include <lockstep/models/gpt.hpp>
 #include <lockstep/models/linear.hpp>

@@ -10,28 +10,20 @@
 #include <algorithm>
 #include <cstdlib>
 #include <exception>
-#include <filesystem>
-#include <fstream>
 #include <limits>
 #include <string>
 #include <vector>
 
-#include "base/number_text.hpp"
-#include "base/scramble.hpp"
 #include "base/seconds_since.hpp"
 #include "cpu_cores.hpp"
-#include "io/atomic_file.hpp"
+#include "io/kept_choice.hpp"
 #include "one_thread.hpp"
 
 namespace lockstep {
 namespace {
 
-namespace fs = std::filesystem;
-
 // What follows a product costs less where a tile is in the caches. That is worth as much of the products' time.
 constexpr double kWorthOfTiles = 1.15;
-
-constexpr const char* kMicroKernel = "micro-kernel";  // a word of the file
 
 // Tries oneDNN, which promises no order of additions: adding must round like the sum of two numbers.
 bool adds_whole_products(int64_t rows, int64_t columns, int64_t depth) {
@@ -71,35 +63,14 @@ bool is_measured_faster() {
   return own < kWorthOfTiles * libtorch;
 }
 
-// Names the file by all that the measurement depends on; empty if there is no cache folder.
-fs::path file_of_measurement() {
-  std::string key = cpu_name() + "|" + at::get_cpu_capability() + "|" + TORCH_VERSION;
+bool is_faster() {
+  std::string key = "products|" + cpu_name() + "|" + at::get_cpu_capability() + "|" + TORCH_VERSION;
   for (const char* const name : {"ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS"}) {
     const char* const value = std::getenv(name);
     key += "|" + std::string(value ? value : "");
   }
-  uint64_t hash = 0;
-  for (const char letter : key) hash = mix({hash, static_cast<unsigned char>(letter)});
-  const char* const cache = std::getenv("XDG_CACHE_HOME");
-  const char* const home = std::getenv("HOME");
-  if (!(cache && *cache) && !(home && *home)) return {};
-  const fs::path folder = cache && *cache ? fs::path(cache) : fs::path(home) / ".cache";
-  return folder / "lockstep" / ("products-" + hex_text(hash, 16));
-}
-
-bool is_faster() {
-  const fs::path file = file_of_measurement();
-  std::string kept;
-  std::ifstream(file) >> kept;
-  if (!kept.empty()) return kept == kMicroKernel;
-  const bool measured = is_measured_faster();
-  if (file.empty()) return measured;
-  try {
-    fs::create_directories(file.parent_path());
-    io::write_file(file, measured ? kMicroKernel : "libtorch");
-  } catch (const std::exception&) {  // without a file that can be written, each process measures
-  }
-  return measured;
+  const auto measure = [] { return is_measured_faster() ? "micro-kernel" : "libtorch"; };
+  return io::kept_choice(key, measure) == "micro-kernel";
 }
 
 bool find_micro_kernel() {

@@ -2,6 +2,7 @@
 
 #include <ATen/autocast_mode.h>
 #include <ATen/ops/conv2d.h>
+#include <ATen/ops/convolution.h>
 #include <ATen/ops/empty.h>
 #include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
@@ -12,6 +13,7 @@
 #include "own_kernels.hpp"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -30,15 +32,6 @@ bool suits_winograd(const Tensor& tensor) {
   return is_plain_float(tensor) && tensor.dim() == 4 && tensor.numel() > 0;
 }
 
-bool suits_winograd(const torch::nn::Conv2dImpl& conv) {
-  const auto& options = conv.options;
-  const auto* const padding = std::get_if<torch::ExpandingArray<2>>(&options.padding());
-  const auto is_one = [](const torch::ExpandingArray<2>& values) { return values->at(0) == 1 && values->at(1) == 1; };
-  return is_one(options.stride()) && is_one(options.dilation()) && options.groups() == 1 && padding != nullptr &&
-         is_one(*padding) && std::holds_alternative<torch::enumtype::kZeros>(options.padding_mode()) &&
-         !conv.bias.defined() && suits_winograd(conv.weight) && conv.weight.size(2) == 3 && conv.weight.size(3) == 3;
-}
-
 WinogradShape shape_of(const Tensor& x, int64_t out_channels) {
   return {.images = x.size(0),
           .height = x.size(2),
@@ -50,12 +43,13 @@ WinogradShape shape_of(const Tensor& x, int64_t out_channels) {
 // Transforming the weight of many channels costs more than it saves if there are fewer tiles.
 constexpr int64_t kLeastTiles = 8;
 
-bool suits_winograd(const torch::nn::Conv2dImpl& conv, const Tensor& x) {
+bool suits_winograd(const Tensor& x, const Tensor& weight, const Tensor& bias) {
   const WinogradKernels* const kernels = kernels::of_this_cpu().winograd;
-  return kernels != nullptr && suits_winograd(conv) && suits_winograd(x) &&
-         x.is_contiguous(MemoryFormat::ChannelsLast) && x.size(1) == conv.weight.size(1) &&
-         conv.weight.size(0) % kernels->channels == 0 && conv.weight.size(1) % kernels->channels == 0 &&
-         kernels->count_tiles(shape_of(x, conv.weight.size(0))) >= kLeastTiles &&
+  return kernels != nullptr && suits_winograd(x) && suits_winograd(weight) && weight.size(2) == 3 &&
+         weight.size(3) == 3 && x.is_contiguous(MemoryFormat::ChannelsLast) && x.size(1) == weight.size(1) &&
+         weight.size(0) % kernels->channels == 0 && weight.size(1) % kernels->channels == 0 &&
+         (!bias.defined() || (is_plain_float(bias) && bias.sizes() == at::IntArrayRef({weight.size(0)}))) &&
+         kernels->count_tiles(shape_of(x, weight.size(0))) >= kLeastTiles &&
          !at::autocast::is_autocast_enabled(at::kCPU);  // mixed precision would compute it in bfloat16
 }
 
@@ -130,33 +124,57 @@ Tensor gradient_of_weight(const Tensor& x, const Tensor& grad) {
 // ---- As a differentiable function ----------------------------------------------------------------------------------
 
 struct WinogradConvolution : torch::autograd::Function<WinogradConvolution> {
-  static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& weight) {
+  // `bias` is optional, since autograd takes no undefined inputs.
+  static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& weight,
+                        const std::optional<Tensor>& bias) {
+    ctx->saved_data["has_bias"] = bias.has_value();
     ctx->save_for_backward({x, weight});
-    return convolve(x, weight, /*for_gradient=*/false);
+    const Tensor y = convolve(x, weight, /*for_gradient=*/false);
+    return bias ? y.add_(bias->view({-1, 1, 1})) : y;
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const variable_list saved = ctx->get_saved_variables();
     const Tensor &x = saved[0], &weight = saved[1];
+    variable_list result(3);
+    if (ctx->saved_data["has_bias"].toBool() && ctx->needs_input_grad(2)) result[2] = grads[0].sum({0, 2, 3});
     if (at::GradMode::is_enabled()) {
-      const Tensor y = at::conv2d(x, weight, {}, /*stride=*/1, /*padding=*/1);
-      return differentiable_gradients(y, grads[0], {x, weight});
+      // Within FastKernels at::conv2d() would come here again.
+      const Tensor y = at::convolution(x, weight, {}, /*stride=*/1, /*padding=*/1, /*dilation=*/1,
+                                       /*transposed=*/false, /*output_padding=*/0, /*groups=*/1);
+      const variable_list found = differentiable_gradients(y, grads[0], {x, weight});
+      return {found[0], found[1], result[2]};
     }
     RECORD_USER_SCOPE_WITH_INPUTS("lockstep::conv2d_backward", read_by_kernels({weight}));
     const Tensor grad = grads[0].resolve_neg().contiguous(MemoryFormat::ChannelsLast);
-    variable_list result(2);
     if (ctx->needs_input_grad(0)) result[0] = convolve(grad, weight, /*for_gradient=*/true);
     if (ctx->needs_input_grad(1)) result[1] = gradient_of_weight(x, grad);
     return result;
   }
 };
 
+bool is_one(at::IntArrayRef values) {
+  return std::all_of(values.begin(), values.end(), [](int64_t value) { return value == 1; });
+}
+
 }  // namespace
 
+Tensor fast_conv2d(const Tensor& x, const Tensor& weight, const Tensor& bias, at::IntArrayRef stride,
+                   at::IntArrayRef padding, at::IntArrayRef dilation, int64_t groups) {
+  const bool suits =
+      is_one(stride) && is_one(padding) && is_one(dilation) && groups == 1 && suits_winograd(x, weight, bias);
+  if (!suits) return at::conv2d(x, weight, bias, stride, padding, dilation, groups);
+  RECORD_USER_SCOPE_WITH_INPUTS("lockstep::conv2d", read_by_kernels({weight, bias}));
+  return WinogradConvolution::apply(x, weight, bias.defined() ? std::optional(bias) : std::nullopt);
+}
+
 Tensor fast_conv2d(torch::nn::Conv2dImpl& conv, const Tensor& x) {
-  if (!suits_winograd(conv, x)) return conv.forward(x);
-  RECORD_USER_SCOPE_WITH_INPUTS("lockstep::conv2d", read_by_kernels({conv.weight}));
-  return WinogradConvolution::apply(x, conv.weight);
+  const auto& options = conv.options;
+  const auto* const padding = std::get_if<torch::ExpandingArray<2>>(&options.padding());
+  if (padding == nullptr || !std::holds_alternative<torch::enumtype::kZeros>(options.padding_mode())) {
+    return conv.forward(x);
+  }
+  return fast_conv2d(x, conv.weight, conv.bias, options.stride(), *padding, options.dilation(), options.groups());
 }
 
 }  // namespace lockstep

@@ -2,6 +2,7 @@
 
 #include <ATen/Context.h>
 #include <ATen/autocast_mode.h>
+#include <ATen/ops/_unsafe_view.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/mm.h>
@@ -40,7 +41,8 @@ class MicroKernelLinear : public torch::autograd::Function<MicroKernelLinear> {
     RECORD_USER_SCOPE_WITH_INPUTS("lockstep::linear", read_by_kernels({weight, bias}));
     auto sizes = x.sizes().vec();
     sizes.back() = weight.size(0);
-    const at::Tensor y = linear_product(rows_of(x), weight, bias, relu).view(sizes);
+    // Nobody may change a view of a Function in place, as torch::nn::functional::linear() would.
+    const at::Tensor y = at::_unsafe_view(linear_product(rows_of(x), weight, bias, relu), sizes);
     ctx->saved_data["has_bias"] = bias.has_value();
     ctx->save_for_backward(relu ? variable_list{x, weight, y} : variable_list{x, weight});
     return y;

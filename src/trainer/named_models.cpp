@@ -10,11 +10,11 @@
 namespace lockstep {
 namespace {
 
-// Fused layers cannot be split by channels.
+// Fused layers cannot be split by channels, and their BatchNorm cannot be made a SyncBatchNorm.
 bool takes_fused_layers(const TrainOptions& options) {
   const auto split = flat(options).split;
   const bool splits_channels = split && split->mesh.tensor > 1;
-  return !splits_channels;
+  return !splits_channels && !options.sync_batchnorm;
 }
 
 Task task_of_samples(const TrainOptions& options, Samples train, Samples test, const std::string& source) {

@@ -103,7 +103,7 @@ TEST(FastConv2d, RunsTheKernelsWhereTheyFit) {
   expect(Conv2d(three_by_three(32, 32)), x.contiguous(), false);
   expect(Conv2d(three_by_three(32, 33)), x, false);
   expect(Conv2d(three_by_three(33, 32)), images({2, 33, 5, 6}), false);
-  expect(Conv2d(three_by_three(32, 32).bias(true)), x, false);
+  expect(Conv2d(three_by_three(32, 32).bias(true)), x, true);
   expect(Conv2d(three_by_three(32, 32).stride(2)), x, false);
   expect(Conv2d(three_by_three(32, 32).stride({1, 2})), x, false);
   expect(Conv2d(three_by_three(32, 32).dilation(2)), x, false);
@@ -161,6 +161,16 @@ TEST(FastConv2d, CanBeDifferentiatedTwice) {
   const auto expected =
       second([&](const Tensor& x) { return torch::conv2d(x, weight, {}, 1, 1); }, x.to(torch::kDouble), weight);
   for (size_t i = 0; i < actual.size(); ++i) EXPECT_LE(relative_error(actual[i], expected[i]), 1e-5) << i;
+}
+
+TEST(FastConv2d, AddsABias) {
+  torch::manual_seed(7);
+  Conv2d conv(three_by_three(32, 64).bias(true)), without(three_by_three(32, 64));
+  without->weight = conv->weight;
+  const Tensor x = images({3, 32, 6, 7}), grad = images({3, 64, 6, 7}), y = fast_conv2d(*conv, x);
+  EXPECT_TRUE(y.equal(fast_conv2d(*without, x) + conv->bias.view({-1, 1, 1})));
+  const Tensor found = torch::autograd::grad({y}, {conv->bias}, {grad})[0];
+  EXPECT_LE(relative_error(found, grad.to(torch::kDouble).sum({0, 2, 3})), 1.5e-6);
 }
 
 TEST(FastConv2d, GivesTheSameBitsOnAnyNumberOfThreads) {

@@ -1,17 +1,22 @@
 // Labels: gpu
-// fuse_layers: the net computes what it computed, by fewer kernels on a GPU; and what it leaves alone.
+// fuse_layers: the net computes what it computed, by lockstep's kernels on CPUs and by fewer on a GPU; and what it
+// leaves alone.
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 #include <lockstep/devices/autocast.hpp>
 #include <lockstep/devices/device_info.hpp>
+#include <lockstep/devices/memory_format.hpp>
 #include <lockstep/models/fuse_layers.hpp>
 #include <lockstep/models/linear.hpp>
 #include <lockstep/models/models.hpp>
 
+#include "models/kernels/kernels.hpp"
 #include "support/simulated_device.hpp"
 
 #include <limits>
+#include <memory>
 #include <sstream>
+#include <typeinfo>
 #include <vector>
 
 namespace fuse_layers_test {
@@ -73,6 +78,96 @@ TEST(FuseLayers, KeepsNamesParametersAndResults) {
   }
 }
 
+// Each kind of layer that has one in its place, and others that look alike.
+nn::Sequential image_net() {
+  torch::manual_seed(1);
+  nn::Sequential net(nn::Conv2d(1, 32, 3), nn::ReLU(), nn::AvgPool2d(2), nn::BatchNorm2d(32), nn::ReLU(),
+                     nn::Conv2d(nn::Conv2dOptions(32, 32, 3).padding(1)), nn::ReLU(),
+                     nn::AvgPool2d(nn::AvgPool2dOptions(2).stride(1)),
+                     nn::Conv2d(nn::Conv2dOptions(32, 32, 3).padding(1).bias(false)), nn::BatchNorm2d(32), nn::ReLU(),
+                     nn::Conv2d(nn::Conv2dOptions(32, 32, 3).stride(2).padding_mode(torch::kCircular).padding(1)),
+                     nn::ReLU(), nn::AvgPool2d(2), nn::Flatten(), nn::Linear(128, 10));
+  lockstep::set_memory_format(*net, torch::MemoryFormat::ChannelsLast);
+  return net;
+}
+
+torch::Tensor gradients_of(nn::Sequential& net, torch::Tensor x) {
+  net->zero_grad();
+  x = x.detach().requires_grad_();
+  net->forward(x).square().sum().backward();
+  std::vector<torch::Tensor> all = {x.grad().flatten()};
+  for (const auto& parameter : net->parameters()) {
+    if (parameter.requires_grad()) all.push_back(parameter.grad().flatten());
+  }
+  return torch::cat(all);
+}
+
+TEST(FuseLayers, TakesEachKindOfLayer) {
+  for (const auto& device : devices()) {
+    SCOPED_TRACE(device.str());
+    for (const auto type : {torch::kFloat, torch::kDouble}) {
+      nn::Sequential plain = image_net(), fused = image_net();
+      for (auto net : {plain, fused}) {
+        net->to(device, type);
+        net->ptr(0)->parameters()[0].requires_grad_(false);
+      }
+      const auto before = fused->parameters();
+      EXPECT_EQ(fuse_layers(*fused), 0) << "none saves a kernel";
+      for (const size_t place : {0, 3, 5, 8, 9, 11, 15})
+        EXPECT_NE(typeid(*fused->ptr(place)), typeid(*plain->ptr(place))) << place;
+      for (const size_t place : {1, 2, 4, 10}) EXPECT_TRUE(fused->ptr(place)->as<nn::IdentityImpl>()) << place;
+      for (const size_t place : {6, 7, 12, 13}) EXPECT_EQ(typeid(*fused->ptr(place)), typeid(*plain->ptr(place)));
+      for (size_t i = 0; i < before.size(); ++i) EXPECT_TRUE(fused->parameters()[i].is_same(before[i]));
+      EXPECT_EQ(fused->named_parameters().keys(), plain->named_parameters().keys());
+      EXPECT_EQ(fused->named_buffers().keys(), plain->named_buffers().keys());
+
+      const auto x = torch::randn({8, 1, 18, 18}, torch::TensorOptions(device).dtype(type));
+      expect_near(gradients_of(fused, x), gradients_of(plain, x), 1e-3);
+      for (size_t i = 0; i < plain->buffers().size(); ++i) expect_near(fused->buffers()[i], plain->buffers()[i]);
+      fused->eval();
+      plain->eval();
+      const auto copy = std::dynamic_pointer_cast<nn::SequentialImpl>(fused->clone());
+      EXPECT_EQ(typeid(*copy->ptr(0)), typeid(*fused->ptr(0)));
+      for (auto net : {fused, nn::Sequential(copy)}) expect_near(net->forward(x), plain->forward(x), 1e-4);
+    }
+  }
+}
+
+TEST(FuseLayers, TakesFilesOfPlainNets) {
+  nn::Sequential plain = image_net(), fused = image_net();
+  fuse_layers(*fused);
+  const auto x = torch::randn({8, 1, 18, 18});
+  plain->forward(x);
+  for (const auto& parameter : plain->parameters()) parameter.data().add_(0.01);
+  std::stringstream file;
+  torch::save(plain, file);
+  torch::load(fused, file);
+  plain->eval();
+  fused->eval();
+  expect_near(fused->forward(x), plain->forward(x), 1e-4);
+}
+
+TEST(FuseLayers, TakesAnImageWithoutABatch) {
+  nn::Sequential net(nn::Conv2d(1, 4, 3), nn::ReLU(), nn::AvgPool2d(2));
+  const auto x = torch::randn({1, 9, 8});
+  const auto expected = net->forward(x);
+  fuse_layers(*net);
+  EXPECT_TRUE(net->forward(x).equal(expected));
+}
+
+TEST(FuseLayers, CallsTheKernels) {
+  const auto names_of = [](nn::Sequential net, const torch::Tensor& x) {
+    fuse_layers(*net);
+    return net->forward(x.contiguous(torch::MemoryFormat::ChannelsLast)).grad_fn()->name();
+  };
+  const auto image = torch::randn({32, 32, 6, 6});
+  EXPECT_THAT(names_of(nn::Sequential(nn::BatchNorm2d(32), nn::ReLU()), image), testing::HasSubstr("BatchNormRelu"));
+  EXPECT_THAT(names_of(nn::Sequential(nn::Conv2d(32, 4, 3), nn::ReLU(), nn::AvgPool2d(2)), image),
+              testing::HasSubstr("ConvReluPool"));
+  EXPECT_THAT(names_of(nn::Sequential(nn::Conv2d(nn::Conv2dOptions(32, 32, 3).padding(1))), image),
+              testing::HasSubstr(lockstep::kernels::of_this_cpu().winograd ? "Winograd" : "Convolution"));
+}
+
 TEST(FuseLayers, TakesTheTypesOfAutocastAndASecondDerivative) {
   for (const auto& device : devices()) {
     SCOPED_TRACE(device.str());
@@ -125,7 +220,7 @@ TEST(FuseLayers, SaysWhatTheLayersAre) {
   fuse_layers(*net);
   std::ostringstream text;
   text << *net;
-  EXPECT_THAT(text.str(), testing::HasSubstr("lockstep::LinearRelu(6, 16)"));
+  EXPECT_THAT(text.str(), testing::HasSubstr("lockstep::LinearRelu: torch::nn::Linear(in_features=6"));
 }
 
 }  // namespace fuse_layers_test

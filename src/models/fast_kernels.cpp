@@ -1,0 +1,108 @@
+#include <ATen/ops/_unsafe_view.h>
+#include <ATen/ops/addmm.h>
+#include <ATen/ops/conv2d.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/matmul.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/library.h>
+#include <lockstep/models/fast_kernels.hpp>
+#include <lockstep/models/linear.hpp>
+
+#include "conv2d.hpp"
+#include "linear_products.hpp"
+
+#include <cstdint>
+#include <optional>
+
+namespace lockstep {
+namespace {
+
+// LibTorch asks this key first, in threads that have turned it on. The key is for autocast on Graphcore's processors,
+// and LibTorch has no kernels there. (The key of the CPU's autograd has a kernel for addmm, which nobody could call if
+// another one took that place.)
+constexpr auto fast = c10::DispatchKey::AutocastIPU;
+
+void turn(bool on) {
+  c10::impl::tls_set_dispatch_key_included(fast, on);
+  c10::impl::tls_set_dispatch_key_excluded(fast, !on);  // autocast's keys are excluded by default
+}
+
+// An operator that is called within another one's kernel gets no gradient, nor does any in InferenceMode.
+bool is_within_kernel() {
+  return c10::impl::tls_is_dispatch_keyset_excluded(c10::autograd_dispatch_keyset);
+}
+
+// Gives a weight [out, in] whose transpose this is, or nothing if it has no such order in memory. A layer's weight is
+// given itself, since fast_linear() hands over the gradients of parameters by grains.
+at::Tensor weight_of(const at::Tensor& transposed) {
+  if (transposed.dim() != 2 || !transposed.t().is_contiguous()) return {};
+  if (transposed.is_view()) {
+    const at::Tensor base(transposed._base());
+    if (base.dim() == 2 && base.is_contiguous() && base.sizes() == transposed.t().sizes() &&
+        base.requires_grad() == transposed.requires_grad()) {
+      return base;
+    }
+  }
+  return transposed.t();
+}
+
+// Computes rows, since fast_linear()'s result of more dimensions is a view, which nobody may change in place. But
+// torch::nn::functional::linear() adds the bias in place.
+at::Tensor product(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias = {}) {
+  if (x.dim() < 3 || x.numel() == 0) return fast_linear(x, weight, bias);
+  auto sizes = x.sizes().vec();
+  sizes.back() = weight.size(0);
+  return at::_unsafe_view(fast_linear(rows_of(x), weight, bias), sizes);
+}
+
+// fast_linear() and fast_conv2d() leave to LibTorch's operators what their kernels are not made for. So each turns the
+// key off, or these operators would come here again.
+at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
+  const FastKernels off(/*enabled=*/false);
+  return is_within_kernel() ? at::linear(x, weight, bias) : product(x, weight, bias.value_or(at::Tensor()));
+}
+
+// torch::nn::functional::linear() calls this one for x [n, in] with a bias, and else matmul.
+at::Tensor addmm(const at::Tensor& bias, const at::Tensor& x, const at::Tensor& transposed, const at::Scalar& beta,
+                 const at::Scalar& alpha) {
+  const FastKernels off(/*enabled=*/false);
+  const bool suits = !is_within_kernel() && bias.dim() == 1 && beta.equal(1) && alpha.equal(1);
+  const at::Tensor weight = suits ? weight_of(transposed) : at::Tensor();
+  return weight.defined() ? fast_linear(x, weight, bias) : at::addmm(bias, x, transposed, beta, alpha);
+}
+
+at::Tensor matmul(const at::Tensor& x, const at::Tensor& transposed) {
+  const FastKernels off(/*enabled=*/false);
+  const at::Tensor weight = x.dim() >= 2 && !is_within_kernel() ? weight_of(transposed) : at::Tensor();
+  return weight.defined() ? product(x, weight) : at::matmul(x, transposed);
+}
+
+at::Tensor conv2d(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+                  at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef dilation, int64_t groups) {
+  const FastKernels off(/*enabled=*/false);
+  if (is_within_kernel()) return at::conv2d(x, weight, bias, stride, padding, dilation, groups);
+  return fast_conv2d(x, weight, bias.value_or(at::Tensor()), stride, padding, dilation, groups);
+}
+
+}  // namespace
+
+FastKernels::FastKernels(bool enabled) : before_(c10::impl::tls_is_dispatch_key_included(fast)) {
+  turn(enabled);
+}
+
+FastKernels::~FastKernels() {
+  turn(before_);
+}
+
+TORCH_LIBRARY_IMPL(_, AutocastIPU, library) {
+  library.fallback(torch::CppFunction::makeFallthrough());  // other operators cost nothing
+}
+
+TORCH_LIBRARY_IMPL(aten, AutocastIPU, library) {
+  library.impl("linear", linear);
+  library.impl("addmm", addmm);
+  library.impl("matmul", matmul);
+  library.impl("conv2d", conv2d);
+}
+
+}  // namespace lockstep
