@@ -1,7 +1,5 @@
 #include "train_flags.hpp"
 
-#include "chosen_ranks.hpp"
-
 #include <lockstep/base/error.hpp>
 #include <lockstep/ranks/rank.hpp>
 
@@ -13,6 +11,7 @@
 #include <sstream>
 
 #include "add_option.hpp"
+#include "chosen_ranks.hpp"
 #include "flag_checks.hpp"
 #include "io/reason.hpp"
 #include "run_name.hpp"
