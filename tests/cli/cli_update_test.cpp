@@ -61,7 +61,7 @@ TEST_F(CliUpdate, ShowsKeepsAndRepeatsALargerBatch) {
   EXPECT_THAT(adam.out, HasSubstr("\n  learning rate     0.001, linear for 128 / 32 samples = 0.004"));
 }
 
-TEST_F(CliUpdate, FlagsOverrideARecipe) {  // as train() gives --batch-size and --epochs
+TEST_F(CliUpdate, FlagsOverrideARecipe) {  // train() gives --batch-size and --epochs
   const Finished run = run_program(train({"--recipe", "fast", "--name", "fast", "--lr", "0.01"}), surroundings());
   ASSERT_EQ(run.code, 0) << run.err;
   EXPECT_THAT(run.out,
