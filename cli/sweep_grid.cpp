@@ -39,8 +39,8 @@ std::string grid_name(const TrainOptions& options) {
 void add_flags(CLI::App& app, SweepFlags& flags) {
   add_flags(app, flags.train);
   // Removes flags that are an axis here, and flags that are for a single run.
-  for (const char* name : {"--devices", "--batch-size", "--scale-batch", "--lr", "--scale-lr", "--config", "--resume",
-                           "--plan", "--trace", "--progress"}) {
+  for (const char* name : {"--devices", "--batch-size", "--scale-batch", "--lr", "--scale-lr", "--config", "--recipe",
+                           "--resume", "--plan", "--trace", "--progress"}) {
     app.remove_option(app.get_option(name));
   }
   app.get_option("--name")->description("folder of this sweep in --runs-dir; finished runs in it stay");

@@ -17,6 +17,7 @@ enum class ProgressMode { bar, lines, none };
 struct TrainFlags {
   Given given;
   std::string config;  // the configuration file; empty: none
+  std::string recipe;  // "fast"; empty: none
   std::string runs_dir = "runs";
   std::optional<std::string> name;
   std::string progress = "auto";
@@ -31,7 +32,8 @@ struct TrainFlags {
 void add_flags(CLI::App& app, TrainFlags& flags);
 
 // Adds up all options. Later ones override earlier ones: the defaults; --config's file, or the options of --resume's
-// run; --plan's file; the flags that were given. Devices are resolved, and paths of data are absolute. run_dir is
+// run; --plan's file; --recipe's settings; the flags that were given. Devices are resolved, and paths of data are
+// absolute. run_dir is
 // --name's folder, or the resumed run's, or new_run_dir's. With --plan auto, plan_here() measures later. Throws
 // UsageError for a flag, Error for a file.
 TrainOptions to_options(const TrainFlags& flags);

@@ -39,6 +39,7 @@ on_gpu = [
      ["--devices", "2xcuda:0", "--cuda-graph"]),
     ("pytorch-gpu", "PyTorch, eager on cuda:0", "pytorch", ["--device", "cuda"]),
     ("pytorch-graph", "PyTorch, CUDA graph on cuda:0", "pytorch", ["--device", "cuda", "--graph"]),
+    ("pytorch-compile", "PyTorch, torch.compile on cuda:0", "pytorch", ["--device", "cuda", "--compile"]),
 ]
 environments = {key: {"OMP_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads}
                 for key, threads in (("mxnet-1", "1"), ("mxnet-contexts", "1"), ("mxnet-2", "2"))}
@@ -177,7 +178,7 @@ def write_draws(python, env, folder, samples, epochs):
                "--seed", settings["seed"]], env)
 
 
-def make(table, options, data_dir, samples, epochs, work):
+def make(table, options, data_dir, samples, epochs, work, settings=settings):
     """The contenders of the table and the versions of what they are; `work` is a folder that outlives them."""
     flags = ["--data-dir", data_dir]
     for name, value in settings.items():

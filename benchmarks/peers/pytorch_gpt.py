@@ -58,16 +58,11 @@ def load_text(options, device):
     return sequences(text[:trained]), sequences(text[trained:])
 
 
-def adamw(net, options):
-    return torch.optim.AdamW(net.parameters(), lr=options.lr, weight_decay=0, fused=True,
-                             capturable=options.graph > 0)
-
-
 def main():
     parser = task.parser(__doc__)
     for name, size in (("layers", 4), ("heads", 4), ("embedding", 128), ("context", 128)):  # gpt's default sizes
         parser.add_argument(f"--{name}", type=int, default=size)
-    pytorch_lenet.run(parser, Gpt, load_text, adamw)
+    pytorch_lenet.run(parser, Gpt, load_text)
 
 
 if __name__ == "__main__":

@@ -3,11 +3,12 @@ process or as DistributedDataParallel over several, on the CPU; on a GPU eager, 
 steps.
 
 The same task as `lockstep train`: the same network and, for the same seed, the same initial weights and the same
-minibatches, so that losses can be compared to rounding; plain SGD on the mean cross-entropy. Prints what lockstep
+minibatches, so that losses can be compared to rounding; optimizers and schedules have lockstep's flags. Prints what lockstep
 writes into metrics.jsonl: one JSON object per epoch, whose `seconds` times the training alone. pytorch_resnet18.py,
 pytorch_mlp.py and pytorch_gpt.py train other networks with it.
 """
 
+import math
 import os
 import pathlib
 import shutil
@@ -27,8 +28,27 @@ def load_images(options, device):
     return load(options.data_dir, "train", device), load(options.data_dir, "t10k", device)
 
 
-def sgd(net, options):
-    return torch.optim.SGD(net.parameters(), lr=options.lr, fused=True)
+def make_optimizer(net, options):
+    # A CUDA graph reads the learning rate at each replay, so there it is a tensor.
+    lr = torch.tensor(options.lr, device=options.device) if options.graph else options.lr
+    if options.optimizer == "sgd":
+        return torch.optim.SGD(net.parameters(), lr=lr, momentum=options.momentum, fused=True)
+    kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[options.optimizer]
+    return kind(net.parameters(), lr=lr, weight_decay=0, fused=True, capturable=options.graph > 0)
+
+
+def set_rate(optimizer, options, epochs_done):
+    """As lockstep's learning_rate_at (src/optim/learning_rate.cpp)."""
+    rate = options.lr
+    if epochs_done < options.warmup:
+        rate *= (1 + 999 * epochs_done / options.warmup) / 1000
+    elif options.schedule == "cosine":
+        rate *= (1 + math.cos(math.pi * (epochs_done - options.warmup) / (options.epochs - options.warmup))) / 2
+    for group in optimizer.param_groups:
+        if torch.is_tensor(group["lr"]):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
 
 
 def load(folder, prefix, device):
@@ -55,7 +75,7 @@ def lenet(options):
 
 
 def memory_format(options):
-    return torch.channels_last if options.channels_last else torch.contiguous_format
+    return torch.channels_last if options.memory_format == "channels-last" else torch.contiguous_format
 
 
 def mean_loss(net, x, y, bf16=False):
@@ -96,7 +116,7 @@ def compile_now(net, x, y, sizes, bf16=False):
 
 def as_graph(step, net, optimizer, size, steps):
     """The function that trains on an order of samples, `steps` steps of `size` samples as one CUDA graph that is
-    replayed; what is left of the order as it is."""
+    replayed; what is left of the order as it is. It calls before(n) before a graph whose first step is the n-th."""
     index = torch.zeros(steps, size, dtype=torch.long, device="cuda")
     initial = [parameter.detach().clone() for parameter in net.parameters()]
     stream = torch.cuda.Stream()
@@ -118,12 +138,14 @@ def as_graph(step, net, optimizer, size, steps):
         for part in index:
             step(part)
 
-    def train_on(order):
+    def train_on(order, before):
         whole = len(order) // index.numel() * index.numel()
-        for part in order[:whole].view(-1, steps, size):
+        for number, part in enumerate(order[:whole].view(-1, steps, size)):
+            before(number * steps)
             index.copy_(part)
             graph.replay()
-        for part in order[whole:].split(size):
+        for number, part in enumerate(order[whole:].split(size)):
+            before(whole // size + number)
             step(part)
 
     return train_on
@@ -135,7 +157,7 @@ def accuracy(net, x, y):
     return sum((net(images).argmax(1) == labels.flatten()).sum().item() for images, labels in parts) / y.numel()
 
 
-def train(process, options, store, make_net, load_data, make_optimizer):
+def train(process, options, store, make_net, load_data):
     """One process of options.processes, with the network make_net(options); the first one prints."""
     torch.set_num_threads(options.threads)
     device = torch.device(options.device)
@@ -159,24 +181,28 @@ def train(process, options, store, make_net, load_data, make_optimizer):
     optimizer = make_optimizer(net, options)
     sums = torch.zeros(2, dtype=torch.double, device=device)
     told_once = {}
+    bf16 = options.precision == "bf16"
     if options.compile:
         part_sizes = sorted((size // options.processes for size in sizes), reverse=True)
-        told_once["compile_seconds"] = compile_now(net, train_x, train_y, part_sizes, options.bf16)
-    step = make_step(net, optimizer, train_x, train_y, sums, memory_format(options), options.bf16)
+        told_once["compile_seconds"] = compile_now(net, train_x, train_y, part_sizes, bf16)
+    step = make_step(net, optimizer, train_x, train_y, sums, memory_format(options), bf16)
 
-    def train_on(order):
-        for index in order.split(options.batch_size):
+    def train_on(order, before):
+        for number, index in enumerate(order.split(options.batch_size)):
+            before(number)
             step(index.chunk(options.processes)[process])
 
     if options.graph:
         train_on = as_graph(step, plain, optimizer, min(options.batch_size, len(train_x)), options.graph)
 
+    steps = math.ceil(len(train_x) / options.batch_size)
     for epoch in range(1, options.epochs + 1):
         wait_for_all(device, data_parallel)
         start = time.perf_counter()
         sums.zero_()
         plain.train()
-        train_on(draws.shuffled(len(train_x), options.seed, epoch).to(device))
+        train_on(draws.shuffled(len(train_x), options.seed, epoch).to(device),
+                 lambda number: set_rate(optimizer, options, epoch - 1 + number / steps))
         if data_parallel:
             torch.distributed.all_reduce(sums)
         loss, correct = (sums / len(train_x)).tolist()  # waits for a GPU
@@ -204,7 +230,7 @@ def check_compiler():
                  "apt-get install g++ python3-dev")
 
 
-def run(parser, make_net, load_data=load_images, make_optimizer=sgd):
+def run(parser, make_net, load_data=load_images):
     """What the program does, with the parser's flags and these. The functions are of a module. The network's logits are
     [m, classes], for m answers in y."""
     parser.add_argument("--threads", type=int, default=1, help="intra-op threads of each process")
@@ -213,8 +239,12 @@ def run(parser, make_net, load_data=load_images, make_optimizer=sgd):
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--graph", type=int, nargs="?", const=1, default=0, metavar="STEPS",
                         help="CUDA graphs of so many whole steps (1); with --device cuda")
-    parser.add_argument("--bf16", action="store_true", help="PyTorch's autocast to bfloat16")
-    parser.add_argument("--channels-last", action="store_true", help="images and weights pixel by pixel in memory")
+    parser.add_argument("--optimizer", choices=["sgd", "adam", "adamw"], default="sgd")
+    parser.add_argument("--momentum", type=float, default=0, help="of sgd")
+    parser.add_argument("--schedule", choices=["constant", "cosine"], default="constant")
+    parser.add_argument("--warmup", type=float, default=0, help="epochs in which the learning rate grows")
+    parser.add_argument("--precision", choices=["float32", "bf16"], default="float32", help="bf16: PyTorch's autocast")
+    parser.add_argument("--memory-format", choices=["contiguous", "channels-last"], default="contiguous")
     options = parser.parse_args()
 
     on_gpu = options.device == "cuda"
@@ -230,12 +260,11 @@ def run(parser, make_net, load_data=load_images, make_optimizer=sgd):
     torch.backends.cudnn.allow_tf32 = False  # as lockstep's --precision float32
 
     if options.processes == 1:
-        train(0, options, None, make_net, load_data, make_optimizer)
+        train(0, options, None, make_net, load_data)
         return
     with tempfile.TemporaryDirectory() as folder:  # the processes meet in a file: no port to choose
         torch.multiprocessing.spawn(
-            train, args=(options, pathlib.Path(folder, "store"), make_net, load_data, make_optimizer),
-            nprocs=options.processes)
+            train, args=(options, pathlib.Path(folder, "store"), make_net, load_data), nprocs=options.processes)
 
 
 def main():

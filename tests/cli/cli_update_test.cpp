@@ -61,6 +61,15 @@ TEST_F(CliUpdate, ShowsKeepsAndRepeatsALargerBatch) {
   EXPECT_THAT(adam.out, HasSubstr("\n  learning rate     0.001, linear for 128 / 32 samples = 0.004"));
 }
 
+TEST_F(CliUpdate, FlagsOverrideARecipe) {  // train() gives --batch-size and --epochs
+  const Finished run = run_program(train({"--recipe", "fast", "--name", "fast", "--lr", "0.01"}), surroundings());
+  ASSERT_EQ(run.code, 0) << run.err;
+  EXPECT_THAT(run.out,
+              AllOf(HasSubstr("\n  batch size        32 over all ranks\n"), HasSubstr("\n  optimizer         adam\n"),
+                    HasSubstr("\n  learning rate     0.01, from 1e-05 over 0.2 epochs of warm-up, cosine\n"),
+                    HasSubstr("\n  epochs            2\n")));
+}
+
 TEST_F(CliUpdate, ShowsAndKeepsUnequalParts) {
   const Finished run = run_program(train({"--name", "first", "--balance", "3,1"}), surroundings());
   ASSERT_EQ(run.code, 0) << run.err;
@@ -93,6 +102,8 @@ TEST_F(CliUpdate, ShowsAndKeepsAGrain) {
 }
 
 TEST_F(CliUpdate, RefusesWhatMakesNoSense) {
+  expect_refused({"--recipe", "fast", "--model", "mlp"}, {"--recipe fast", "lenet", "mlp"});
+  expect_refused({"--recipe", "slow"}, {"\"slow\"", "fast"});
   expect_refused({"--grain", "0"}, {"--grain: 0 is too small"});
   expect_refused({"--grain", "33"}, {"--grain is 33; it must be from 1 to 32"});
   expect_refused({"--balance", "fast"}, {"\"fast\"", "equal, auto, or a share for each device, as in 2,1"});

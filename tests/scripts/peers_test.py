@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""benchmarks/peers: what the report concludes from figures, and that a contender that is missing is named.
+"""benchmarks/peers and race: what they conclude from figures, and that a contender that is missing is named.
 
     peers_test.py
 """
@@ -8,6 +8,7 @@ import sys
 
 sys.dont_write_bytecode = True
 
+import argparse
 import importlib.machinery
 import importlib.util
 import pathlib
@@ -24,7 +25,7 @@ import task
 
 
 def program(name):
-    """A program of benchmarks/peers as a module."""
+    """A program of benchmarks/peers, or beside it, as a module."""
     loader = importlib.machinery.SourceFileLoader(name, str(peers / name))
     module = importlib.util.module_from_spec(importlib.util.spec_from_loader(name, loader))
     sys.modules[name] = module  # where its dataclasses are looked up
@@ -32,7 +33,7 @@ def program(name):
     return module
 
 
-models = program("models")
+models, race = program("models"), program("../race")
 
 
 def row(key, seconds, first_loss=2.3, last_loss=1.6, unavailable=None):
@@ -122,6 +123,34 @@ class Models(unittest.TestCase):
             task.write_random_samples(data, 5, 3)
             self.assertEqual(task.read_idx(data, "train-images-idx3-ubyte")[2], (5, 28, 28))
             self.assertEqual(task.read_idx(data, "t10k-labels-idx1-ubyte")[2], (3,))
+
+
+class Race(unittest.TestCase):
+    def seconds(self, limit=race.never, accuracies=(), then=""):
+        """Of a program that prints an evaluation with each accuracy, to 0.85."""
+        script = f"import json, time; [print(json.dumps(dict(test_accuracy=a)), flush=True) for a in {accuracies}]; {then}"
+        contender = contenders.Contender("ddp", "name", "pytorch", [sys.executable, "-c", script], {})
+        return race.seconds_to(contender, "--lr 1", 1, 0.85, limit)
+
+    def test_the_clock_stops_at_the_accuracy(self):
+        self.assertLess(self.seconds(accuracies=(0.1, 0.85), then="time.sleep(1000)"), race.never)
+
+    def test_never(self):
+        self.assertEqual(self.seconds(accuracies=(0.1, 0.84)), race.never)
+        self.assertEqual(self.seconds(limit=0.1, then="time.sleep(1000)"), race.never)
+
+    def test_a_failure_is_told(self):
+        with self.assertRaisesRegex(contenders.Unavailable, "no memory"):
+            self.seconds(accuracies=(0.1,), then="raise SystemExit('no memory')")
+
+    def test_the_fastest_recipe_of_seed_0_counts(self):
+        with tempfile.TemporaryDirectory() as folder:
+            file = pathlib.Path(folder, "results")
+            file.write_text("".join(f'["ddp", "{recipe}", {seed}, {accuracy}, {seconds}]\n' for recipe, seed, accuracy, seconds in (
+                ("a", 0, 0.85, 9), ("b", 0, 0.85, 8), ("c", 0, 0.85, "Infinity"), ("a", 0, 0.9, 1), ("a", 1, 0.85, 1),
+                ("b", 2, 0.85, 7), ("b", 1, 0.85, 20))))
+            measured = race.Race(argparse.Namespace(to=0.85, results=file))
+        self.assertEqual(measured.results(contenders.Contender("ddp", "name", "pytorch", [], {})), ("b", [20, 7]))
 
 
 class Choice(unittest.TestCase):
