@@ -1,6 +1,6 @@
 #include "backward_report.hpp"
 
-#include <ATen/ops/zeros.h>
+#include <ATen/ops/empty.h>
 #include <lockstep/base/error.hpp>
 
 #include "ranks/gather.hpp"
@@ -15,36 +15,39 @@ namespace {
 constexpr int64_t kCompared = 256;  // so many values take less than a microsecond
 
 // Gives the same on every machine. The hashes of all ranks travel as a sum with zeros.
-int64_t hash_of(const std::vector<bool>& flags) {
+int64_t hash_of_frozen(const std::vector<GradientSlot>& slots) {
   uint64_t hash = 14695981039346656037u;  // FNV-1a
-  for (const bool flag : flags) hash = (hash ^ (flag ? 1u : 0u)) * 1099511628211u;
+  for (const auto& slot : slots) hash = (hash ^ (slot.parameter.requires_grad() ? 0u : 1u)) * 1099511628211u;
   return static_cast<int64_t>(hash);
 }
 
 }  // namespace
 
-void BackwardReport::post(const std::vector<bool>& had, const std::vector<bool>& frozen, const PartSizes& sizes,
-                          const Compared& compared) {
-  parameters_ = had.size();
-  const int64_t hash = hash_of(frozen);
+void BackwardReport::post(const std::vector<GradientSlot>& slots, const PartSizes& sizes,
+                          const GradientSlot* compared) {
+  parameters_ = slots.size();
+  const int64_t hash = hash_of_frozen(slots);
   if (std::exchange(frozen_, hash) != hash && ++changes_ <= kChecksOnGpu) checked_ = 0;
   const bool on_gpu = !rank_.device().is_cpu();
-  const auto options = at::TensorOptions(at::kLong).pinned_memory(on_gpu);  // the host waits for no copy of it
-  on_host_ = at::zeros({size(parameters_, rank_.world_size())}, options);
-  auto* const cells = on_host_.data_ptr<int64_t>();
-  for (size_t i = 0; i < had.size(); ++i) cells[i] = had[i] ? 1 : 0;
-  auto* const mine = cells + had.size() + static_cast<size_t>(kNumbers * rank_.index());
+  const int64_t numbers = size(parameters_, rank_.world_size());
+  if (on_gpu || on_host_.numel() != numbers) {  // a GPU may still copy the one before, and the host waits for no copy
+    on_host_ = at::empty({numbers}, at::TensorOptions(at::kLong).pinned_memory(on_gpu));
+  }
+  auto* const cells = on_host_.mutable_data_ptr<int64_t>();
+  for (size_t i = 0; i < parameters_; ++i) cells[i] = slots[i].had ? 1 : 0;
+  std::fill(cells + parameters_, cells + numbers, 0);
+  auto* const mine = cells + parameters_ + static_cast<size_t>(kNumbers * rank_.index());
   mine[0] = sizes.local;
   mine[1] = sizes.accumulated;
   mine[2] = sizes.global;
   mine[3] = sizes.mark;
-  mine[4] = digest_of(compared.values);
+  compared_ = compared;
+  mine[4] = digest();
   mine[5] = frozen_;
-  compared_ = compared.name;
   ++posted_;
   if (rank_.world_size() == 1) return;
-  table_ = on_host_.to(rank_.device(), at::kLong, /*non_blocking=*/true);
-  on_host_.reset();
+  table_ = on_host_;
+  if (on_gpu) table_ = std::exchange(on_host_, {}).to(rank_.device(), at::kLong, /*non_blocking=*/true);
   work_ = CommunicationHook::post_allreduce(rank_, table_, c10d::ReduceOp::SUM);
 }
 
@@ -66,9 +69,10 @@ bool BackwardReport::reads_all() const {
 
 // The digest covers a few values, at another place each time that the parameter's turn comes. A digest of 0 says
 // nothing: there is nothing to compare, or reading would cost too much.
-int32_t BackwardReport::digest_of(const at::Tensor& values) const {
-  if (rank_.world_size() == 1 || !reads_all() || !values.defined() || !values.is_contiguous() || values.numel() == 0)
-    return 0;
+int32_t BackwardReport::digest() const {
+  if (rank_.world_size() == 1 || !reads_all() || compared_ == nullptr) return 0;
+  const at::Tensor& values = compared_->parameter;
+  if (!values.is_contiguous() || values.numel() == 0) return 0;
   const int64_t begin = posted_ * kCompared % values.numel();
   const at::Tensor few = values.detach().view({-1}).narrow(0, begin, std::min(kCompared, values.numel() - begin));
   return static_cast<int32_t>(static_cast<uint64_t>(tensor_hash(few)) >> 33) | 1;
@@ -87,24 +91,26 @@ void BackwardReport::check_sizes(const int64_t* sizes) const {
   const int64_t global = sizes[2];
   int64_t local = 0, accumulated = 0;
   bool equal = true, known = true;
-  std::string parts;
+  const auto of = [sizes](int rank) { return sizes + static_cast<ptrdiff_t>(kNumbers) * rank; };
   for (int rank = 0; rank < rank_.world_size(); ++rank) {
-    const int64_t* const theirs = sizes + static_cast<ptrdiff_t>(kNumbers) * rank;
-    local += theirs[0];
-    accumulated += theirs[1];
-    equal = equal && theirs[2] == global;
-    known = known && theirs[2] > 0;
-    parts += (rank == 0 ? "" : ", ") + std::string("rank ") + std::to_string(rank) + " " + std::to_string(theirs[0]) +
-             " of " + std::to_string(theirs[2]);
+    local += of(rank)[0];
+    accumulated += of(rank)[1];
+    equal = equal && of(rank)[2] == global;
+    known = known && of(rank)[2] > 0;
   }
   if (!known) return;  // no single Loss made this backward
+  // Parts under no_sync() add up to a batch, or to several.
+  if (equal && (local == global || (local < global && accumulated > 0 && accumulated % global == 0))) return;
+  std::string parts;
+  for (int rank = 0; rank < rank_.world_size(); ++rank) {
+    parts += (rank == 0 ? "rank " : ", rank ") + std::to_string(rank) + " " + std::to_string(of(rank)[0]) + " of " +
+             std::to_string(of(rank)[2]);
+  }
   if (!equal) {
     throw Error(name_ + ": the ranks' parts are of global batches of different sizes (" + parts +
                     "). Give all ranks the same data and the same batch size",
                 {Error::difference});
   }
-  // Parts under no_sync() add up to a batch, or to several.
-  if (local == global || (local < global && accumulated > 0 && accumulated % global == 0)) return;
   throw Error(
       name_ + ": the ranks' parts have " + std::to_string(local) + " samples together, but their global batch " +
           std::to_string(global) + " (" + parts + "), so the gradients would be wrong by that factor. " +
@@ -152,7 +158,7 @@ void BackwardReport::check_networks(const int64_t* parts) {
   while (other < rank_.world_size() && digest(other) == digest(0)) ++other;
   if (other >= rank_.world_size()) return;
   const std::string text =
-      ": the ranks' networks differ: " + compared_ + " of rank " + std::to_string(other) + " is not that of rank 0. " +
+      ": the ranks' networks differ: " + compared_->name + " of rank " + std::to_string(other) + " is not that of rank 0. " +
       "Load weights before the DataParallel is made, or on all ranks; call step() on all ranks, with the same " +
       "settings; what follows a loss, such as a learning rate, must follow Loss::global_item()";
   const comm::RankPlace& place = comm::RankPlace::of(rank_);

@@ -10,6 +10,7 @@
 #include <lockstep/data_parallel/communication_hook.hpp>
 #include <lockstep/ranks/rank.hpp>
 
+#include "gradient_slots.hpp"
 #include "part_sizes.hpp"
 
 #include <cstdint>
@@ -29,16 +30,10 @@ class BackwardReport {
     return static_cast<int64_t>(parameters) + int64_t{kNumbers} * ranks;
   }
 
-  // Is a parameter to compare, whose values should be equal on all ranks. Each backward takes another one.
-  struct Compared {
-    std::string name;
-    at::Tensor values = {};  // undefined: there is none
-  };
-
-  // `had` says which parameters had a gradient here, in an order that all ranks share, and `frozen` which are frozen.
-  // Post a report on all ranks, at the same place among their calls.
-  void post(const std::vector<bool>& had, const std::vector<bool>& frozen, const PartSizes& sizes,
-            const Compared& compared);
+  // The slots are in an order that all ranks share. The values of the parameter `compared` should be equal on all ranks;
+  // give another one in each backward, or null, and keep it until wait(). Post a report on all ranks, at the same place
+  // among their calls.
+  void post(const std::vector<GradientSlot>& slots, const PartSizes& sizes, const GradientSlot* compared);
 
   // Waits for the report. Throws Error, on all ranks, if the parts do not make up the batch or are of several batches,
   // if the ranks have frozen different parameters, and if their networks differ. Between processes a difference is a
@@ -58,19 +53,20 @@ class BackwardReport {
   void check_marks(const int64_t* parts) const;
   void check_frozen(const int64_t* parts) const;
   bool reads_all() const;  // tells whether this backward's table is read whole
-  int32_t digest_of(const at::Tensor& values) const;
+  int32_t digest() const;  // of a few of the compared parameter's values
   void check_networks(const int64_t* parts);
 
   Rank rank_;
   const std::string name_;
   size_t parameters_ = 0;
-  at::Tensor table_, on_host_;  // a number for each parameter, and kNumbers for each rank
+  at::Tensor on_host_;  // a number for each parameter, and kNumbers for each rank
+  at::Tensor table_;    // the same on the device; on a CPU the same tensor
   c10::intrusive_ptr<c10d::Work> work_;
   int checked_ = 0;     // the number of backwards checked, since one of the first changes of frozen_
   int64_t frozen_ = 0;  // a hash of what is frozen
   int changes_ = 0;     // how often frozen_ has changed
   int64_t posted_ = 0;  // the number of backwards posted
-  std::string compared_;
+  const GradientSlot* compared_ = nullptr;
   bool has_warned_ = false;
 };
 

@@ -22,6 +22,11 @@ std::unordered_set<const c10::TensorImpl*> addresses_of(const std::vector<at::Te
   return addresses;
 }
 
+// Gives the parameters that a module has itself. parameters() makes copies, and names them.
+struct Opened : torch::nn::Module {
+  static const auto& parameters_of(const torch::nn::Module& module) { return module.*(&Opened::parameters_); }
+};
+
 // Without a grain the gradients' rounding follows the number of ranks.
 void warn_if_elastic(const Rank& rank) {
   const auto& place = comm::RankPlace::of(rank);
@@ -51,11 +56,21 @@ void take_latest_batch(const Rank& rank, PartSizes& sizes) {
 
 Backwards::Backwards(Replica& replica) : replica_(replica), parameters_(addresses_of(replica.module().parameters())) {}
 
+bool Backwards::is_new(const at::Tensor& parameter) const {
+  return parameter.defined() && !parameters_.contains(parameter.unsafeGetTensorImpl());
+}
+
+bool Backwards::has_new_parameter(const torch::nn::Module& module) const {
+  for (const auto& item : Opened::parameters_of(module)) {
+    if (is_new(item.value())) return true;
+  }
+  const auto children = module.children();
+  return std::any_of(children.begin(), children.end(), [this](const auto& child) { return has_new_parameter(*child); });
+}
+
 // Nobody would average a new parameter's gradients, and it was not made equal on all ranks.
 void Backwards::check_that_no_parameter_is_new() const {
-  const auto is_new = [this](const at::Tensor& tensor) { return !parameters_.contains(tensor.unsafeGetTensorImpl()); };
-  const auto parameters = replica_.module().parameters();
-  if (std::none_of(parameters.begin(), parameters.end(), is_new)) return;
+  if (!has_new_parameter(replica_.module())) return;
   for (const auto& item : replica_.module().named_parameters()) {
     if (!is_new(item.value())) continue;
     throw Error(replica_.rank().name() + ": DataParallel: " + item.key() +

@@ -40,6 +40,8 @@ class Backwards {
   friend class NoSync;
   friend class PartOfStep;
   void check(PartSizes& sizes);
+  bool is_new(const at::Tensor& parameter) const;
+  bool has_new_parameter(const torch::nn::Module& module) const;
   void check_that_no_parameter_is_new() const;
   void compute_all(const std::function<void()>& compute, PartSizes sizes);
   void average(const std::function<void()>& computes, PartSizes sizes);

@@ -41,7 +41,7 @@ void GradientBuckets::forget_slots() {
 
 void GradientBuckets::average_during(const std::function<void()>& backward, const PartSizes& sizes) {
   if (!failure_.empty()) throw Error(failure_);
-  backward_name_ = "DataParallel's backward " + std::to_string(++backwards_);
+  (backward_name_ = "DataParallel's backward ") += std::to_string(++backwards_);  // keeps its memory
   try {
     average(backward, sizes);
   } catch (...) {
@@ -185,17 +185,8 @@ void GradientBuckets::finish(const PartSizes& sizes) {
 
 // Compares one parameter with the other ranks'. The parameters take turns.
 void GradientBuckets::report(const PartSizes& sizes) {
-  std::vector<bool> had, frozen;
-  for (const auto& slot : slots_) {
-    had.push_back(slot.had);
-    frozen.push_back(!slot.parameter.requires_grad());
-  }
-  BackwardReport::Compared compared;
-  if (!slots_.empty() && compares_ && kind_.may_change_alone) {
-    const GradientSlot& slot = slots_[turns_++ % slots_.size()];
-    compared = {slot.name, slot.parameter};
-  }
-  report_.post(had, frozen, sizes, compared);
+  const bool compares = !slots_.empty() && compares_ && kind_.may_change_alone;
+  report_.post(slots_, sizes, compares ? &slots_[turns_++ % slots_.size()] : nullptr);
 }
 
 // An optimizer's momentum and weight decay leave a parameter without a gradient alone, as on one device. A step that a
@@ -304,7 +295,7 @@ void GradientBuckets::listen(bool last) {
 }
 
 void GradientSlot::refuse_sparse(const std::string& owner) const {
-  if (parameter.grad().layout() == at::kStrided) return;
+  if (parameter.mutable_grad().layout() == at::kStrided) return;
   throw Error(owner + ": the gradient of " + name +
               " is sparse, which cannot be averaged; build its Embedding with sparse(false)");
 }

@@ -63,7 +63,8 @@ at::Tensor one_number(const at::Tensor& mean) {
 }  // namespace
 
 Loss loss_of(const std::shared_ptr<Replica>& replica, const Batch& batch, const MeanOf& mean_of) {
-  auto part = std::make_shared<Loss::Part>(replica, batch, mean_of);
+  // Without grains forward() is the last to call it, so it need not be copied.
+  auto part = std::make_shared<Loss::Part>(replica, batch, batch.grain > 0 ? mean_of : MeanOf(std::cref(mean_of)));
   part->forward();
   return Loss(std::move(part));
 }
@@ -128,7 +129,7 @@ Loss::Part::Part(std::shared_ptr<Replica> replica, at::Tensor mean, double local
   if (local_size == 0 && !(mean.defined() && forwards_empty_parts(*replica_)))
     mean = at::zeros({}, replica_->rank().device());
   terms_.push_back({.size = sizes_.global > 0 ? sizes_.local : int64_t{local_size > 0}, .mean = one_number(mean)});
-  sum_ = terms_[0].mean.detach();
+  sum_ = terms_[0].mean;
 }
 
 at::Tensor Loss::Part::mean_of(const Term& term) const {
@@ -144,12 +145,9 @@ at::Tensor Loss::Part::mean_of(const Term& term) const {
 // By grains, the part's mean adds up in float64.
 void Loss::Part::compute(Term& term) {
   term.mean = one_number(mean_of(term));
+  if (!sizes_.by_grains) return void(sum_ = term.mean);
   term.value = term.mean.detach();
-  if (!sizes_.by_grains) {
-    sum_ = term.value;
-  } else if (!is_stand_in(term)) {
-    sum_.add_(term.value, static_cast<double>(term.size));
-  }
+  if (!is_stand_in(term)) sum_.add_(term.value, static_cast<double>(term.size));
 }
 
 void Loss::Part::begin(const MeanOf& mean_of) {
@@ -265,7 +263,8 @@ void Loss::Part::check_that_it_is_computed() const {
 
 at::Tensor Loss::Part::value() const {
   check_that_it_is_computed();
-  return sizes_.by_grains && !is_interleaved_ ? sum_ / std::max<double>(1, static_cast<double>(sizes_.local)) : sum_;
+  return sizes_.by_grains && !is_interleaved_ ? sum_ / std::max<double>(1, static_cast<double>(sizes_.local))
+                                              : sum_.detach();
 }
 
 // Gives each grain a row of a table, which one rank fills, so that the ranks' sum is exact. Rows are added in the order

@@ -54,7 +54,7 @@ class Loss::Part {
     int64_t number = 0;     // the grain's number, or kStandIn
     int64_t size = 0;       // the number of samples
     at::Tensor mean = {};   // the mean loss, with its graph
-    at::Tensor value = {};  // the mean's value, without a graph
+    at::Tensor value = {};  // by grains, the mean's value, without a graph
   };
   static bool is_stand_in(const Term& term) { return term.number == kStandIn; }
   at::Tensor mean_of(const Term& term) const;
@@ -79,7 +79,7 @@ class Loss::Part {
   const bool is_interleaved_ = false;
   bool is_done_ = false;                      // backward() cannot be called again
   std::function<at::Tensor()> compute_ = {};  // for interleaved terms: the function that backward() calls, once
-  at::Tensor sum_ = {};                       // by grains, the sum of the samples' losses; else the part's mean
+  at::Tensor sum_ = {};  // by grains, the sum of the samples' losses; else the part's mean, with its graph
 };
 
 }  // namespace lockstep

@@ -82,11 +82,11 @@ void Reducer::begin(bool by_grains) {
 // ---- Gradients and their memory.
 
 void Reducer::collect(size_t index) {
-  const c10::AutoGradMode no_grad(false);
   GradientSlot& slot = slots_[index];
   auto& gradient = slot.parameter.mutable_grad();
   slot.had = gradient.defined();
   if (!has_memory_) return slot.had ? slot.refuse_sparse(name()) : void();
+  const c10::AutoGradMode no_grad(false);
   if (!gradient.defined()) {
     let_go_of(index);
     slot.view.zero_();

@@ -1,5 +1,6 @@
 #include "weighed_backward.hpp"
 
+#include <ATen/ScalarOps.h>
 #include <ATen/ops/full_like.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 
@@ -34,11 +35,17 @@ bool holds(at::ScalarType type, double weight) {
   return true;
 }
 
+// On the CPU it takes the way past the dispatcher that LibTorch has for single numbers: a small net's step notices.
+at::Tensor seed_like(const at::Tensor& loss, double weight) {
+  return loss.is_cpu() && loss.dim() == 0 ? at::detail::scalar_tensor_static(weight, loss.scalar_type(), at::kCPU)
+                                          : at::full_like(loss, weight);
+}
+
 }  // namespace
 
 WeighedBackward::WeighedBackward(const at::Tensor& loss, double weight, const torch::nn::Module& module) {
   if (!holds(loss.scalar_type(), weight)) rest_ = weight;
-  seed_ = at::full_like(loss, rest_ ? 1 : weight);
+  seed_ = seed_like(loss, rest_ ? 1 : weight);
   if (!rest_) return;
   // Takes the module's parameters too: the graph lacks what backward computes again (activation checkpointing).
   std::set<Accumulator> leaves;
