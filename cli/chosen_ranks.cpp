@@ -1,6 +1,7 @@
 #include "chosen_ranks.hpp"
 
 #include <torch/optim/sgd.h>
+#include <lockstep/base/version.hpp>
 #include <lockstep/data/data.hpp>
 #include <lockstep/data_parallel/data_parallel.hpp>
 #include <lockstep/devices/device_info.hpp>
@@ -19,6 +20,7 @@
 #include <vector>
 
 #include "base/seconds_since.hpp"
+#include "commands.hpp"
 #include "comm/meeting/launch_environment.hpp"
 #include "devices/cpu_cores.hpp"
 #include "io/kept_choice.hpp"
@@ -38,7 +40,7 @@ double seconds_per_step(const TrainOptions& options, size_t ranks, int threads) 
   double best = std::numeric_limits<double>::infinity();
   const Dataset data = stand_in_for(options.model, options.batch.size);
   const auto train = [&](Rank& rank) {
-    const auto module = make_model(options.model);
+    auto module = make_model(options.model);
     fuse_layers(*module);
     DataParallel net(module, rank);
     torch::optim::SGD sgd(net->parameters(), /*lr=*/1e-6);
@@ -81,7 +83,7 @@ bool leaves_ranks_open(const TrainFlags& flags, const TrainOptions& options) {
                                                       "zero_stage",     "check_replicas",   "check_arithmetic",
                                                       "sync_batchnorm", "memory_format"};
   bool open = options.devices[0].is_cpu() && cpu_cores() > 1 && flags.config.empty() && options.keep.resume.empty() &&
-              options.precision == Precision::fp32 && !comm::read_launch_environment(std::getenv);
+              options.precision == Precision::float32 && !comm::read_launch_environment(std::getenv);
   each_option(options, [&](const Option& option, const auto&) {
     const std::string_view group = option.group ? option.group : "";
     const bool is_of_ranks =
