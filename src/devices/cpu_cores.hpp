@@ -6,6 +6,7 @@
 
 #include <filesystem>
 #include <limits>
+#include <string>
 #include <vector>
 
 namespace lockstep {
@@ -32,6 +33,11 @@ class FreeOfOpenMp {
 // Counts the physical cores among the logical CPUs `cpus`: two hyperthreads of one core count once. A CPU whose
 // topology cannot be read counts as a core.
 int physical_cores(const std::vector<int>& cpus, const std::filesystem::path& sys_cpu = "/sys/devices/system/cpu");
+
+// Says how many of the cores among `cpus` may be used at once, for people: "2", "2 (4 hyperthreads)" where cores have
+// several, "1 of 2 (4 hyperthreads)" where a quota leaves fewer.
+std::string text_of_cores(int usable, const std::vector<int>& cpus,
+                          const std::filesystem::path& sys_cpu = "/sys/devices/system/cpu");
 
 constexpr double no_quota = std::numeric_limits<double>::infinity();
 
