@@ -16,7 +16,8 @@ namespace {
 const char* const devices_examples =
     "Examples:\n"
     "  lockstep devices\n"
-    "      GPUs with their memory, CPU cores, the versions in use.\n"
+    "      GPUs with their memory, CPU cores, the versions in use. Hyperthreads are\n"
+    "      no cores: two of one core count once, here and where ranks are made.\n"
     "  lockstep train --devices cuda:0,cuda:1\n"
     "      Devices by the names that are listed here.\n";
 
@@ -34,7 +35,7 @@ int devices_command(Output& output) {
   }
   if (rows.empty()) rows.emplace_back("GPUs", "none");
   const std::string model = cpu_name();
-  rows.emplace_back("CPU cores", std::to_string(cpu_cores()) + (model.empty() ? "" : ", " + model));
+  rows.emplace_back("CPU cores", text_of_cores(cpu_cores(), affinity_cpus()) + (model.empty() ? "" : ", " + model));
   rows.emplace_back("arithmetic", processor_kind(c10::kCPU) + ", of the CPU: only equal ones give the same bits");
   rows.emplace_back("default", to_string(default_devices()) + ", what a run without --devices uses");
   rows.emplace_back("LibTorch", torch_version());

@@ -347,6 +347,10 @@ void check_elastic_flags(const TrainFlags& flags) {
 // that one.
 int train_command(const TrainFlags& flags, Output& output) {
   TrainOptions options = to_options(flags);
+  if (leaves_ranks_open(flags, options)) {
+    choose_ranks(options);
+    if (!flags.name) options.keep.run_dir = new_run_dir(flags, options);
+  }
   const auto launch = comm::read_launch_environment(std::getenv);
   const bool elastic = launch && launch->member >= 0;
   if (elastic) check_elastic_flags(flags);

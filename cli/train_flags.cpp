@@ -11,7 +11,6 @@
 #include <sstream>
 
 #include "add_option.hpp"
-#include "chosen_ranks.hpp"
 #include "flag_checks.hpp"
 #include "io/reason.hpp"
 #include "run_name.hpp"
@@ -129,10 +128,11 @@ void add_flags(CLI::App& app, TrainFlags& flags) {
       ->group(groups::what)
       ->check(not_empty);
   add("--recipe", flags.recipe, "NAME",
-      "fast: settings by which lenet learned Fashion-MNIST in the fewest seconds: " +
+      "fast: settings by which lenet reached an accuracy of 0.9 on Fashion-MNIST in the fewest seconds: " +
           with_flags("batches of 96, adam with `lr` 0.016, `warmup` 0.2 and `schedule` cosine, 4 epochs") +
           "; other flags override them")
-      ->group(groups::update);
+      ->group(groups::update)
+      ->check(not_empty);
   add("--runs-dir", flags.runs_dir, "DIR", "folder of all runs", flags.runs_dir)->group(groups::out)->check(not_empty);
   add("--name", flags.name, "NAME",
       "folder of this run in --runs-dir, which must not hold another run (default: date, time, model and devices)")
@@ -195,7 +195,6 @@ TrainOptions to_options(const TrainFlags& flags) {
     follow(*plan, flags.plan(), options);
   }
   check([&] { checked(options); });
-  if (leaves_ranks_open(flags, options)) choose_ranks(options);
   // Absolute paths let the run's config.json mean the same in every folder.
   auto* const images = std::get_if<FashionMnist>(&options.data);
   if (images != nullptr && !images->folder.empty()) images->folder = fs::absolute(images->folder);

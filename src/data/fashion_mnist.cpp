@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <cstdlib>
 #include <fstream>
+#include <future>
 #include <system_error>
 
 #include "data_digests.hpp"
@@ -143,10 +144,9 @@ ImageData load_fashion_mnist(const std::filesystem::path& dir) {
   std::string missing = what_lacks(folder);
   if (!missing.empty())
     throw Error("cannot load Fashion-MNIST from '" + folder.string() + "': " + missing, {Error::file});
-  ImageData data{.train = load_set(folder, files_of_set[0], files_of_set[1]),
-                 .test = load_set(folder, files_of_set[2], files_of_set[3]),
-                 .source = folder.string(),
-                 .synthetic = false};
+  auto test = std::async(load_set, folder, files_of_set[2], files_of_set[3]);  // unpacks while this thread does
+  Dataset train = load_set(folder, files_of_set[0], files_of_set[1]);
+  ImageData data{.train = std::move(train), .test = test.get(), .source = folder.string(), .synthetic = false};
   check_plain_files(folder, data);
   return data;
 }

@@ -158,7 +158,8 @@ void BackwardReport::check_networks(const int64_t* parts) {
   while (other < rank_.world_size() && digest(other) == digest(0)) ++other;
   if (other >= rank_.world_size()) return;
   const std::string text =
-      ": the ranks' networks differ: " + compared_->name + " of rank " + std::to_string(other) + " is not that of rank 0. " +
+      ": the ranks' networks differ: " + compared_->name + " of rank " + std::to_string(other) +
+      " is not that of rank 0. " +
       "Load weights before the DataParallel is made, or on all ranks; call step() on all ranks, with the same " +
       "settings; what follows a loss, such as a learning rate, must follow Loss::global_item()";
   const comm::RankPlace& place = comm::RankPlace::of(rank_);

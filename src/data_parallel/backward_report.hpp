@@ -30,9 +30,9 @@ class BackwardReport {
     return static_cast<int64_t>(parameters) + int64_t{kNumbers} * ranks;
   }
 
-  // The slots are in an order that all ranks share. The values of the parameter `compared` should be equal on all ranks;
-  // give another one in each backward, or null, and keep it until wait(). Post a report on all ranks, at the same place
-  // among their calls.
+  // The slots are in an order that all ranks share. The values of the parameter `compared` should be equal on all
+  // ranks; give another one in each backward, or null, and keep it until wait(). Post a report on all ranks, at the
+  // same place among their calls.
   void post(const std::vector<GradientSlot>& slots, const PartSizes& sizes, const GradientSlot* compared);
 
   // Waits for the report. Throws Error, on all ranks, if the parts do not make up the batch or are of several batches,
@@ -53,7 +53,7 @@ class BackwardReport {
   void check_marks(const int64_t* parts) const;
   void check_frozen(const int64_t* parts) const;
   bool reads_all() const;  // tells whether this backward's table is read whole
-  int32_t digest() const;  // of a few of the compared parameter's values
+  int32_t digest() const;  // hashes a few of the compared parameter's values
   void check_networks(const int64_t* parts);
 
   Rank rank_;

@@ -63,7 +63,7 @@ at::Tensor one_number(const at::Tensor& mean) {
 }  // namespace
 
 Loss loss_of(const std::shared_ptr<Replica>& replica, const Batch& batch, const MeanOf& mean_of) {
-  // Without grains forward() is the last to call it, so it need not be copied.
+  // Without grains nobody calls the function after forward(), so a reference is enough.
   auto part = std::make_shared<Loss::Part>(replica, batch, batch.grain > 0 ? mean_of : MeanOf(std::cref(mean_of)));
   part->forward();
   return Loss(std::move(part));

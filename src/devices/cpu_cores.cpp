@@ -139,6 +139,13 @@ std::string cpu_name() {
   return "";
 }
 
+std::string text_of_cores(int usable, const std::vector<int>& cpus, const fs::path& sys_cpu) {
+  const int cores = physical_cores(cpus, sys_cpu);
+  const auto threads = static_cast<int>(cpus.size());
+  return std::to_string(usable) + (usable < cores ? " of " + std::to_string(cores) : "") +
+         (threads > cores ? " (" + std::to_string(threads) + " hyperthreads)" : "");
+}
+
 double cpu_quota(const fs::path& cgroups, const fs::path& self) {
   double quota = no_quota;
   std::ifstream file(self);

@@ -37,6 +37,11 @@ int physical_cores(const std::vector<int>& cpus, const std::filesystem::path& sy
 // Gives the CPU's name, as the kernel has it; empty if the kernel has none.
 std::string cpu_name();
 
+// Says how many of the cores among `cpus` may be used at once, for people: "2", "2 (4 hyperthreads)" where cores have
+// several, "1 of 2 (4 hyperthreads)" where a quota leaves fewer.
+std::string text_of_cores(int usable, const std::vector<int>& cpus,
+                          const std::filesystem::path& sys_cpu = "/sys/devices/system/cpu");
+
 constexpr double no_quota = std::numeric_limits<double>::infinity();
 
 // Gives the CPUs' worth of time that the cgroup allows: 1.5 means one and a half CPUs. Reads version 2 (cpu.max) or 1

@@ -1,5 +1,6 @@
 #include "micro_kernel.hpp"
 
+#include <ATen/Context.h>
 #include <ATen/Version.h>
 #include <ATen/native/CPUBlas.h>
 #include <ATen/ops/full.h>
@@ -74,7 +75,8 @@ bool is_faster() {
 }
 
 bool find_micro_kernel() {
-  if (at::get_cpu_capability() != "AVX512") return false;
+  // Without oneDNN LibTorch would compute these calls by other kernels.
+  if (at::get_cpu_capability() != "AVX512" || !at::globalContext().userEnabledMkldnn()) return false;
   const OneThread one_thread;
   const c10::AutoGradMode no_grad(false);
   try {

@@ -1,8 +1,7 @@
 // micro_kernel: multiplies float32 matrices on this thread by oneDNN's micro-kernel, which LibTorch's attention has.
 //
-// It reads its matrices where they lie, and a caller may do with a tile of the product what he likes while the tile is
-// in the caches. LibTorch's own products pass over all memory for each. Thread-safe. Cost: a kernel is compiled for
-// each new shape, once per thread.
+// The micro-kernel reads matrices where they lie. A caller may change a tile of the product while the tile is in the
+// caches. Thread-safe. Cost: a kernel is compiled for each new shape, once per thread.
 #pragma once
 
 #include <cstdint>

@@ -1,10 +1,13 @@
 #include "kept_choice.hpp"
 
+#include <unistd.h>
+
 #include <cstdint>
 #include <cstdlib>
 #include <exception>
 #include <filesystem>
 #include <fstream>
+#include <system_error>
 
 #include "atomic_file.hpp"
 #include "base/number_text.hpp"
@@ -42,12 +45,17 @@ std::string kept_choice(const std::string& key, const std::function<std::string(
   std::ifstream(file) >> kept;
   if (!kept.empty()) return kept;
   const std::string measured = measure();
+  const fs::path own = file.string() + "." + std::to_string(getpid());
   try {
     fs::create_directories(file.parent_path());
-    write_file(file, measured + "\n" + key + "\n");
-  } catch (const std::exception&) {  // each process measures
+    write_file(own, measured + "\n" + key + "\n");
+    fs::create_hard_link(own, file);  // throws if another process was first
+  } catch (const std::exception&) {
   }
-  return measured;
+  std::error_code none;
+  fs::remove(own, none);
+  std::ifstream(file) >> kept;
+  return kept.empty() ? measured : kept;
 }
 
 }  // namespace lockstep::io

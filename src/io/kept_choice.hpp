@@ -1,5 +1,5 @@
 // kept_choice: keeps in the cache folder what a measurement has chosen on this machine, so that later processes choose
-// the same and need not measure. Thread-safe. If several processes measure at the same time, the last file stays.
+// the same and need not measure. Thread-safe. If several processes measure at the same time, all take what the first one keeps.
 #pragma once
 
 #include <functional>

@@ -1,5 +1,6 @@
 #include <ATen/Context.h>
 #include <ATen/autocast_mode.h>
+#include <ATen/ops/_scaled_dot_product_attention_math.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <ATen/record_function.h>
@@ -23,19 +24,30 @@ using torch::autograd::variable_list;
 
 constexpr int64_t kQueries = 64;  // of a block: its scores stay in the caches
 
-at::Tensor plain_attention(const at::Tensor& qkv, int64_t heads) {
+// `attend` maps queries, keys and values [n, heads, length, size].
+at::Tensor plain_attention(const at::Tensor& qkv, int64_t heads, const auto& attend) {
   // Cut along the last dimension: then backward puts the parts together in one pass over memory.
   auto parts = qkv.chunk(3, /*dim=*/-1);
   for (auto& part : parts) part = part.unflatten(-1, {heads, -1}).transpose(1, 2);  // [n, heads, length, size]
-  const at::Tensor found = at::scaled_dot_product_attention(parts[0], parts[1], parts[2], /*attn_mask=*/{},
-                                                            /*dropout_p=*/0, /*is_causal=*/true);
-  return found.transpose(1, 2).flatten(2);
+  return attend(parts[0], parts[1], parts[2]).transpose(1, 2).flatten(2);
+}
+
+at::Tensor libtorchs(const at::Tensor& queries, const at::Tensor& keys, const at::Tensor& values) {
+  return at::scaled_dot_product_attention(queries, keys, values, /*attn_mask=*/{}, /*dropout_p=*/0, /*is_causal=*/true);
+}
+
+// LibTorch's fast attention on CPUs has no second derivative.
+at::Tensor differentiable_twice(const at::Tensor& queries, const at::Tensor& keys, const at::Tensor& values) {
+  return std::get<0>(at::_scaled_dot_product_attention_math(queries, keys, values, /*attn_mask=*/{}, /*dropout_p=*/0,
+                                                            /*is_causal=*/true));
 }
 
 // Says where the heads lie in qkv [n, length, 3 * width] and in the result [n, length, width].
 struct Heads {
   Heads(const at::Tensor& qkv, int64_t heads)
-      : heads(heads), samples(qkv.size(0)), length(qkv.size(1)), width(qkv.size(2) / 3), size(width / heads) {}
+      : heads(heads), samples(qkv.size(0)), length(qkv.size(1)), width(qkv.size(2) / 3), size(width / heads) {
+    while (scratch_row < length) scratch_row *= 2;
+  }
 
   int64_t count() const { return samples * heads; }
   int64_t row() const { return 3 * width; }  // of qkv
@@ -49,29 +61,32 @@ struct Heads {
   // A query looks at no later key. So a block needs the keys up to its last query alone.
   kernels::ScoreRows block(int64_t first) const {
     const int64_t rows = std::min(kQueries, length - first);
-    return {.row = length, .rows = rows, .columns = first + rows, .first = first,
+    return {.row = scratch_row, .rows = rows, .columns = first + rows, .first = first,
             .scale = 1 / std::sqrt(static_cast<float>(size))};
   }
 
   const int64_t heads, samples, length, width, size;
+  // Rows of the scratch are powers of two apart: LibTorch keeps a kernel for each distance, so texts of many lengths
+  // must not bring one each.
+  int64_t scratch_row = kQueries;
 };
 
 // Holds the memory that a thread needs beside the tensors.
 class Scratch {
  public:
   explicit Scratch(const Heads& of)
-      : memory_(new float[of.length * (2 * of.size + 3 * kQueries)]),
+      : memory_(new float[of.scratch_row * (2 * of.size + 3 * kQueries)]),
         keys(memory_.get()),
-        values(keys + of.length * of.size),
-        scores(values + of.length * of.size),
-        grads(scores + of.length * kQueries),
-        turned(grads + of.length * kQueries) {}
+        values(keys + of.scratch_row * of.size),
+        scores(values + of.scratch_row * of.size),
+        grads(scores + of.scratch_row * kQueries),
+        turned(grads + of.scratch_row * kQueries) {}
 
  private:
   const std::unique_ptr<float[]> memory_;
 
  public:
-  float *const keys, *const values;             // [size, length], transposed
+  float *const keys, *const values;  // [size, length], transposed
   float *const scores, *const grads, *const turned;  // of a block
 };
 
@@ -80,18 +95,18 @@ void turn(const float* from, int64_t row, int64_t rows, int64_t columns, float* 
 }
 
 void scores_of(const Heads& of, const kernels::ScoreRows& block, const float* queries, const Scratch& scratch) {
-  multiply(block.rows, block.columns, of.size, queries + block.first * of.row(), of.row(), scratch.keys, of.length,
-           scratch.scores, of.length, /*adds=*/false);
+  multiply(block.rows, block.columns, of.size, queries + block.first * of.row(), of.row(), scratch.keys,
+           of.scratch_row, scratch.scores, of.scratch_row, /*adds=*/false);
 }
 
 void forward_of_head(const Heads& of, const float* qkv, int64_t head, float* result, float* largest, float* inverse,
                      const Scratch& scratch) {
-  turn(qkv + of.place(head, 1), of.row(), of.length, of.size, scratch.keys, of.length);
+  turn(qkv + of.place(head, 1), of.row(), of.length, of.size, scratch.keys, of.scratch_row);
   for (int64_t first = 0; first < of.length; first += kQueries) {
     const auto block = of.block(first);
     scores_of(of, block, qkv + of.place(head, 0), scratch);
     kernels::of_this_cpu().attention.softmax(scratch.scores, block, largest + first, inverse + first);
-    multiply(block.rows, of.size, block.columns, scratch.scores, of.length, qkv + of.place(head, 2), of.row(),
+    multiply(block.rows, of.size, block.columns, scratch.scores, of.scratch_row, qkv + of.place(head, 2), of.row(),
              result + of.place_of_result(head) + first * of.width, of.width, /*adds=*/false);
   }
 }
@@ -101,23 +116,23 @@ void backward_of_head(const Heads& of, const float* qkv, int64_t head, const flo
                       const float* inverse, float* grad_qkv, const Scratch& scratch) {
   const float* const queries = qkv + of.place(head, 0);
   const float* const keys = qkv + of.place(head, 1);
-  turn(keys, of.row(), of.length, of.size, scratch.keys, of.length);
-  turn(qkv + of.place(head, 2), of.row(), of.length, of.size, scratch.values, of.length);
+  turn(keys, of.row(), of.length, of.size, scratch.keys, of.scratch_row);
+  turn(qkv + of.place(head, 2), of.row(), of.length, of.size, scratch.values, of.scratch_row);
   for (int64_t first = of.first_of_last_block(); first >= 0; first -= kQueries) {
     const auto block = of.block(first);
     const bool adds = first < of.first_of_last_block();
     const float* const grad_rows = grad + of.place_of_result(head) + first * of.width;
     scores_of(of, block, queries, scratch);
     kernels::of_this_cpu().attention.softmax_again(scratch.scores, block, largest + first, inverse + first);
-    turn(scratch.scores, of.length, block.rows, block.columns, scratch.turned, kQueries);
+    turn(scratch.scores, of.scratch_row, block.rows, block.columns, scratch.turned, kQueries);
     multiply(block.columns, of.size, block.rows, scratch.turned, kQueries, grad_rows, of.width,
              grad_qkv + of.place(head, 2), of.row(), adds);
-    multiply(block.rows, block.columns, of.size, grad_rows, of.width, scratch.values, of.length, scratch.grads,
-             of.length, /*adds=*/false);
+    multiply(block.rows, block.columns, of.size, grad_rows, of.width, scratch.values, of.scratch_row, scratch.grads,
+             of.scratch_row, /*adds=*/false);
     kernels::of_this_cpu().attention.backward(scratch.scores, scratch.grads, block);
-    multiply(block.rows, of.size, block.columns, scratch.grads, of.length, keys, of.row(),
+    multiply(block.rows, of.size, block.columns, scratch.grads, of.scratch_row, keys, of.row(),
              grad_qkv + of.place(head, 0) + first * of.row(), of.row(), /*adds=*/false);
-    turn(scratch.grads, of.length, block.rows, block.columns, scratch.turned, kQueries);
+    turn(scratch.grads, of.scratch_row, block.rows, block.columns, scratch.turned, kQueries);
     multiply(block.columns, of.size, block.rows, scratch.turned, kQueries, queries + first * of.row(), of.row(),
              grad_qkv + of.place(head, 1), of.row(), adds);
   }
@@ -151,7 +166,7 @@ class MicroKernelAttention : public torch::autograd::Function<MicroKernelAttenti
     const int64_t heads = ctx->saved_data["heads"].toInt();
     if (!grads[0].defined()) return {{}, {}};
     if (at::GradMode::is_enabled()) {
-      return {differentiable_gradients(plain_attention(qkv, heads), grads[0], {qkv})[0], {}};
+      return {differentiable_gradients(plain_attention(qkv, heads, differentiable_twice), grads[0], {qkv})[0], {}};
     }
     const Heads of(qkv, heads);
     const at::Tensor dense = qkv.contiguous(), grad = grads[0].resolve_neg().contiguous();
@@ -179,7 +194,7 @@ bool suits_micro_kernel(const at::Tensor& qkv, int64_t heads) {
 }  // namespace
 
 at::Tensor causal_attention(const at::Tensor& qkv, int64_t heads) {
-  return suits_micro_kernel(qkv, heads) ? MicroKernelAttention::apply(qkv, heads) : plain_attention(qkv, heads);
+  return suits_micro_kernel(qkv, heads) ? MicroKernelAttention::apply(qkv, heads) : plain_attention(qkv, heads, libtorchs);
 }
 
 }  // namespace lockstep

@@ -1,4 +1,3 @@
-#include <ATen/ops/_unsafe_view.h>
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/conv2d.h>
 #include <ATen/ops/linear.h>
@@ -9,7 +8,6 @@
 #include <lockstep/models/linear.hpp>
 
 #include "conv2d.hpp"
-#include "linear_products.hpp"
 
 #include <cstdint>
 #include <optional>
@@ -35,31 +33,22 @@ bool is_within_kernel() {
 // Gives a weight [out, in] whose transpose this is, or nothing if it has no such order in memory. A layer's weight is
 // given itself, since fast_linear() hands over the gradients of parameters by grains.
 at::Tensor weight_of(const at::Tensor& transposed) {
-  if (transposed.dim() != 2 || !transposed.t().is_contiguous()) return {};
+  if (transposed.layout() != at::kStrided || transposed.dim() != 2 || !transposed.t().is_contiguous()) return {};
   if (transposed.is_view()) {
     const at::Tensor base(transposed._base());
-    if (base.dim() == 2 && base.is_contiguous() && base.sizes() == transposed.t().sizes() &&
-        base.requires_grad() == transposed.requires_grad()) {
+    if (base.dim() == 2 && base.is_contiguous() && base.sizes() == transposed.t().sizes() && base.is_leaf() &&
+        base.const_data_ptr() == transposed.const_data_ptr() && base.requires_grad() == transposed.requires_grad()) {
       return base;
     }
   }
   return transposed.t();
 }
 
-// Computes rows, since fast_linear()'s result of more dimensions is a view, which nobody may change in place. But
-// torch::nn::functional::linear() adds the bias in place.
-at::Tensor product(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias = {}) {
-  if (x.dim() < 3 || x.numel() == 0) return fast_linear(x, weight, bias);
-  auto sizes = x.sizes().vec();
-  sizes.back() = weight.size(0);
-  return at::_unsafe_view(fast_linear(rows_of(x), weight, bias), sizes);
-}
-
 // fast_linear() and fast_conv2d() leave to LibTorch's operators what their kernels are not made for. So each turns the
 // key off, or these operators would come here again.
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
   const FastKernels off(/*enabled=*/false);
-  return is_within_kernel() ? at::linear(x, weight, bias) : product(x, weight, bias.value_or(at::Tensor()));
+  return is_within_kernel() ? at::linear(x, weight, bias) : fast_linear(x, weight, bias.value_or(at::Tensor()));
 }
 
 // torch::nn::functional::linear() calls this one for x [n, in] with a bias, and else matmul.
@@ -74,7 +63,7 @@ at::Tensor addmm(const at::Tensor& bias, const at::Tensor& x, const at::Tensor& 
 at::Tensor matmul(const at::Tensor& x, const at::Tensor& transposed) {
   const FastKernels off(/*enabled=*/false);
   const at::Tensor weight = x.dim() >= 2 && !is_within_kernel() ? weight_of(transposed) : at::Tensor();
-  return weight.defined() ? product(x, weight) : at::matmul(x, transposed);
+  return weight.defined() ? fast_linear(x, weight) : at::matmul(x, transposed);
 }
 
 at::Tensor conv2d(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,

@@ -291,8 +291,8 @@ TEST_F(CliErrors, HelpOfTrainBeginsWithFewFlags) {
 TEST_F(CliErrors, DevicesAreListed) {
   const Finished run = run_program({"devices"}, surroundings());
   EXPECT_EQ(run.code, 0) << run.err;
-  EXPECT_THAT(run.out, AllOf(ContainsRegex("CPU cores  +[0-9]+(, .+)?\n"), HasSubstr("default "),
-                             HasSubstr("LibTorch "), HasSubstr("NCCL")));
+  EXPECT_THAT(run.out, AllOf(ContainsRegex("CPU cores  +[0-9]+.*\n"), HasSubstr("default "), HasSubstr("LibTorch "),
+                             HasSubstr("NCCL")));
 }
 
 TEST_F(CliErrors, AReaderThatGoesAwayEndsTheRunQuietly) {

@@ -1,5 +1,5 @@
-// What DataParallel adds to a step of a small net on one rank, as numbers: the operators of LibTorch that it calls, and
-// its pieces of memory. On one rank nothing is to be averaged, and nobody is there to compare with.
+// Counts what DataParallel adds to a step of a small net on one rank: calls of LibTorch's operators, and pieces of
+// memory. On one rank nothing is to be averaged, and nobody is there to compare with.
 #include <ATen/record_function.h>
 #include <gmock/gmock.h>
 #include <torch/torch.h>
@@ -34,8 +34,12 @@ void* operator new(size_t bytes) {
   if (void* const memory = std::malloc(bytes > 0 ? bytes : 1)) return memory;
   throw std::bad_alloc();
 }
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, size_t) noexcept { std::free(memory); }
+void operator delete(void* memory) noexcept {
+  std::free(memory);
+}
+void operator delete(void* memory, size_t) noexcept {
+  std::free(memory);
+}
 #endif
 
 namespace small_step_test {

@@ -192,6 +192,14 @@ TEST_F(CpuCores, CountsHyperthreadsOnceAndOnlyTheMask) {
   EXPECT_EQ(physical_cores({0, 40, 41}, root_), 3) << "CPUs without a readable topology count as cores";
 }
 
+TEST_F(CpuCores, AreTold) {
+  for (int cpu = 0; cpu < 4; ++cpu) write_cpu(cpu, 0, cpu % 2);  // 2 cores with 2 threads
+  EXPECT_EQ(text_of_cores(2, {0, 1, 2, 3}, root_), "2 (4 hyperthreads)");
+  EXPECT_EQ(text_of_cores(1, {0, 1, 2, 3}, root_), "1 of 2 (4 hyperthreads)");
+  EXPECT_EQ(text_of_cores(2, {0, 1}, root_), "2");
+  EXPECT_EQ(text_of_cores(1, {0, 2}, root_), "1 (2 hyperthreads)");
+}
+
 TEST_F(CpuCores, ReadsTheQuotaOfVersion2) {
   write("self", "0::/");
   EXPECT_EQ(quota(), no_quota);
