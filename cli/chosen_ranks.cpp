@@ -20,8 +20,8 @@
 #include <string_view>
 
 #include "base/seconds_since.hpp"
-#include "commands.hpp"
 #include "comm/meeting/launch_environment.hpp"
+#include "commands.hpp"
 #include "devices/cpu_cores.hpp"
 #include "io/kept_choice.hpp"
 #include "measured_model.hpp"
@@ -79,9 +79,9 @@ size_t fastest(const TrainOptions& options, size_t cores) {
 // step of AlexNet takes seconds.
 bool leaves_ranks_open(const TrainFlags& flags, const TrainOptions& options) {
   static const std::set<std::string_view> models = {"lenet", "mlp", "gpt"};
-  static const auto of_ranks = {"devices",      "split",          "threads_per_rank", "grain",        "balance",
-                                "accumulate",   "zero_stage",     "check_replicas",   "check_arithmetic",
-                                "sync_every",   "compress",       "memory_format"};
+  static const auto of_ranks = {"devices",          "split",      "threads_per_rank", "grain",
+                                "balance",          "accumulate", "zero_stage",       "check_replicas",
+                                "check_arithmetic", "sync_every", "compress",         "memory_format"};
   return models.contains(options.model.name) && options.devices[0].is_cpu() && cpu_cores() > 1 &&
          options.batch.size >= cpu_cores() && flags.config.empty() && options.keep.resume.empty() &&
          options.precision == Precision::float32 && !comm::read_launch_environment(std::getenv) &&
@@ -90,8 +90,8 @@ bool leaves_ranks_open(const TrainFlags& flags, const TrainOptions& options) {
 
 void choose_ranks(TrainOptions& options) {
   const size_t cores = options.devices.size();
-  const std::string key = "ranks|" + cpu_name() + "|" + std::to_string(cores) + "|" + torch_version() + "|" + version() +
-                          "|" + to_string(options.model) + "|" + std::to_string(options.batch.size);
+  const std::string key = "ranks|" + cpu_name() + "|" + std::to_string(cores) + "|" + torch_version() + "|" +
+                          version() + "|" + to_string(options.model) + "|" + std::to_string(options.batch.size);
   const std::string word = io::kept_choice(key, [&] { return std::to_string(fastest(options, cores)); });
   const size_t ranks = std::clamp<size_t>(std::strtoul(word.c_str(), nullptr, 10), 1, cores);
   options.devices.resize(ranks, options.devices[0]);

@@ -23,8 +23,8 @@
 #include <vector>
 
 #include "base/number_text.hpp"
-#include "comm/meeting/launch_environment.hpp"
 #include "chosen_ranks.hpp"
+#include "comm/meeting/launch_environment.hpp"
 #include "commands.hpp"
 #include "crowded_cores.hpp"
 #include "help.hpp"

@@ -33,8 +33,8 @@ void add_flags(CLI::App& app, TrainFlags& flags);
 
 // Adds up all options. Later ones override earlier ones: the defaults; --config's file, or the options of --resume's
 // run; --plan's file; --recipe's settings; the flags that were given. Devices are resolved, and paths of data are
-// absolute. run_dir is --name's folder, or the resumed run's, or new_run_dir's. With --plan auto, plan_here() measures later. Throws
-// UsageError for a flag, Error for a file.
+// absolute. run_dir is --name's folder, or the resumed run's, or new_run_dir's. With --plan auto, plan_here() measures
+// later. Throws UsageError for a flag, Error for a file.
 TrainOptions to_options(const TrainFlags& flags);
 
 // Gives a folder for a run without --name that does not exist yet. A run that starts at the same time may choose the

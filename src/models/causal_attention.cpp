@@ -61,7 +61,10 @@ struct Heads {
   // A query looks at no later key. So a block needs the keys up to its last query alone.
   kernels::ScoreRows block(int64_t first) const {
     const int64_t rows = std::min(kQueries, length - first);
-    return {.row = scratch_row, .rows = rows, .columns = first + rows, .first = first,
+    return {.row = scratch_row,
+            .rows = rows,
+            .columns = first + rows,
+            .first = first,
             .scale = 1 / std::sqrt(static_cast<float>(size))};
   }
 
@@ -86,7 +89,7 @@ class Scratch {
   const std::unique_ptr<float[]> memory_;
 
  public:
-  float *const keys, *const values;  // [size, length], transposed
+  float *const keys, *const values;                  // [size, length], transposed
   float *const scores, *const grads, *const turned;  // of a block
 };
 
@@ -95,8 +98,8 @@ void turn(const float* from, int64_t row, int64_t rows, int64_t columns, float* 
 }
 
 void scores_of(const Heads& of, const kernels::ScoreRows& block, const float* queries, const Scratch& scratch) {
-  multiply(block.rows, block.columns, of.size, queries + block.first * of.row(), of.row(), scratch.keys,
-           of.scratch_row, scratch.scores, of.scratch_row, /*adds=*/false);
+  multiply(block.rows, block.columns, of.size, queries + block.first * of.row(), of.row(), scratch.keys, of.scratch_row,
+           scratch.scores, of.scratch_row, /*adds=*/false);
 }
 
 void forward_of_head(const Heads& of, const float* qkv, int64_t head, float* result, float* largest, float* inverse,
@@ -179,7 +182,8 @@ class MicroKernelAttention : public torch::autograd::Function<MicroKernelAttenti
     in_parallel(of.count(), [&](int64_t begin, int64_t end) {
       const Scratch scratch(of);
       for (int64_t head = begin; head < end; ++head) {
-        backward_of_head(of, from, head, grad_from, largest + head * of.length, inverse + head * of.length, to, scratch);
+        backward_of_head(of, from, head, grad_from, largest + head * of.length, inverse + head * of.length, to,
+                         scratch);
       }
     });
     return {grad_qkv, {}};
@@ -194,7 +198,8 @@ bool suits_micro_kernel(const at::Tensor& qkv, int64_t heads) {
 }  // namespace
 
 at::Tensor causal_attention(const at::Tensor& qkv, int64_t heads) {
-  return suits_micro_kernel(qkv, heads) ? MicroKernelAttention::apply(qkv, heads) : plain_attention(qkv, heads, libtorchs);
+  return suits_micro_kernel(qkv, heads) ? MicroKernelAttention::apply(qkv, heads)
+                                        : plain_attention(qkv, heads, libtorchs);
 }
 
 }  // namespace lockstep

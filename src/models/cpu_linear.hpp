@@ -6,7 +6,8 @@
 
 namespace lockstep {
 
-// Tells whether cpu_linear() can take these tensors and is worth it. Give all others to LibTorch, whose errors say more.
+// Tells whether cpu_linear() can take these tensors and is worth it. Give all others to LibTorch, whose errors say
+// more.
 bool suits_cpu_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias);
 
 // Maps x [..., in] to [..., out]; the bias may be undefined. Can be differentiated, also twice. A backward by grains

@@ -33,8 +33,8 @@ struct Tile {
   const int64_t row, column, rows, columns;
 };
 
-// Gives a tile's columns of a product's second factor, [depth, columns]. Where several tiles read them, they are copied,
-// so that rows lie one after the other: rows of 4 kB and the like fall into the same places of a cache.
+// Gives a tile's columns of a product's second factor, [depth, columns]. Where several tiles read them, they are
+// copied, so that rows lie one after the other: rows of 4 kB and the like fall into the same places of a cache.
 class Panel {
  public:
   Panel(const Tiles& of, const float* factor, int64_t row, int64_t depth)

@@ -94,7 +94,8 @@ TEST(CausalAttention, HasASecondDerivative) {
   const Tensor start = torch::randn({2, 9, 12});
   const auto second = [&](const auto& attention) {
     const Tensor qkv = start.detach().requires_grad_();
-    const Tensor first = torch::autograd::grad({attention(qkv, 2).sin().sum()}, {qkv}, {}, {}, /*create_graph=*/true)[0];
+    const Tensor first =
+        torch::autograd::grad({attention(qkv, 2).sin().sum()}, {qkv}, {}, {}, /*create_graph=*/true)[0];
     return torch::autograd::grad({first.square().sum()}, {qkv})[0];
   };
   expect_alike(second([](auto& x, int64_t n) { return causal_attention(x, n); }),

@@ -1,9 +1,9 @@
-// Declares what causal attention (src/models/causal_attention.cpp) does to the rows of its score matrices, in float32. It
-// is compiled once per instruction set.
+// Declares what causal attention (src/models/causal_attention.cpp) does to the rows of its score matrices, in float32.
+// It is compiled once per instruction set.
 //
 // Matrices are [rows][columns], with rows `row` values apart. Row i belongs to query first + i, which may look at the
-// keys 0 to first + i; what lies behind them, up to `columns`, is 0 afterwards. The kernels do not allocate, keep nothing
-// and start no threads.
+// keys 0 to first + i; what lies behind them, up to `columns`, is 0 afterwards. The kernels do not allocate, keep
+// nothing and start no threads.
 #pragma once
 
 #include <cstdint>
