@@ -37,7 +37,8 @@ int devices_command(Output& output) {
   const std::string model = cpu_name();
   rows.emplace_back("CPU cores", text_of_cores(cpu_cores(), affinity_cpus()) + (model.empty() ? "" : ", " + model));
   rows.emplace_back("arithmetic", processor_kind(c10::kCPU) + ", of the CPU: only equal ones give the same bits");
-  rows.emplace_back("default", to_string(default_devices()) + ", what a run without --devices uses");
+  rows.emplace_back(
+      "default", to_string(default_devices()) + ", one rank each, unless fewer ranks of several threads train faster");
   rows.emplace_back("LibTorch", torch_version());
   rows.emplace_back("lockstep",
                     version() + (LOCKSTEP_HAS_CUDA ? ", built with CUDA and NCCL" : ", built without CUDA and NCCL"));

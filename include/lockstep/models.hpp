@@ -2,7 +2,7 @@
 // lockstep::models.
 //   models/conv_relu_pool  convolution, ReLU and pooling as one fast operator
 //   models/fast_kernels    lockstep's kernels for nets of LibTorch's own layers
-//   models/fuse_layers     fewer kernels on a GPU for a net of LibTorch's layers
+//   models/fuse_layers     faster layers in the place of LibTorch's for a net of LibTorch's layers
 //   models/gpt             a language model of transformer blocks
 //   models/linear          a linear layer, with the faster of LibTorch's and oneDNN's kernels
 //   models/models          LeNet, an MLP, AlexNet, ResNet-18

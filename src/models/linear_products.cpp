@@ -90,8 +90,7 @@ at::Tensor transposed(const at::Tensor& matrix) {
   return result;
 }
 
-// The micro-kernel wants the weight transposed. Of fewer rows than the weight has it is less work to transpose x, and
-// each tile of the result while the tile is in the caches.
+// The micro-kernel wants the weight transposed. For few rows, transposing x and each tile of the result is less work.
 void product_of_transposed_x(const at::Tensor& x, const at::Tensor& weight, const float* bias, bool relu,
                              const at::Tensor& y) {
   const int64_t rows = x.size(0), in = weight.size(1), out = weight.size(0);

@@ -86,6 +86,28 @@ TEST_F(CliTrain, PrintsTheSettingsThenALinePerEpochThenTheSectionsLine) {
   EXPECT_THAT(run.out, Not(HasSubstr("synthetic")));
 }
 
+TEST_F(CliTrain, TakesTheRanksThatWereMeasuredFastestUnlessToldOthers) {
+  if (lockstep::default_devices().size() < 2 || !lockstep::default_devices()[0].is_cpu()) GTEST_SKIP() << "one core";
+  auto around = surroundings();
+  around.environment.push_back("XDG_CACHE_HOME=" + work_.path().string());
+  const auto train = [&](const std::string& name, const std::vector<std::string>& more = {}) {
+    std::vector<std::string> arguments = {"train",        "--model", "mlp",      "--data-dir", images_.path().string(),
+                                          "--batch-size", "32",      "--epochs", "1",          "--name", name};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return run_program(arguments, around).out;
+  };
+  EXPECT_THAT(train("measured"), HasSubstr(", the fastest way here"));
+  size_t kept = 0;
+  for (const auto& entry : fs::directory_iterator(work_ / "lockstep")) {
+    if (lockstep::whole_file(entry.path()).find("ranks|") == std::string::npos) continue;
+    std::ofstream(entry.path()) << "1";
+    ++kept;
+  }
+  EXPECT_EQ(kept, 1u);
+  EXPECT_THAT(train("kept"), HasSubstr("[cpu], 1 rank, the fastest way here"));
+  EXPECT_THAT(train("told", {"--devices", "2xcpu"}), HasSubstr("[cpu, cpu], 2 ranks\n"));
+}
+
 TEST_F(CliTrain, ShowsNoEpochsIfAskedNotToAndEachSettingThatIsNotTheDefault) {
   const Finished run = run_program(train({"--progress", "none", "--silence", "9", "--keep-last", "1"}), surroundings());
   ASSERT_EQ(run.code, 0) << run.err;

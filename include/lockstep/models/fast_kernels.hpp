@@ -11,7 +11,7 @@
 
 namespace lockstep {
 
-// While it lives, linear layers compute as fast_linear() does, and convolutions as ResidualBlock's: those of
+// While it lives, linear layers compute as fast_linear() does, and 3 x 3 convolutions by Winograd's algorithm: those of
 // torch::nn's modules and functions, also within a MultiheadAttention, and products with a transposed matrix.
 // Convolutions gain if the net is channels-last (set_memory_format()). All else stays LibTorch's: GPUs, other types
 // than float32, autocast, torch::InferenceMode. A backward computes as its forward did, inside of the scope or not.

@@ -27,8 +27,8 @@ namespace lockstep {
 // does not look into a forward of your own; there FastKernels helps.
 int64_t fuse_layers(torch::nn::Module& net);
 
-// Computes relu(x * weight^T + bias). On a CUDA GPU the product's kernel does all of it, where cuBLASLt can. Can be
-// differentiated, also twice.
+// Computes relu(x * weight^T + bias) in one kernel: on a CUDA GPU where cuBLASLt can, and on the CPU where
+// fast_linear() takes the micro-kernel. Can be differentiated, also twice.
 //   x       [..., in]
 //   weight  [out, in]
 //   bias    [out]

@@ -1,9 +1,8 @@
-// fast_linear: computes x * weight^T + bias as torch::linear, by oneDNN's kernels where they are faster. FastLinear is
-// the layer.
+// fast_linear: computes x * weight^T + bias as torch::linear, by oneDNN's micro-kernel where that is no slower.
+// FastLinear is the layer.
 //
-// LibTorch's linear() takes MKL for float32, which on AMD's CPUs does not use AVX-512: on an AMD EPYC of Zen 5 oneDNN
-// computes more than twice as fast (docs/decisions/0034). Results are LibTorch's but for rounding. Thread-safe for
-// different layers.
+// On CPUs with AVX-512 a measurement, made once per machine, decides between the micro-kernel and LibTorch's products
+// (docs/decisions/0080-micro-kernel.md). Results are LibTorch's but for rounding. Thread-safe for different layers.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,10 +14,10 @@
 
 namespace lockstep {
 
-// Maps x [..., in] to [..., out], by a weight [out, in] and a bias [out] or none. Takes oneDNN for float32 on AMD CPUs
-// with AVX-512, but not under autocast; otherwise it is torch::linear. Turn oneDNN off by ATEN_CPU_CAPABILITY=avx2, or
-// by at::globalContext().setUserEnabledMkldnn(false). With one intra-op thread oneDNN's micro-kernel computes products
-// of few rows. A backward by grains adds the weight's gradient straight to the grains' sum.
+// Maps x [..., in] to [..., out], by a weight [out, in] and a bias [out] or none. The micro-kernel takes float32 on the
+// CPU, from 16 rows on; under autocast, and for all else, this is torch::linear. ATEN_CPU_CAPABILITY=avx2 turns the
+// micro-kernel off, and so does at::globalContext().setUserEnabledMkldnn(false). Bits do not depend on the number of
+// intra-op threads. A backward by grains adds the weight's gradient straight to the grains' sum.
 at::Tensor fast_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias = {});
 
 // This torch::nn::Linear computes with fast_linear(). shard() and plans treat it as a torch::nn::Linear.
