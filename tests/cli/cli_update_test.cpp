@@ -66,7 +66,7 @@ TEST_F(CliUpdate, FlagsOverrideARecipe) {  // train() gives --batch-size and --e
   ASSERT_EQ(run.code, 0) << run.err;
   EXPECT_THAT(run.out,
               AllOf(HasSubstr("\n  batch size        32 over all ranks\n"), HasSubstr("\n  optimizer         adam\n"),
-                    HasSubstr("\n  learning rate     0.01, from 1e-05 over 0.2 epochs of warm-up, cosine\n"),
+                    HasSubstr("\n  learning rate     0.01, from 1e-05 over 0.1 epochs of warm-up, cosine\n"),
                     HasSubstr("\n  epochs            2\n")));
 }
 
