@@ -91,8 +91,9 @@ TEST_F(CliTrain, TakesTheRanksThatWereMeasuredFastestUnlessToldOthers) {
   auto around = surroundings();
   around.environment.push_back("XDG_CACHE_HOME=" + work_.path().string());
   const auto train = [&](const std::string& name, const std::vector<std::string>& more = {}) {
-    std::vector<std::string> arguments = {"train",        "--model", "mlp",      "--data-dir", images_.path().string(),
-                                          "--batch-size", "32",      "--epochs", "1",          "--name", name};
+    std::vector<std::string> arguments = {
+        "train",    "--model", "mlp",    "--data-dir", images_.path().string(), "--batch-size", "32",
+        "--epochs", "1",       "--name", name};
     arguments.insert(arguments.end(), more.begin(), more.end());
     return run_program(arguments, around).out;
   };
