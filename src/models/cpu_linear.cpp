@@ -14,6 +14,7 @@
 #include "linear_products.hpp"
 #include "own_kernels.hpp"
 
+#include <algorithm>
 #include <optional>
 
 namespace lockstep {
@@ -24,6 +25,10 @@ using torch::autograd::variable_list;
 
 // Below these, calls cost more than the micro-kernel saves.
 constexpr int64_t kFewestRows = 16, kFewestProducts = 1 << 15;
+
+// Above these, columns of a factor leave the second-level cache, and LibTorch's products, which go in blocks, are
+// faster.
+constexpr int64_t kMostRows = 4096, kMostFeatures = 1024;
 
 // Returns undefined if a FactorsScope has taken the factors.
 at::Tensor gradient_of_weight(const at::Tensor& transposed_grad, const at::Tensor& x, const at::Tensor& weight) {
@@ -80,8 +85,9 @@ bool suits_kernel(const at::Tensor& tensor) {
 
 bool suits_cpu_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
   return suits_kernel(x) && suits_kernel(weight) && x.dim() >= 2 && weight.dim() == 2 && x.numel() > 0 &&
-         x.size(-1) == weight.size(1) && x.numel() >= kFewestRows * x.size(-1) &&
-         x.numel() * weight.size(0) >= kFewestProducts && weight.is_contiguous() &&
+         x.size(-1) == weight.size(1) && x.numel() >= kFewestRows * x.size(-1) && x.numel() <= kMostRows * x.size(-1) &&
+         std::max(weight.size(0), weight.size(1)) <= kMostFeatures && x.numel() * weight.size(0) >= kFewestProducts &&
+         weight.is_contiguous() &&
          (!bias.defined() ||
           (suits_kernel(bias) && bias.is_contiguous() && bias.sizes() == at::IntArrayRef({weight.size(0)}))) &&
          !at::autocast::is_autocast_enabled(at::kCPU) && at::globalContext().userEnabledMkldnn() && has_micro_kernel();

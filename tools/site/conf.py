@@ -83,3 +83,6 @@ def front_page(app, error):
 def setup(app):
     app.connect("source-read", as_markdown)
     app.connect("build-finished", front_page)
+
+highlight_language = "none"  # blocks without a language are output of programs
+smartquotes_action = "qe"  # "--help" keeps its dashes

@@ -15,9 +15,10 @@
 namespace lockstep {
 
 // Maps x [..., in] to [..., out], by a weight [out, in] and a bias [out] or none. The micro-kernel takes float32 on the
-// CPU, from 16 rows on; under autocast, and for all else, this is torch::linear. ATEN_CPU_CAPABILITY=avx2 turns the
-// micro-kernel off, and so does at::globalContext().setUserEnabledMkldnn(false). Bits do not depend on the number of
-// intra-op threads. A backward by grains adds the weight's gradient straight to the grains' sum.
+// CPU, from 16 to 4,096 rows and up to 1,024 features; under autocast, and for all else, this is torch::linear.
+// ATEN_CPU_CAPABILITY=avx2 turns the micro-kernel off, and so does at::globalContext().setUserEnabledMkldnn(false).
+// Bits do not depend on the number of intra-op threads. A backward by grains adds the weight's gradient straight to the
+// grains' sum.
 at::Tensor fast_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias = {});
 
 // This torch::nn::Linear computes with fast_linear(). shard() and plans treat it as a torch::nn::Linear.
