@@ -23,7 +23,7 @@
 namespace lockstep {
 namespace {
 
-// What follows a product costs less where a tile is in the caches. That is worth as much of the products' time.
+// Bias and ReLU cost less where a tile is in the caches. That is worth so much of the products' time.
 constexpr double kWorthOfTiles = 1.15;
 
 // Tries oneDNN, which promises no order of additions: adding must round like the sum of two numbers.

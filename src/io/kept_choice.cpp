@@ -37,7 +37,7 @@ fs::path file_of(const std::string& key) {
 
 }  // namespace
 
-// The file has the word in its first line, and the key behind it for people.
+// The file has the word in its first line, and then the key for people.
 std::string kept_choice(const std::string& key, const std::function<std::string()>& measure) {
   if (cache_folder().empty()) return measure();
   const fs::path file = file_of(key);

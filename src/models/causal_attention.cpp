@@ -22,7 +22,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-constexpr int64_t kQueries = 64;  // of a block: its scores stay in the caches
+constexpr int64_t kQueries = 64;  // queries of a block, whose scores stay in the caches
 
 // `attend` maps queries, keys and values [n, heads, length, size].
 at::Tensor plain_attention(const at::Tensor& qkv, int64_t heads, const auto& attend) {
@@ -50,7 +50,7 @@ struct Heads {
   }
 
   int64_t count() const { return samples * heads; }
-  int64_t row() const { return 3 * width; }  // of qkv
+  int64_t row() const { return 3 * width; }  // values of qkv
   // Gives the first value of a head's queries (part 0), keys (1) or values (2).
   int64_t place(int64_t head, int64_t part) const {
     return head / heads * length * row() + part * width + head % heads * size;
@@ -90,7 +90,7 @@ class Scratch {
 
  public:
   float *const keys, *const values;                  // [size, length], transposed
-  float *const scores, *const grads, *const turned;  // of a block
+  float *const scores, *const grads, *const turned;  // a block's
 };
 
 void turn(const float* from, int64_t row, int64_t rows, int64_t columns, float* to, int64_t row_of_to) {
@@ -114,7 +114,7 @@ void forward_of_head(const Heads& of, const float* qkv, int64_t head, float* res
   }
 }
 
-// The last block looks at all keys. So it sets the gradients of keys and values, and the blocks before it add.
+// The last block looks at all keys. So the last block sets the gradients of keys and values, and those before it add.
 void backward_of_head(const Heads& of, const float* qkv, int64_t head, const float* grad, const float* largest,
                       const float* inverse, float* grad_qkv, const Scratch& scratch) {
   const float* const queries = qkv + of.place(head, 0);

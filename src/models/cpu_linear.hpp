@@ -1,5 +1,5 @@
-// cpu_linear: computes x * weight^T + bias on the CPU by oneDNN's micro-kernel, with the ReLU behind it, and their
-// gradients. fast_linear() and linear_relu() take it for tensors that suit.
+// cpu_linear: computes x * weight^T + bias on the CPU by oneDNN's micro-kernel, with a ReLU and with gradients.
+// fast_linear() and linear_relu() take it for tensors that suit.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -33,8 +33,8 @@ struct Tile {
   const int64_t row, column, rows, columns;
 };
 
-// Gives a tile's columns of a product's second factor, [depth, columns]. Where several tiles read them, they are
-// copied, so that rows lie one after the other: rows of 4 kB and the like fall into the same places of a cache.
+// Gives a tile's columns of a product's second factor, [depth, columns]. Columns that several tiles read are copied, so
+// that rows lie one after the other. Rows of 4 kB and the like fall into the same places of a cache.
 class Panel {
  public:
   Panel(const Tiles& of, const float* factor, int64_t row, int64_t depth)
@@ -56,7 +56,7 @@ class Panel {
   const float* const factor_;
   const int64_t row_, depth_;
   std::unique_ptr<float[]> copy_;
-  int64_t column_ = -1;  // of the copy
+  int64_t column_ = -1;  // the copy's
 };
 
 // Calls body(tile) for all tiles, on all intra-op threads.

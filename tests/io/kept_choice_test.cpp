@@ -1,4 +1,4 @@
-// What a measurement has chosen is kept for later processes, and no process ends for lack of a place to keep it.
+// A measured choice is kept for later processes, and no process ends for lack of a place to keep it.
 #include <gtest/gtest.h>
 
 #include "io/kept_choice.hpp"

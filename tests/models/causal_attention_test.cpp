@@ -1,5 +1,5 @@
 // Labels: arithmetic
-// causal_attention computes what LibTorch's attention computes, with its gradient, whatever kernels it takes.
+// causal_attention computes what LibTorch's attention computes, with the gradient, whatever its kernels are.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 #include <lockstep/models/gpt.hpp>

@@ -13,7 +13,7 @@ namespace lockstep::kernels {
 // This struct has no member functions: see conv_relu_pool.hpp.
 struct ScoreRows {
   int64_t row, rows, columns, first;
-  float scale;  // of the scores
+  float scale;  // the factor of the scores
 };
 
 struct AttentionKernels {
