@@ -50,14 +50,14 @@ const char* const first_examples =
     "Examples:\n"
     "  lockstep train\n"
     "      LeNet on Fashion-MNIST, on every GPU, or else on every CPU core.\n"
-    "  lockstep train --recipe fast\n"
-    "      LeNet to a test accuracy of about 0.86, in one epoch.\n"
     "  lockstep train --devices 2 --batch-size 512 --lr 0.4 --name big-batch\n"
     "      Two devices; the run is kept in runs/big-batch.\n"
     "  lockstep train --resume last\n"
     "      Goes on with the last run from where it was stopped.\n";
 
 const char* const more_examples =
+    "  lockstep train --recipe fast\n"
+    "      LeNet to a test accuracy of about 0.86, in one epoch.\n"
     "  lockstep train --model alexnet --width 0.25 --image-size 96 --lr 0.01\n"
     "      AlexNet, a quarter as wide, on smaller images: a reduced one for CPUs.\n"
     "  lockstep train --scale-batch 4 --scale-lr linear --warmup 2\n"

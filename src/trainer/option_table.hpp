@@ -129,9 +129,7 @@ void each_option(Options& options, Flat& flat, Visit&& visit) {  // NOLINT(reada
       options.keep.resume, {.least = 1, .kept = false, .plain = false});
 
   one({"devices", nowhere, where, "LIST",
-       "one rank per device (default: every GPU, or else one CPU rank per core; lenet, mlp and gpt may take fewer "
-       "ranks "
-       "of several threads, if a measurement, kept in ~/.cache/lockstep, finds them faster)\n"
+       "one rank per device (default: every GPU, or else the fastest ranks on all CPU cores)\n"
        "2: the first two GPUs, or two CPU ranks\n"
        "cpu: one CPU rank; cpu,cpu or 2xcpu: two\n"
        "cuda: every GPU; cuda:0,cuda:2: these two\n"
