@@ -1,7 +1,7 @@
 // Computes the products of a linear layer by oneDNN's micro-kernel (devices/micro_kernel.hpp), tile by tile, on the
 // calling thread's intra-op threads.
 //
-// What follows a product is done to a tile while the tile is in the caches. Bits depend on the shapes alone, and not on
+// Bias and ReLU are applied to a tile while the tile is in the caches. Bits depend on the shapes alone, and not on
 // the number of threads. Give float32 tensors that are dense and in the CPU's memory. Thread-safe.
 #pragma once
 
