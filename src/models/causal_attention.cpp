@@ -1,5 +1,3 @@
-#include <ATen/Context.h>
-#include <ATen/autocast_mode.h>
 #include <ATen/ops/_scaled_dot_product_attention_math.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
@@ -192,7 +190,7 @@ class MicroKernelAttention : public torch::autograd::Function<MicroKernelAttenti
 
 bool suits_micro_kernel(const at::Tensor& qkv, int64_t heads) {
   return is_plain_float(qkv) && qkv.dim() == 3 && qkv.numel() > 0 && heads > 0 && qkv.size(2) % (3 * heads) == 0 &&
-         !at::autocast::is_autocast_enabled(at::kCPU) && at::globalContext().userEnabledMkldnn() && has_micro_kernel();
+         takes_micro_kernel();
 }
 
 }  // namespace

@@ -1,7 +1,5 @@
 #include "cpu_linear.hpp"
 
-#include <ATen/Context.h>
-#include <ATen/autocast_mode.h>
 #include <ATen/ops/_unsafe_view.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/matmul.h>
@@ -10,7 +8,6 @@
 #include <ATen/record_function.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include "devices/micro_kernel.hpp"
 #include "linear_products.hpp"
 #include "own_kernels.hpp"
 
@@ -90,7 +87,7 @@ bool suits_cpu_linear(const at::Tensor& x, const at::Tensor& weight, const at::T
          weight.is_contiguous() &&
          (!bias.defined() ||
           (suits_kernel(bias) && bias.is_contiguous() && bias.sizes() == at::IntArrayRef({weight.size(0)}))) &&
-         !at::autocast::is_autocast_enabled(at::kCPU) && at::globalContext().userEnabledMkldnn() && has_micro_kernel();
+         takes_micro_kernel();
 }
 
 at::Tensor cpu_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, bool relu) {

@@ -1,8 +1,12 @@
 // Layers with kernels of lockstep's own share these functions, for the kernels' inputs and for gradients of gradients.
 #pragma once
 
+#include <ATen/Context.h>
+#include <ATen/autocast_mode.h>
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/autograd/autograd.h>
+
+#include "devices/micro_kernel.hpp"
 
 #include <cstddef>
 #include <vector>
@@ -12,6 +16,11 @@ namespace lockstep {
 // Tells whether the tensor is float32 in the CPU's memory, as it stands there.
 inline bool is_plain_float(const at::Tensor& tensor) {
   return tensor.is_cpu() && tensor.scalar_type() == at::kFloat && tensor.layout() == at::kStrided && !tensor.is_neg();
+}
+
+// Tells whether lockstep's operators multiply by the micro-kernel here, and now on this thread.
+inline bool takes_micro_kernel() {
+  return !at::autocast::is_autocast_enabled(at::kCPU) && at::globalContext().userEnabledMkldnn() && has_micro_kernel();
 }
 
 // Gives the inputs of a scope around kernels that read parameters by their addresses. A MemoryFiller learns from them
