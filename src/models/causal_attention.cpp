@@ -12,7 +12,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <memory>
 
 namespace lockstep {
 namespace {
@@ -72,19 +71,19 @@ struct Heads {
   int64_t scratch_row = kQueries;
 };
 
-// Holds the memory that a thread needs beside the tensors.
+// Holds the memory that a thread needs beside the tensors. Its rows begin where cache lines do, as tensors' do.
 class Scratch {
  public:
   explicit Scratch(const Heads& of)
-      : memory_(new float[of.scratch_row * (2 * of.size + 3 * kQueries)]),
-        keys(memory_.get()),
+      : memory_(at::empty({of.scratch_row * (2 * of.size + 3 * kQueries)}, at::kFloat)),
+        keys(memory_.mutable_data_ptr<float>()),
         values(keys + of.scratch_row * of.size),
         scores(values + of.scratch_row * of.size),
         grads(scores + of.scratch_row * kQueries),
         turned(grads + of.scratch_row * kQueries) {}
 
  private:
-  const std::unique_ptr<float[]> memory_;
+  const at::Tensor memory_;
 
  public:
   float *const keys, *const values;                  // [size, length], transposed

@@ -7,13 +7,14 @@
 #include "models/kernels/kernels.hpp"
 
 #include <algorithm>
-#include <memory>
 
 namespace lockstep {
 namespace {
 
-// A tile of a product stays in the second-level cache, and so do the columns that it reads.
-constexpr int64_t kTileRows = 64, kTileColumns = 128;
+// A tile of a product and what a block of the depth reads for it stay in the second-level cache. A panel is as wide as
+// whole tiles are high.
+constexpr int64_t kTileRows = 64, kTileColumns = 128, kDepth = 256;
+static_assert(kTileColumns % kTileRows == 0);
 
 // Numbers the tiles of a matrix column by column: neighbours read the same columns of the second factor.
 struct Tiles {
@@ -33,32 +34,6 @@ struct Tile {
   const int64_t row, column, rows, columns;
 };
 
-// Gives a tile's columns of a product's second factor, [depth, columns]. Columns that several tiles read are copied, so
-// that rows lie one after the other. Rows of 4 kB and the like fall into the same places of a cache.
-class Panel {
- public:
-  Panel(const Tiles& of, const float* factor, int64_t row, int64_t depth)
-      : is_copied_(of.down() >= 4), factor_(factor), row_(row), depth_(depth) {}
-
-  const float* of(const Tile& tile) {
-    if (!is_copied_) return factor_ + tile.column;
-    if (!copy_) copy_.reset(new float[depth_ * kTileColumns]);
-    for (int64_t i = 0; column_ != tile.column && i < depth_; ++i) {
-      std::copy_n(factor_ + i * row_ + tile.column, tile.columns, copy_.get() + i * tile.columns);
-    }
-    column_ = tile.column;
-    return copy_.get();
-  }
-  int64_t row(const Tile& tile) const { return is_copied_ ? tile.columns : row_; }
-
- private:
-  const bool is_copied_;
-  const float* const factor_;
-  const int64_t row_, depth_;
-  std::unique_ptr<float[]> copy_;
-  int64_t column_ = -1;  // the copy's
-};
-
 // Calls body(tile) for all tiles, on all intra-op threads.
 void for_each_tile(const Tiles& tiles, const auto& body) {
   in_parallel(tiles.count(), [&](int64_t begin, int64_t end) {
@@ -66,26 +41,30 @@ void for_each_tile(const Tiles& tiles, const auto& body) {
   });
 }
 
-// Calls body(tile, panel) for all tiles of a product with the second factor [depth, row].
-void for_each_tile(const Tiles& tiles, const float* factor, int64_t row, int64_t depth, const auto& body) {
-  in_parallel(tiles.count(), [&](int64_t begin, int64_t end) {
-    Panel panel(tiles, factor, row, depth);
-    for (int64_t number = begin; number < end; ++number) body(Tile(tiles, number), panel);
-  });
-}
-
 const kernels::MatrixKernels& matrix_kernels() {
   return kernels::of_this_cpu().matrices;
 }
 
+// Computes a tile of a * b, or adds it to the tile, in blocks of the depth. Rows of b that are 2 or 4 kB apart fall into
+// the same places of a cache, which holds few of them.
+void product(const Tile& tile, int64_t depth, const float* a, const float* b, int64_t row_of_b, float* c,
+             int64_t row_of_c, bool adds) {
+  for (int64_t first = 0; first < depth; first += kDepth) {
+    multiply(tile.rows, tile.columns, std::min(kDepth, depth - first), a + first, depth, b + first * row_of_b, row_of_b,
+             c, row_of_c, adds || first > 0);
+  }
+}
+
+// Gives the transpose of a matrix as a second factor in panels: the columns of a tile lie together, row by row.
 at::Tensor transposed(const at::Tensor& matrix) {
   const int64_t rows = matrix.size(0), columns = matrix.size(1);
   const at::Tensor result = at::empty({columns, rows}, matrix.options());
   const float* const from = matrix.const_data_ptr<float>();
   float* const to = result.mutable_data_ptr<float>();
   for_each_tile({rows, columns}, [&](const Tile& tile) {
+    const int64_t panel = tile.row / kTileColumns * kTileColumns, width = std::min(kTileColumns, rows - panel);
     matrix_kernels().transpose(from + tile.row * columns + tile.column, columns, tile.rows, tile.columns,
-                               to + tile.column * rows + tile.row, rows);
+                               to + panel * columns + tile.column * width + tile.row - panel, width);
   });
   return result;
 }
@@ -94,17 +73,17 @@ at::Tensor transposed(const at::Tensor& matrix) {
 void product_of_transposed_x(const at::Tensor& x, const at::Tensor& weight, const float* bias, bool relu,
                              const at::Tensor& y) {
   const int64_t rows = x.size(0), in = weight.size(1), out = weight.size(0);
-  const at::Tensor columns = transposed(x);
-  const float* const from = columns.const_data_ptr<float>();
+  const at::Tensor panels = transposed(x);
+  const float* const columns = panels.const_data_ptr<float>();
   const float* const weights = weight.const_data_ptr<float>();
   float* const to = y.mutable_data_ptr<float>();
-  for_each_tile({out, rows}, from, rows, in, [&](const Tile& tile, Panel& panel) {
-    float values[kTileRows * kTileColumns];
+  for_each_tile({out, rows}, [&](const Tile& tile) {
+    alignas(64) float values[kTileRows * kTileColumns];
     for (int64_t i = 0; bias && i < tile.rows; ++i) {
       std::fill_n(values + i * tile.columns, tile.columns, bias[tile.row + i]);
     }
-    multiply(tile.rows, tile.columns, in, weights + tile.row * in, in, panel.of(tile), panel.row(tile), values,
-             tile.columns, /*adds=*/bias != nullptr);
+    product(tile, in, weights + tile.row * in, columns + tile.column * in, tile.columns, values, tile.columns,
+            /*adds=*/bias != nullptr);
     if (relu) matrix_kernels().relu(values, tile.columns, tile.rows, tile.columns);
     matrix_kernels().transpose(values, tile.columns, tile.rows, tile.columns, to + tile.column * out + tile.row, out);
   });
@@ -113,15 +92,15 @@ void product_of_transposed_x(const at::Tensor& x, const at::Tensor& weight, cons
 void product_with_transposed_weight(const at::Tensor& x, const at::Tensor& weight, const float* bias, bool relu,
                                     const at::Tensor& y) {
   const int64_t rows = x.size(0), in = weight.size(1), out = weight.size(0);
-  const at::Tensor columns = transposed(weight);
+  const at::Tensor panels = transposed(weight);
   const float* const from = x.const_data_ptr<float>();
-  const float* const weights = columns.const_data_ptr<float>();
+  const float* const columns = panels.const_data_ptr<float>();
   float* const to = y.mutable_data_ptr<float>();
-  for_each_tile({rows, out}, weights, out, in, [&](const Tile& tile, Panel& panel) {
+  for_each_tile({rows, out}, [&](const Tile& tile) {
     float* const values = to + tile.row * out + tile.column;
     for (int64_t i = 0; bias && i < tile.rows; ++i) std::copy_n(bias + tile.column, tile.columns, values + i * out);
-    multiply(tile.rows, tile.columns, in, from + tile.row * in, in, panel.of(tile), panel.row(tile), values, out,
-             /*adds=*/bias != nullptr);
+    product(tile, in, from + tile.row * in, columns + tile.column * in, tile.columns, values, out,
+            /*adds=*/bias != nullptr);
     if (relu) matrix_kernels().relu(values, out, tile.rows, tile.columns);
   });
 }
@@ -129,31 +108,33 @@ void product_with_transposed_weight(const at::Tensor& x, const at::Tensor& weigh
 // Sums one tile of sum_products(). The tree keeps a sum per level: the first in the tile itself, others in `scratch`.
 class TileSum {
  public:
-  TileSum(float* tile, int64_t stride, float* scratch, int64_t rows, int64_t columns)
-      : tile_(tile), stride_(stride), scratch_(scratch), rows_(rows), columns_(columns) {}
+  TileSum(const Tile& tile, float* sum, int64_t stride, float* scratch)
+      : tile_(tile), sum_(sum), stride_(stride), scratch_(scratch) {}
 
-  // Adds product `number`; give the products in their order. A right half is added to the left one at once.
+  // Adds product `number`; give the products in their order. A right half is added to the left one at once, if it is a
+  // single sum.
   void add(size_t number, const float* a, int64_t depth, const float* b, int64_t row_of_b) {
-    const bool is_right_half = number % 2 == 1;
-    if (!is_right_half) ++sums_;
-    multiply(rows_, columns_, depth, a, depth, b, row_of_b, sum(sums_ - 1), stride_of(sums_ - 1), is_right_half);
+    const bool is_right_half = number % 2 == 1, adds = is_right_half && depth <= kDepth;
+    if (!adds) ++sums_;
+    product(tile_, depth, a, b, row_of_b, sum(sums_ - 1), stride_of(sums_ - 1), adds);
     if (!is_right_half) return;
+    if (!adds) add_last_two();
     for (size_t blocks = (number + 1) / 2; blocks % 2 == 0; blocks /= 2) add_last_two();
   }
 
  private:
-  float* sum(int64_t number) const { return number == 0 ? tile_ : scratch_ + (number - 1) * kTileRows * kTileColumns; }
-  int64_t stride_of(int64_t number) const { return number == 0 ? stride_ : columns_; }
+  float* sum(int64_t number) const { return number == 0 ? sum_ : scratch_ + (number - 1) * kTileRows * kTileColumns; }
+  int64_t stride_of(int64_t number) const { return number == 0 ? stride_ : tile_.columns; }
 
   void add_last_two() {
     --sums_;
-    matrix_kernels().add(sum(sums_), columns_, rows_, columns_, sum(sums_ - 1), stride_of(sums_ - 1));
+    matrix_kernels().add(sum(sums_), tile_.columns, tile_.rows, tile_.columns, sum(sums_ - 1), stride_of(sums_ - 1));
   }
 
-  float* const tile_;
+  const Tile& tile_;
+  float* const sum_;
   const int64_t stride_;
   float* const scratch_;
-  const int64_t rows_, columns_;
   int64_t sums_ = 0;
 };
 
@@ -174,9 +155,9 @@ at::Tensor product_for_x(const at::Tensor& grad, const at::Tensor& weight) {
   const float* const from = grad.const_data_ptr<float>();
   const float* const weights = weight.const_data_ptr<float>();
   float* const to = result.mutable_data_ptr<float>();
-  for_each_tile({rows, in}, weights, in, out, [&](const Tile& tile, Panel& panel) {
-    multiply(tile.rows, tile.columns, out, from + tile.row * out, out, panel.of(tile), panel.row(tile),
-             to + tile.row * in + tile.column, in, /*adds=*/false);
+  for_each_tile({rows, in}, [&](const Tile& tile) {
+    product(tile, out, from + tile.row * out, weights + tile.column, in, to + tile.row * in + tile.column, in,
+            /*adds=*/false);
   });
   return result;
 }
@@ -212,12 +193,12 @@ GradientFactors gradient_factors(const at::Tensor& transposed_grad, const at::Te
 
 void sum_products(const std::vector<GradientFactors>& factors, const at::Tensor& sum) {
   const int64_t in = sum.size(1);
-  int64_t levels = 1;
+  int64_t levels = 0;  // beside the first
   while ((size_t{1} << levels) < factors.size()) ++levels;
   float* const values = sum.mutable_data_ptr<float>();
   for_each_tile({sum.size(0), in}, [&](const Tile& tile) {
-    const std::unique_ptr<float[]> scratch(factors.size() > 1 ? new float[levels * kTileRows * kTileColumns] : nullptr);
-    TileSum tile_sum(values + tile.row * in + tile.column, in, scratch.get(), tile.rows, tile.columns);
+    const at::Tensor scratch = at::empty({levels, kTileRows, kTileColumns}, sum.options());
+    TileSum tile_sum(tile, values + tile.row * in + tile.column, in, scratch.mutable_data_ptr<float>());
     for (size_t number = 0; number < factors.size(); ++number) {
       const auto& [grad, x, sums] = factors[number];
       const int64_t depth = x.size(0);
