@@ -11,12 +11,42 @@
 #include <c10/util/Exception.h>
 #include <c10/util/env.h>
 #include <malloc.h>
+#include <sys/mman.h>
+
+#include <array>
+#include <atomic>
 #endif
 
 namespace lockstep {
 
 #ifdef __GLIBC__
 namespace {
+
+// Asks the kernel for huge pages where tensors lie. A layer's weights are more pages of 4 kB than a core's table of
+// addresses holds, and rows of tiles are far apart. Kernels do this by themselves where transparent_hugepage is
+// "always".
+class HugePages {
+ public:
+  // glibc gives blocks of 32 MB and more a mapping each. All others lie in heaps, which begin at multiples of 64 MB, or
+  // in the process's own heap. So the range around a block has no other mapping of the process but the program's data.
+  void ask_for(void* block, size_t bytes) {
+    const auto begin = reinterpret_cast<uintptr_t>(block);
+    if (bytes >= kHeap / 2) {
+      advise(begin / kPage * kPage, begin + bytes);
+    } else if (auto& seen = seen_[begin / kPage % kSeen]; seen.exchange(begin / kPage) != begin / kPage) {
+      advise(begin / kHeap * kHeap, begin / kHeap * kHeap + kHeap);  // the rest of the heap too, before it is used
+    }
+  }
+
+ private:
+  static constexpr size_t kPage = 2 << 20, kHeap = 64 << 20, kSeen = 1024;
+
+  static void advise(uintptr_t begin, uintptr_t end) {
+    madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);  // fails where the kernel has none
+  }
+
+  std::array<std::atomic<uintptr_t>, kSeen> seen_{};  // pages in which blocks began; two pages share a place
+};
 
 // Takes the CPU's tensors by malloc. LibTorch takes them by posix_memalign, which cuts every block out of a larger one
 // and frees the rest. So a freed block does not fit the next tensor of its size, and a step wanders through memory that
@@ -31,6 +61,7 @@ class TensorsByMalloc : public c10::Allocator {
       c10::profiledCPUMemoryReporter().OutOfMemory(bytes);
       TORCH_CHECK_WITH(OutOfMemoryError, false, "you tried to allocate ", bytes, " bytes for a tensor");
     }
+    huge_pages_.ask_for(block, bytes);
     void* const data = aligned_behind(block);
     static_cast<void**>(data)[-1] = block;
     c10::profiledCPUMemoryReporter().New(data, bytes);
@@ -55,6 +86,8 @@ class TensorsByMalloc : public c10::Allocator {
     c10::profiledCPUMemoryReporter().Delete(data);
     std::free(static_cast<void**>(data)[-1]);
   }
+
+  HugePages huge_pages_;
 };
 
 }  // namespace
