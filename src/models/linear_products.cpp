@@ -11,25 +11,30 @@
 namespace lockstep {
 namespace {
 
-// A tile of a product and what a block of the depth reads for it stay in the second-level cache. A panel is as wide as
-// whole tiles are high.
-constexpr int64_t kTileRows = 64, kTileColumns = 128, kDepth = 256;
-static_assert(kTileColumns % kTileRows == 0);
+// A tile of a product stays in the second-level cache. A panel is as wide as a tile.
+constexpr int64_t kTileRows = 64, kTileColumns = 256;
 
-// Numbers the tiles of a matrix column by column: neighbours read the same columns of the second factor.
+// Cuts a matrix into tiles of nearly equal widths, and numbers them column by column: neighbours read the same columns
+// of the second factor.
 struct Tiles {
-  int64_t rows, columns;
+  Tiles(int64_t rows, int64_t columns)
+      : rows(rows), columns(columns), down((rows + kTileRows - 1) / kTileRows), width(width_for(columns)) {}
 
-  int64_t down() const { return (rows + kTileRows - 1) / kTileRows; }
-  int64_t count() const { return down() * ((columns + kTileColumns - 1) / kTileColumns); }
+  static int64_t width_for(int64_t columns) {
+    const int64_t across = (columns + kTileColumns - 1) / kTileColumns;
+    return ((columns + across - 1) / across + kTileRows - 1) / kTileRows * kTileRows;
+  }
+  int64_t count() const { return down * ((columns + width - 1) / width); }
+
+  const int64_t rows, columns, down, width;
 };
 
 struct Tile {
   Tile(const Tiles& of, int64_t number)
-      : row(number % of.down() * kTileRows),
-        column(number / of.down() * kTileColumns),
+      : row(number % of.down * kTileRows),
+        column(number / of.down * of.width),
         rows(std::min(kTileRows, of.rows - row)),
-        columns(std::min(kTileColumns, of.columns - column)) {}
+        columns(std::min(of.width, of.columns - column)) {}
 
   const int64_t row, column, rows, columns;
 };
@@ -45,12 +50,18 @@ const kernels::MatrixKernels& matrix_kernels() {
   return kernels::of_this_cpu().matrices;
 }
 
-// Computes a tile of a * b, or adds it to the tile, in blocks of the depth. Rows of b that are 2 or 4 kB apart fall into
-// the same places of a cache, which holds few of them.
+// Gives how many rows of a second factor are multiplied at once. Rows that are 2 or 4 kB apart fall into the same places
+// of the second-level cache, which holds so many of them.
+int64_t depth_of_block(int64_t row_of_b) {
+  return (1 << 18) / row_of_b;
+}
+
+// Computes a tile of a * b, or adds it to the tile.
 void product(const Tile& tile, int64_t depth, const float* a, const float* b, int64_t row_of_b, float* c,
              int64_t row_of_c, bool adds) {
-  for (int64_t first = 0; first < depth; first += kDepth) {
-    multiply(tile.rows, tile.columns, std::min(kDepth, depth - first), a + first, depth, b + first * row_of_b, row_of_b,
+  const int64_t block = depth_of_block(row_of_b);
+  for (int64_t first = 0; first < depth; first += block) {
+    multiply(tile.rows, tile.columns, std::min(block, depth - first), a + first, depth, b + first * row_of_b, row_of_b,
              c, row_of_c, adds || first > 0);
   }
 }
@@ -61,8 +72,9 @@ at::Tensor transposed(const at::Tensor& matrix) {
   const at::Tensor result = at::empty({columns, rows}, matrix.options());
   const float* const from = matrix.const_data_ptr<float>();
   float* const to = result.mutable_data_ptr<float>();
+  const int64_t panel_width = Tiles::width_for(rows);
   for_each_tile({rows, columns}, [&](const Tile& tile) {
-    const int64_t panel = tile.row / kTileColumns * kTileColumns, width = std::min(kTileColumns, rows - panel);
+    const int64_t panel = tile.row / panel_width * panel_width, width = std::min(panel_width, rows - panel);
     matrix_kernels().transpose(from + tile.row * columns + tile.column, columns, tile.rows, tile.columns,
                                to + panel * columns + tile.column * width + tile.row - panel, width);
   });
@@ -114,7 +126,7 @@ class TileSum {
   // Adds product `number`; give the products in their order. A right half is added to the left one at once, if it is a
   // single sum.
   void add(size_t number, const float* a, int64_t depth, const float* b, int64_t row_of_b) {
-    const bool is_right_half = number % 2 == 1, adds = is_right_half && depth <= kDepth;
+    const bool is_right_half = number % 2 == 1, adds = is_right_half && depth <= depth_of_block(row_of_b);
     if (!adds) ++sums_;
     product(tile_, depth, a, b, row_of_b, sum(sums_ - 1), stride_of(sums_ - 1), adds);
     if (!is_right_half) return;
