@@ -12,21 +12,20 @@ namespace lockstep {
 namespace {
 
 // A tile of a product stays in the second-level cache. A panel is as wide as a tile.
-constexpr int64_t kTileRows = 64, kTileColumns = 256;
+constexpr int64_t kTileRows = 64, kTileColumns = 128, kLanes = 16;
 
-// Cuts a matrix into tiles of nearly equal widths, and numbers them column by column: neighbours read the same columns
-// of the second factor.
+// Cuts a matrix into tiles, all nearly as wide, and numbers them column by column: neighbours read the same columns of
+// the second factor.
 struct Tiles {
-  Tiles(int64_t rows, int64_t columns)
-      : rows(rows), columns(columns), down((rows + kTileRows - 1) / kTileRows), width(width_for(columns)) {}
-
-  static int64_t width_for(int64_t columns) {
+  Tiles(int64_t rows, int64_t columns) : rows(rows), columns(columns), down((rows + kTileRows - 1) / kTileRows) {
     const int64_t across = (columns + kTileColumns - 1) / kTileColumns;
-    return ((columns + across - 1) / across + kTileRows - 1) / kTileRows * kTileRows;
+    width = ((columns + across - 1) / across + kLanes - 1) / kLanes * kLanes;
   }
+
   int64_t count() const { return down * ((columns + width - 1) / width); }
 
-  const int64_t rows, columns, down, width;
+  const int64_t rows, columns, down;
+  int64_t width;
 };
 
 struct Tile {
@@ -68,15 +67,13 @@ void product(const Tile& tile, int64_t depth, const float* a, const float* b, in
 
 // Gives the transpose of a matrix as a second factor in panels: the columns of a tile lie together, row by row.
 at::Tensor transposed(const at::Tensor& matrix) {
-  const int64_t rows = matrix.size(0), columns = matrix.size(1);
-  const at::Tensor result = at::empty({columns, rows}, matrix.options());
+  const int64_t depth = matrix.size(1);
+  const at::Tensor result = at::empty({depth, matrix.size(0)}, matrix.options());
   const float* const from = matrix.const_data_ptr<float>();
   float* const to = result.mutable_data_ptr<float>();
-  const int64_t panel_width = Tiles::width_for(rows);
-  for_each_tile({rows, columns}, [&](const Tile& tile) {
-    const int64_t panel = tile.row / panel_width * panel_width, width = std::min(panel_width, rows - panel);
-    matrix_kernels().transpose(from + tile.row * columns + tile.column, columns, tile.rows, tile.columns,
-                               to + panel * columns + tile.column * width + tile.row - panel, width);
+  for_each_tile({depth, matrix.size(0)}, [&](const Tile& tile) {
+    matrix_kernels().transpose(from + tile.column * depth + tile.row, depth, tile.columns, tile.rows,
+                               to + tile.column * depth + tile.row * tile.columns, tile.columns);
   });
   return result;
 }
