@@ -28,11 +28,13 @@ GradientBuckets::GradientBuckets(const Rank& rank, const Kind& kind)
 void GradientBuckets::add_slot(const std::string& name, const at::Tensor& parameter) {
   const size_t index = slots_.size();
   slots_.push_back({.name = name, .parameter = parameter});
+  gradients_.slot_of[parameter.unsafeGetTensorImpl()] = index;
   slots_[index].hook = std::make_unique<GradientHook>(parameter, [this, index] { on_gradient(index); });
 }
 
 void GradientBuckets::forget_slots() {
   slots_.clear();
+  gradients_.slot_of.clear();
   followed_.clear();
   learnt_ = false;
 }
@@ -127,6 +129,14 @@ void GradientBuckets::on_grain_gradient(size_t index) {
   const comm::Purpose purpose(backward_name_);
   if (kind_.overlap) --buckets_[slot.bucket].missing;
   note_ready(index);
+}
+
+bool GradientBuckets::take_factors(const at::Tensor& parameter, const GradientFactors& factors) {
+  const std::lock_guard lock(mutex_);
+  const auto found = gradients_.slot_of.find(parameter.unsafeGetTensorImpl());
+  if (found == gradients_.slot_of.end()) return false;
+  if (terms_.is_open()) return terms_.take_factors(found->second, factors);
+  return active_ && !slots_[found->second].ready && take_product(found->second, factors);
 }
 
 void GradientBuckets::note_ready(size_t index) {
@@ -280,11 +290,6 @@ void GradientBuckets::open_grain(int64_t number, int64_t stand_ins) {
 void GradientBuckets::close_grain() {
   const std::lock_guard lock(mutex_);
   terms_.close();
-}
-
-bool GradientBuckets::take_factors(const at::Tensor& parameter, const GradientFactors& factors) {
-  const std::lock_guard lock(mutex_);
-  return terms_.take_factors(parameter, factors);
 }
 
 // ---- Outside of it.

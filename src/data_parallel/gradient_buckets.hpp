@@ -61,6 +61,9 @@ class GradientBuckets {
   void begin_grains(const GrainPlan& plan);
   void open_grain(int64_t number, int64_t stand_ins = 0);
   void close_grain();
+
+  // Takes a gradient's factors in backward: a grain keeps them, and else the product goes straight to the bucket. Gives
+  // false if nothing is taken.
   bool take_factors(const at::Tensor& parameter, const GradientFactors& factors);
 
  protected:
@@ -76,6 +79,7 @@ class GradientBuckets {
   // These say how buckets are exchanged. Call all of them under mutex_.
   virtual void begin(bool by_grains) = 0;  // begins a step; throws Error if it cannot be averaged
   virtual void collect(size_t slot) = 0;   // moves .grad, or zeros, into the bucket's memory
+  virtual bool take_product(size_t /*slot*/, const GradientFactors& /*factors*/) { return false; }  // as take_factors()
   virtual void post(size_t bucket) = 0;    // begins to average the bucket
   // Posts buckets that are ready, and moves open works on, in the one order of all ranks. Stops at a bucket that is not
   // ready and, unless it may wait, at what is not complete.

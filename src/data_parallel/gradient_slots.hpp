@@ -12,6 +12,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 namespace lockstep {
@@ -49,6 +50,7 @@ struct GradientSlots {
     std::unique_ptr<GrainSums> sums = {};  // null before the first grain
   };
   std::vector<GradientSlot> slots;
+  std::unordered_map<const at::TensorImpl*, size_t> slot_of;  // the slot of each parameter
   std::vector<Bucket> buckets;
 };
 

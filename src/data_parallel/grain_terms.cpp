@@ -107,11 +107,7 @@ void GrainTerms::begin(const GrainPlan& plan, bool backward_outside) {
   run_ = {plan.runs[rank], plan.runs[rank + 1]};
   const c10::AutoGradMode no_grad(false);
   auto& slots = gradients_.slots;
-  slot_of_.clear();
-  for (size_t slot = 0; slot < slots.size(); ++slot) {
-    slots[slot].before = std::exchange(slots[slot].parameter.mutable_grad(), {});
-    slot_of_[slots[slot].parameter.unsafeGetTensorImpl()] = slot;
-  }
+  for (auto& slot : slots) slot.before = std::exchange(slot.parameter.mutable_grad(), {});
   for (auto& bucket : gradients_.buckets) {
     if (!bucket.sums) {
       for (size_t place = 0; place < bucket.slots.size(); ++place) slots[bucket.slots[place]].place = place;
@@ -188,11 +184,9 @@ void GrainTerms::take(size_t index) {
 }
 
 // x may change after backward, as when a layer writes each grain's result to the same memory. So it is copied.
-bool GrainTerms::take_factors(const at::Tensor& parameter, const GradientFactors& factors) {
-  const auto found = slot_of_.find(parameter.unsafeGetTensorImpl());
-  if (!grain_ || check_ || found == slot_of_.end()) return false;
-  GradientSlot& slot = gradients_.slots[found->second];
-  if (!slot.parameter.is_contiguous() || !GrainSums::takes(factors)) return false;
+bool GrainTerms::take_factors(size_t index, const GradientFactors& factors) {
+  GradientSlot& slot = gradients_.slots[index];
+  if (check_ || !slot.parameter.is_contiguous() || !GrainSums::takes(factors)) return false;
   slot.factors = {.grad = factors.grad, .x = factors.x.clone(), .sum_products = factors.sum_products};
   return true;
 }

@@ -16,7 +16,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -45,7 +44,7 @@ class GrainTerms {
   bool is_open() const { return grain_.has_value(); }
   bool is_last() const { return last_; }  // tells whether no grain or stand-in follows
   void take(size_t slot);                 // takes the slot's gradient, or its factors
-  bool take_factors(const at::Tensor& parameter, const GradientFactors& factors);  // false: nothing is taken
+  bool take_factors(size_t slot, const GradientFactors& factors);  // false: nothing is taken
   void close();
 
   // Call these after the last grain. post() begins to average a bucket; `target` becomes the average, or this rank's
@@ -62,7 +61,6 @@ class GrainTerms {
   GradientSlots& gradients_;
   const bool in_slices_;
   const std::shared_ptr<GrainCheck> check_;
-  std::unordered_map<const at::TensorImpl*, size_t> slot_of_;  // the slot of each parameter
   std::optional<GrainPlan> plan_;
   Range run_;                     // this rank's grains
   std::optional<int64_t> grain_;  // the open grain's number, or kStandIn

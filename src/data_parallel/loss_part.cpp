@@ -220,18 +220,13 @@ void Loss::Part::backward_of(const Term& term, int64_t stand_ins) const {
   }
   const double weight = scale_ * (sizes_.by_grains ? static_cast<double>(term.size) : weight_);
   const WeighedBackward weighed(term.mean, weight, replica_->module());
-  if (!sizes_.by_grains) return term.mean.backward(weighed.seed());
-  replica_->grains().backward(
-      term.number,
-      [&] {
-        // A unit of divided parameters is reduced as soon as all gradients are there, so no factors wait.
-        const FactorsScope scope(term.mean, [&](const auto& parameter, const auto& factors) {
-          return !replica_->divides_parameters() && !weighed.weighs_gradients() &&
-                 replica_->averaging()->take_factors(parameter, factors);
-        });
-        term.mean.backward(weighed.seed());
-      },
-      stand_ins);
+  // A unit of divided parameters is reduced as soon as all gradients are there, so no factors wait.
+  const FactorsScope scope(term.mean, [&](const auto& parameter, const auto& factors) {
+    return replica_->averaging() && !replica_->divides_parameters() && !weighed.weighs_gradients() &&
+           replica_->averaging()->take_factors(parameter, factors);
+  });
+  const auto backward = [&] { term.mean.backward(weighed.seed()); };
+  sizes_.by_grains ? replica_->grains().backward(term.number, backward, stand_ins) : backward();
 }
 
 // ---- A scale.

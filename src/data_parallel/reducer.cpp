@@ -100,6 +100,16 @@ void Reducer::collect(size_t index) {
   gradient = slot.view;
 }
 
+bool Reducer::take_product(size_t index, const GradientFactors& factors) {
+  GradientSlot& slot = slots_[index];
+  if (!has_memory_ || slot.parameter.grad().defined() || !slot.view.is_contiguous()) return false;
+  const c10::AutoGradMode no_grad(false);
+  let_go_of(index);
+  factors.sum_products({factors}, slot.view);
+  slot.parameter.mutable_grad() = slot.view;
+  return true;
+}
+
 // LibTorch's zero_grad() leaves a gradient to whoever keeps it. So it moves out of the bucket. A hook may have views of
 // its own, and a CUDA graph writes to the recorded place.
 void Reducer::let_go_of(size_t index) {

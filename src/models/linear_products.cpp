@@ -14,11 +14,16 @@ namespace {
 // A tile of a product stays in the second-level cache. A panel is as wide as a tile.
 constexpr int64_t kTileRows = 64, kTileColumns = 128, kLanes = 16;
 
+// Gives how wide tiles may be whose second factor has so many rows: what a tile reads of it stays in the cache too.
+int64_t widest_for(int64_t depth) {
+  return std::clamp<int64_t>((1 << 17) / depth, kTileColumns, 4 * kTileColumns);
+}
+
 // Cuts a matrix into tiles, all nearly as wide, and numbers them column by column: neighbours read the same columns of
 // the second factor.
 struct Tiles {
-  Tiles(int64_t rows, int64_t columns) : rows(rows), columns(columns), down((rows + kTileRows - 1) / kTileRows) {
-    const int64_t across = (columns + kTileColumns - 1) / kTileColumns;
+  Tiles(int64_t rows, int64_t columns, int64_t widest = kTileColumns) : rows(rows), columns(columns), down((rows + kTileRows - 1) / kTileRows) {
+    const int64_t across = (columns + widest - 1) / widest;
     width = ((columns + across - 1) / across + kLanes - 1) / kLanes * kLanes;
   }
 
@@ -132,7 +137,7 @@ class TileSum {
   }
 
  private:
-  float* sum(int64_t number) const { return number == 0 ? sum_ : scratch_ + (number - 1) * kTileRows * kTileColumns; }
+  float* sum(int64_t number) const { return number == 0 ? sum_ : scratch_ + (number - 1) * tile_.rows * tile_.columns; }
   int64_t stride_of(int64_t number) const { return number == 0 ? stride_ : tile_.columns; }
 
   void add_last_two() {
@@ -152,7 +157,7 @@ class TileSum {
 at::Tensor linear_product(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
                           bool relu) {
   const at::Tensor dense = x.contiguous(), y = at::empty({x.size(0), weight.size(0)}, x.options());
-  const bool weight_is_smaller = weight.numel() <= x.numel() + y.numel();
+  const bool weight_is_smaller = weight.numel() < x.numel() + y.numel();
   (weight_is_smaller ? product_with_transposed_weight : product_of_transposed_x)(
       dense, weight, bias ? bias->const_data_ptr<float>() : nullptr, relu, y);
   return y;
@@ -164,7 +169,7 @@ at::Tensor product_for_x(const at::Tensor& grad, const at::Tensor& weight) {
   const float* const from = grad.const_data_ptr<float>();
   const float* const weights = weight.const_data_ptr<float>();
   float* const to = result.mutable_data_ptr<float>();
-  for_each_tile({rows, in}, [&](const Tile& tile) {
+  for_each_tile({rows, in, widest_for(out)}, [&](const Tile& tile) {
     product(tile, out, from + tile.row * out, weights + tile.column, in, to + tile.row * in + tile.column, in,
             /*adds=*/false);
   });
@@ -186,10 +191,11 @@ OutputGradient output_gradient(const at::Tensor& grad, const std::optional<at::T
   in_parallel(ranges.count(), [&](int64_t begin, int64_t end) {
     for (int64_t range = begin; range < end; ++range) {
       const int64_t first = range * kTileRows, count = ranges.rows_in(range);
-      if (y) {
-        matrix_kernels().mask(from + first, results + first, out, rows, count, passed + first);
+      for (int64_t row = 0; row < rows; row += kTileRows) {  // what a block touches stays in the first-level cache
+        const int64_t place = row * out + first, block = std::min(kTileRows, rows - row);
+        if (y) matrix_kernels().mask(from + place, results + place, out, block, count, passed + place);
+        matrix_kernels().transpose((y ? passed : from) + place, out, block, count, to + first * rows + row, rows);
       }
-      matrix_kernels().transpose((y ? passed : from) + first, out, rows, count, to + first * rows, rows);
       matrix_kernels().row_sums(to + first * rows, rows, count, sums + first);
     }
   });
@@ -205,8 +211,8 @@ void sum_products(const std::vector<GradientFactors>& factors, const at::Tensor&
   int64_t levels = 0;  // beside the first
   while ((size_t{1} << levels) < factors.size()) ++levels;
   float* const values = sum.mutable_data_ptr<float>();
-  for_each_tile({sum.size(0), in}, [&](const Tile& tile) {
-    const at::Tensor scratch = at::empty({levels, kTileRows, kTileColumns}, sum.options());
+  for_each_tile({sum.size(0), in, widest_for(std::min<int64_t>(factors[0].x.size(0), 512))}, [&](const Tile& tile) {
+    const at::Tensor scratch = at::empty({levels, tile.rows, tile.columns}, sum.options());
     TileSum tile_sum(tile, values + tile.row * in + tile.column, in, scratch.mutable_data_ptr<float>());
     for (size_t number = 0; number < factors.size(); ++number) {
       const auto& [grad, x, sums] = factors[number];
