@@ -191,11 +191,10 @@ OutputGradient output_gradient(const at::Tensor& grad, const std::optional<at::T
   in_parallel(ranges.count(), [&](int64_t begin, int64_t end) {
     for (int64_t range = begin; range < end; ++range) {
       const int64_t first = range * kTileRows, count = ranges.rows_in(range);
-      for (int64_t row = 0; row < rows; row += kTileRows) {  // what a block touches stays in the first-level cache
-        const int64_t place = row * out + first, block = std::min(kTileRows, rows - row);
-        if (y) matrix_kernels().mask(from + place, results + place, out, block, count, passed + place);
-        matrix_kernels().transpose((y ? passed : from) + place, out, block, count, to + first * rows + row, rows);
+      if (y) {
+        matrix_kernels().mask(from + first, results + first, out, rows, count, passed + first);
       }
+      matrix_kernels().transpose((y ? passed : from) + first, out, rows, count, to + first * rows, rows);
       matrix_kernels().row_sums(to + first * rows, rows, count, sums + first);
     }
   });
