@@ -3,7 +3,7 @@
 #include <ATen/ops/_amp_foreach_non_finite_check_and_unscale.h>
 #include <ATen/ops/_foreach_norm.h>
 #include <ATen/ops/stack.h>
-#include <ATen/ops/zeros.h>
+#include <ATen/ops/scalar_tensor.h>
 #include <c10/core/GradMode.h>
 
 #include <map>
@@ -28,12 +28,12 @@ at::Tensor finite_sum(const std::vector<at::Tensor>& tensors, const c10::Device&
   const std::vector<at::Tensor> all = values_of(tensors);
   // A GPU needs a few launches for all tensors. On the CPU these functions, too, would be one call per tensor.
   if (!device.is_cpu() && !all.empty()) return at::stack(at::_foreach_norm(all, /*ord=*/1, at::kDouble)).sum();
-  at::Tensor sum = at::zeros({}, at::TensorOptions(device).dtype(at::kDouble));
+  double sum = 0;
   for (const auto& values : all) {
     const bool narrow = values.scalar_type() == at::kHalf;  // a sum of few of them may exceed the type's largest number
-    sum.add_(narrow ? values.sum(at::kFloat) : values.sum());
+    sum += (narrow ? values.sum(at::kFloat) : values.sum()).item<double>();
   }
-  return sum;
+  return at::scalar_tensor(sum, at::TensorOptions(device).dtype(at::kDouble));
 }
 
 // Each type has a call of its own, as the operator wants.
