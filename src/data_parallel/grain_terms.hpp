@@ -42,8 +42,8 @@ class GrainTerms {
   // are dropped. Throws Error: a grain out of order.
   void open(int64_t number, int64_t stand_ins);
   bool is_open() const { return grain_.has_value(); }
-  bool is_last() const { return last_; }  // tells whether no grain or stand-in follows
-  void take(size_t slot);                 // takes the slot's gradient, or its factors
+  bool is_last() const { return last_; }                           // tells whether no grain or stand-in follows
+  void take(size_t slot);                                          // takes the slot's gradient, or its factors
   bool take_factors(size_t slot, const GradientFactors& factors);  // false: nothing is taken
   void close();
 

@@ -37,7 +37,7 @@ class Reducer : public GradientBuckets {
   void begin(bool by_grains) override;
   void collect(size_t slot) override;  // makes .grad the slot's view, if there is one, without changing a value
   bool take_product(size_t slot, const GradientFactors& factors) override;
-  void post(size_t bucket) override;   // begins the bucket's first round
+  void post(size_t bucket) override;  // begins the bucket's first round
   // In turn t bucket t's first round begins, then the next round of each earlier bucket that has one.
   void move_on(bool may_wait) override;
   void complete(bool partial) override;

@@ -11,18 +11,25 @@
 namespace lockstep {
 namespace {
 
-// A tile of a product stays in the second-level cache. A panel is as wide as a tile.
+// A tile is that high and, where it lies in the first-level cache alone, at most that wide.
 constexpr int64_t kTileRows = 64, kTileColumns = 128, kLanes = 16;
 
-// Gives how wide tiles may be whose second factor has so many rows: what a tile reads of it stays in the cache too.
-int64_t widest_for(int64_t depth) {
-  return std::clamp<int64_t>((1 << 17) / depth, kTileColumns, 4 * kTileColumns);
+// Gives how many rows of a second factor are multiplied at once. Rows that are 2 or 4 kB apart fall into the same
+// places of the second-level cache, which holds so many of them.
+int64_t depth_of_block(int64_t row_of_b) {
+  return (1 << 18) / row_of_b;
+}
+
+// Gives how wide tiles of a product may be, so that what a tile reads at once of the second factor stays in that cache.
+int64_t widest_for(int64_t depth, int64_t row_of_b) {
+  return std::clamp<int64_t>((1 << 17) / std::min(depth, depth_of_block(row_of_b)), kTileColumns, 4 * kTileColumns);
 }
 
 // Cuts a matrix into tiles, all nearly as wide, and numbers them column by column: neighbours read the same columns of
 // the second factor.
 struct Tiles {
-  Tiles(int64_t rows, int64_t columns, int64_t widest = kTileColumns) : rows(rows), columns(columns), down((rows + kTileRows - 1) / kTileRows) {
+  Tiles(int64_t rows, int64_t columns, int64_t widest = kTileColumns)
+      : rows(rows), columns(columns), down((rows + kTileRows - 1) / kTileRows) {
     const int64_t across = (columns + widest - 1) / widest;
     width = ((columns + across - 1) / across + kLanes - 1) / kLanes * kLanes;
   }
@@ -54,13 +61,7 @@ const kernels::MatrixKernels& matrix_kernels() {
   return kernels::of_this_cpu().matrices;
 }
 
-// Gives how many rows of a second factor are multiplied at once. Rows that are 2 or 4 kB apart fall into the same places
-// of the second-level cache, which holds so many of them.
-int64_t depth_of_block(int64_t row_of_b) {
-  return (1 << 18) / row_of_b;
-}
-
-// Computes a tile of a * b, or adds it to the tile.
+// Computes a tile of a * b, or adds it to what is in c. Bits depend on the depth and the distance of b's rows alone.
 void product(const Tile& tile, int64_t depth, const float* a, const float* b, int64_t row_of_b, float* c,
              int64_t row_of_c, bool adds) {
   const int64_t block = depth_of_block(row_of_b);
@@ -169,7 +170,7 @@ at::Tensor product_for_x(const at::Tensor& grad, const at::Tensor& weight) {
   const float* const from = grad.const_data_ptr<float>();
   const float* const weights = weight.const_data_ptr<float>();
   float* const to = result.mutable_data_ptr<float>();
-  for_each_tile({rows, in, widest_for(out)}, [&](const Tile& tile) {
+  for_each_tile({rows, in, widest_for(out, in)}, [&](const Tile& tile) {
     product(tile, out, from + tile.row * out, weights + tile.column, in, to + tile.row * in + tile.column, in,
             /*adds=*/false);
   });
@@ -210,7 +211,7 @@ void sum_products(const std::vector<GradientFactors>& factors, const at::Tensor&
   int64_t levels = 0;  // beside the first
   while ((size_t{1} << levels) < factors.size()) ++levels;
   float* const values = sum.mutable_data_ptr<float>();
-  for_each_tile({sum.size(0), in, widest_for(std::min<int64_t>(factors[0].x.size(0), 512))}, [&](const Tile& tile) {
+  for_each_tile({sum.size(0), in, widest_for(factors[0].x.size(0), in)}, [&](const Tile& tile) {
     const at::Tensor scratch = at::empty({levels, tile.rows, tile.columns}, sum.options());
     TileSum tile_sum(tile, values + tile.row * in + tile.column, in, scratch.mutable_data_ptr<float>());
     for (size_t number = 0; number < factors.size(); ++number) {
