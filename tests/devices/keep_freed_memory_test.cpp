@@ -10,6 +10,8 @@
 #include "devices/memory_meter.hpp"
 
 #include <cstdint>
+#include <cstdio>
+#include <fstream>
 #include <limits>
 #include <string>
 #include <thread>
@@ -46,6 +48,30 @@ TEST_F(KeepFreedMemory, AFreedTensorsMemoryIsTheNextOnes) {
     tensor = torch::empty({50'000});
     EXPECT_EQ(tensor.data_ptr(), before);
   }
+}
+
+// The kernel's flags of the mapping that has this address: "hg" where huge pages were asked for.
+std::string flags_of_mapping(const void* data) {
+  const auto place = reinterpret_cast<uintptr_t>(data);
+  std::ifstream mappings("/proc/self/smaps");
+  bool is_it = false;
+  for (std::string line; std::getline(mappings, line);) {
+    uintptr_t begin = 0, end = 0;
+    if (std::sscanf(line.c_str(), "%lx-%lx ", &begin, &end) == 2) is_it = begin <= place && place < end;
+    if (is_it && line.starts_with("VmFlags:")) return line + " ";
+  }
+  return "";
+}
+
+TEST_F(KeepFreedMemory, TensorsLieWhereHugePagesWereAskedFor) {
+  if (!std::ifstream("/sys/kernel/mm/transparent_hugepage/enabled")) GTEST_SKIP() << "this kernel has no huge pages";
+  std::thread([] {
+    for (const int64_t bytes : {1'000, 3'000'000, 100'000'000}) {
+      const Tensor tensor = torch::empty({bytes}, torch::kByte);
+      const auto* const middle = static_cast<const char*>(tensor.const_data_ptr()) + bytes / 2;
+      EXPECT_THAT(flags_of_mapping(middle), testing::HasSubstr(" hg ")) << bytes;
+    }
+  }).join();
 }
 
 TEST_F(KeepFreedMemory, AnotherThreadMayFree) {
