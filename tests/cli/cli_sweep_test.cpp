@@ -123,7 +123,7 @@ TEST_F(CliSweep, ASecondOneAtOnceLeavesARunAloneThatTheFirstOneTrains) {
   };
   Program first(with({"--lr", "0.05", "--epochs", "100000"}), surroundings());
   ASSERT_TRUE(wait_for_checkpoint("cpu_batch20_lr0.05"));
-  const Finished second = run_program(with({"--lr", "0.05", "0.1", "--epochs", "2"}), surroundings());
+  const Finished second = run_program(with({"--lr", "0.05", "0.1", "--epochs", "20"}), surroundings());
   EXPECT_EQ(second.code, 1);
   EXPECT_THAT(second.out, AllOf(ContainsRegex("\ncpu_batch20_lr0.05: error: [^\n]*another process"),
                                 HasSubstr("\ncpu_batch20_lr0.1: test acc")));
