@@ -21,7 +21,6 @@
 #include <string>
 #include <type_traits>
 #include <unordered_set>
-#include <utility>
 
 namespace lockstep {
 namespace {

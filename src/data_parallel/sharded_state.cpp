@@ -12,7 +12,6 @@
 #include <optional>
 #include <set>
 #include <string>
-#include <utility>
 
 #include "base/classic.hpp"
 #include "flat_view.hpp"

@@ -8,7 +8,6 @@
 #include <fstream>
 #include <set>
 #include <string>
-#include <system_error>
 #include <utility>
 
 #include "base/classic.hpp"

@@ -12,7 +12,6 @@
 #include <cerrno>
 #include <csignal>
 #include <optional>
-#include <system_error>
 #include <thread>
 
 namespace lockstep::io {

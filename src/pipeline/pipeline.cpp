@@ -5,7 +5,6 @@
 #include <c10/core/GradMode.h>
 #include <lockstep/base/error.hpp>
 
-#include "base/classic.hpp"
 #include "comm/arguments.hpp"
 #include "data/part_weight.hpp"
 #include "data_parallel/counted_targets.hpp"

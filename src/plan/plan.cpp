@@ -2,7 +2,6 @@
 #include <lockstep/plan/plan.hpp>
 
 #include <algorithm>
-#include <numeric>
 #include <optional>
 #include <string>
 #include <tuple>

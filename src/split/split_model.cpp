@@ -15,7 +15,6 @@
 #include "split_optimizer_state.hpp"
 #include "tensor_parallel/shard.hpp"
 
-#include <functional>
 #include <utility>
 
 namespace lockstep {

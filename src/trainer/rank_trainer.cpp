@@ -1,7 +1,6 @@
 #include "rank_trainer.hpp"
 
 #include <c10/core/CachingDeviceAllocator.h>
-#include <c10/core/GradMode.h>
 #include <sys/resource.h>
 #include <lockstep/base/error.hpp>
 #include <lockstep/data_parallel/convert_sync_batchnorm.hpp>

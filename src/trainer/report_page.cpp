@@ -1,7 +1,6 @@
 #include "report_page.hpp"
 
 #include <lockstep/base/error.hpp>
-#include <lockstep/trainer/metrics.hpp>
 #include <lockstep/trainer/report.hpp>
 #include <nlohmann/json.hpp>
 

@@ -6,7 +6,6 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "base/seconds.hpp"
-#include "comm/group_member.hpp"
 #include "comm/world.hpp"
 #include "devices/cuda_info.hpp"
 #include "devices/processor_kind.hpp"

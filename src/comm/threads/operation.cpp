@@ -4,8 +4,6 @@
 #include "comm/purpose.hpp"
 #include "comm/reduction.hpp"
 
-#include <string_view>
-
 namespace lockstep::comm {
 
 Operation::Operation(const Members& of, uint64_t number) : of_(of), place_(number) {
