@@ -20,7 +20,6 @@
 #include <bit>
 #include <map>
 #include <set>
-#include <utility>
 
 namespace lockstep {
 namespace {

@@ -11,7 +11,6 @@
 #include <lockstep/base/error.hpp>
 #include <lockstep/data_parallel/sync_batch_norm.hpp>
 
-#include <array>
 #include <optional>
 #include <ostream>
 #include <string>

@@ -7,7 +7,6 @@
 #include <cerrno>
 #include <fstream>
 #include <set>
-#include <string>
 #include <utility>
 
 #include "base/classic.hpp"

@@ -6,7 +6,6 @@
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
-#include <lockstep/base/error.hpp>
 
 #include <algorithm>
 #include <cerrno>

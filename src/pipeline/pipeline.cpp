@@ -16,7 +16,6 @@
 #include "ranks/shared_seed.hpp"
 
 #include <algorithm>
-#include <cstdint>
 
 namespace lockstep {
 

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <optional>
-#include <string>
 #include <tuple>
 
 #include "base/number_text.hpp"

@@ -20,10 +20,8 @@
 #include "sharded_residual_block.hpp"
 
 #include <cstddef>
-#include <map>
 #include <memory>
 #include <optional>
-#include <string>
 #include <typeinfo>
 #include <utility>
 

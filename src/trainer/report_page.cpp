@@ -16,7 +16,6 @@
 #include <algorithm>
 #include <set>
 #include <sstream>
-#include <string>
 #include <string_view>
 #include <system_error>
 #include <utility>

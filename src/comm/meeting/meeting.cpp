@@ -1,7 +1,6 @@
 #include "meeting.hpp"
 
 #include <unistd.h>
-#include <lockstep/base/error.hpp>
 #include <nlohmann/json.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
