@@ -5,7 +5,6 @@
 #include <lockstep/base/error.hpp>
 #include <lockstep/data_parallel/convert_sync_batchnorm.hpp>
 #include <lockstep/data_parallel/running_statistics.hpp>
-#include <lockstep/data_parallel/sync_batch_norm.hpp>
 #include <lockstep/devices/memory_format.hpp>
 #include <lockstep/lab/check_arithmetic.hpp>
 

@@ -1,8 +1,6 @@
 #include "operation.hpp"
 
 #include "base/classic.hpp"
-#include "comm/purpose.hpp"
-#include "comm/reduction.hpp"
 
 namespace lockstep::comm {
 
