@@ -57,11 +57,6 @@ Tensor spread_over_values(const Tensor& columns, const std::vector<int64_t>& cou
   return at::cat(parts, 1);
 }
 
-// Tells whether a BatchNorm threw the error because it got one value per channel.
-bool needs_more_values(const c10::Error& error) {
-  return error.msg().find("Expected more than 1 value per channel") != std::string::npos;
-}
-
 }  // namespace
 
 GrainStatistics::GrainStatistics(const nn::Module& module, const Rank& rank) : rank_(rank) {
@@ -98,7 +93,7 @@ void GrainStatistics::forward(int64_t number, const std::function<void()>& compu
     compute();
   } catch (const c10::Error& error) {
     put_back(saved, notes);
-    if (needs_more_values(error)) refuse_one_sample(number);
+    if (error.msg().find("Expected more than 1 value per channel") != std::string::npos) refuse_one_sample(number);
     throw;
   } catch (...) {
     put_back(saved, notes);
