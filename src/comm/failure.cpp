@@ -4,7 +4,6 @@
 
 #include "base/exception_text.hpp"
 
-#include <utility>
 #include <vector>
 
 namespace lockstep::comm {

@@ -11,7 +11,6 @@
 #include "io/reason.hpp"
 
 #include <cerrno>
-#include <cstring>
 
 namespace lockstep::comm {
 namespace {

@@ -3,7 +3,6 @@
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/minimum.h>
 #include <c10/util/SmallVector.h>
-#include <lockstep/base/error.hpp>
 
 #include <algorithm>
 #include <cmath>

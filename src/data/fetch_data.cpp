@@ -9,7 +9,6 @@
 #include <memory>
 #include <optional>
 #include <system_error>
-#include <utility>
 
 #include "io/atomic_file.hpp"
 #include "io/digest.hpp"

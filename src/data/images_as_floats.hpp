@@ -3,8 +3,6 @@
 
 #include <lockstep/data/data.hpp>
 
-#include <utility>
-
 namespace lockstep {
 
 inline Dataset with_images_as_floats(Dataset rows) {

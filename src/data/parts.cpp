@@ -1,5 +1,3 @@
-#include <lockstep/base/error.hpp>
-
 #include <algorithm>
 #include <cmath>
 #include <numeric>

@@ -6,7 +6,6 @@
 #include "base/start_thread.hpp"
 
 #include <algorithm>
-#include <memory>
 #include <utility>
 
 namespace lockstep {

@@ -10,9 +10,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
 #include <memory>
-#include <vector>
 
 namespace lockstep {
 namespace {

@@ -4,8 +4,6 @@
 #include <ATen/ops/full.h>
 #include <lockstep/base/error.hpp>
 
-#include <string>
-
 namespace lockstep {
 
 // LibTorch divides by the number of rows where targets are probabilities, whatever the classes' weights are.

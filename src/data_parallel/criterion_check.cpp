@@ -16,7 +16,6 @@
 #include <cmath>
 #include <functional>
 #include <mutex>
-#include <string>
 #include <vector>
 
 namespace lockstep {

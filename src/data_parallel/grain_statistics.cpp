@@ -21,7 +21,6 @@
 #include <string>
 #include <type_traits>
 #include <unordered_set>
-#include <utility>
 
 namespace lockstep {
 namespace {
@@ -56,11 +55,6 @@ Tensor spread_over_values(const Tensor& columns, const std::vector<int64_t>& cou
     parts.push_back(columns.narrow(1, static_cast<int64_t>(i), 1).expand({columns.size(0), counts[i]}));
   }
   return at::cat(parts, 1);
-}
-
-// Tells whether a BatchNorm threw the error because it got one value per channel.
-bool needs_more_values(const c10::Error& error) {
-  return error.msg().find("Expected more than 1 value per channel") != std::string::npos;
 }
 
 }  // namespace
@@ -99,7 +93,7 @@ void GrainStatistics::forward(int64_t number, const std::function<void()>& compu
     compute();
   } catch (const c10::Error& error) {
     put_back(saved, notes);
-    if (needs_more_values(error)) refuse_one_sample(number);
+    if (error.msg().find("Expected more than 1 value per channel") != std::string::npos) refuse_one_sample(number);
     throw;
   } catch (...) {
     put_back(saved, notes);

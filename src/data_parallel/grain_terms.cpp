@@ -13,8 +13,6 @@
 #include "grain_tree.hpp"
 
 #include <algorithm>
-#include <utility>
-#include <vector>
 
 namespace lockstep {
 namespace {

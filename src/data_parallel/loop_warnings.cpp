@@ -20,8 +20,6 @@
 
 #include <mutex>
 #include <set>
-#include <string>
-#include <utility>
 #include <vector>
 
 namespace lockstep {

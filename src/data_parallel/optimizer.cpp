@@ -1,7 +1,6 @@
 #include "net_optimizer.hpp"
 
 #include <ATen/ops/zeros.h>
-#include <c10/core/GradMode.h>
 #include <lockstep/base/error.hpp>
 #include <lockstep/optim/layer_wise.hpp>
 
@@ -21,7 +20,6 @@
 #include <bit>
 #include <map>
 #include <set>
-#include <utility>
 
 namespace lockstep {
 namespace {

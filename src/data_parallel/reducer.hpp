@@ -13,7 +13,6 @@
 #include "gradient_buckets.hpp"
 #include "ranks/trained_parameters.hpp"
 
-#include <cstdint>
 #include <optional>
 #include <vector>
 

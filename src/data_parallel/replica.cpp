@@ -2,7 +2,6 @@
 
 #include <c10/util/Exception.h>
 #include <lockstep/base/error.hpp>
-#include <lockstep/nn/dropout.hpp>
 
 #include "base/exception_text.hpp"
 #include "nn/name_dropouts.hpp"

@@ -12,7 +12,6 @@
 #include <optional>
 #include <set>
 #include <string>
-#include <utility>
 
 #include "base/classic.hpp"
 #include "flat_view.hpp"
@@ -92,11 +91,6 @@ at::Tensor slice_of(const at::Tensor& value, const Place& place) {
   return flat.narrow(0, place.slice.in_parameter, place.slice.size).clone();
 }
 
-void check_shape(const std::string& name, const at::Tensor& value, const Place& place) {
-  if (value.dim() == 0 || value.sizes() == place.parameter.sizes()) return;
-  throw Error("the optimizer's state has another shape for " + name + " than the parameter");
-}
-
 }  // namespace
 
 io::NamedTensors whole_state(const torch::optim::Optimizer& optimizer, const std::vector<ShardedBucket>& buckets,
@@ -137,7 +131,8 @@ void load_slices_of_state(torch::optim::Optimizer& optimizer, const std::vector<
     const auto found = places.find(parts_of_state_name(name).second);
     if (found == places.end()) throw Error("the optimizer has no place for the state '" + name + "'");
     const Place& place = *found->second;
-    check_shape(name, value, place);
+    if (value.dim() > 0 && value.sizes() != place.parameter.sizes())
+      throw Error("the optimizer's state has another shape for " + name + " than the parameter");
     if (place.slice.size > 0) mine.emplace_back(name, slice_of(value, place));
   }
   load_optimizer_state(optimizer, slices_of(buckets), mine);

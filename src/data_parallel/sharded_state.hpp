@@ -4,7 +4,6 @@
 #include <torch/optim/optimizer.h>
 #include <lockstep/ranks/rank.hpp>
 
-#include <cstdint>
 #include <vector>
 
 #include "io/safetensors.hpp"

@@ -1,6 +1,5 @@
 #include <ATen/ops/batch_norm_update_stats.h>
 #include <ATen/ops/cat.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/native_batch_norm.h>
 #include <ATen/ops/native_batch_norm_backward.h>
@@ -12,7 +11,6 @@
 #include <lockstep/base/error.hpp>
 #include <lockstep/data_parallel/sync_batch_norm.hpp>
 
-#include <array>
 #include <optional>
 #include <ostream>
 #include <string>

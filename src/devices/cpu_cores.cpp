@@ -7,8 +7,6 @@
 #include <cerrno>
 #include <fstream>
 #include <set>
-#include <string>
-#include <system_error>
 #include <utility>
 
 #include "base/classic.hpp"

@@ -1,7 +1,5 @@
 #include "checked_tensors.hpp"
 
-#include <lockstep/base/error.hpp>
-
 namespace lockstep::io {
 
 void write_checked(const std::filesystem::path& file, const NamedTensors& tensors,

@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <limits>
-#include <string>
 #include <system_error>
 
 namespace lockstep::io {

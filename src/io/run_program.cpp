@@ -6,13 +6,11 @@
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
-#include <lockstep/base/error.hpp>
 
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <optional>
-#include <system_error>
 #include <thread>
 
 namespace lockstep::io {

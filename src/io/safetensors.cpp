@@ -7,7 +7,6 @@
 #include <array>
 #include <bit>
 #include <cerrno>
-#include <cstdint>
 #include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>

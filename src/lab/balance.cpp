@@ -11,12 +11,10 @@
 #include <algorithm>
 #include <bit>
 #include <chrono>
-#include <functional>
 #include <numeric>
 #include <optional>
 #include <string>
 #include <utility>
-#include <vector>
 
 namespace lockstep {
 

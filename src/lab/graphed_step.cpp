@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <exception>
-#include <string>
 #include <utility>
 
 #include "base/exception_text.hpp"

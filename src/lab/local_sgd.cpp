@@ -12,7 +12,6 @@
 #include <cmath>
 #include <map>
 #include <string>
-#include <utility>
 
 namespace lockstep {
 namespace {

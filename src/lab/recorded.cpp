@@ -1,5 +1,4 @@
 #include <ATen/autocast_mode.h>
-#include <c10/core/GradMode.h>
 #include <lockstep/base/error.hpp>
 #include <lockstep/data_parallel/sync_batch_norm.hpp>
 #include <lockstep/lab/recorded.hpp>
@@ -14,7 +13,6 @@
 #include <algorithm>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 namespace lockstep {

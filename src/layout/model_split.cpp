@@ -4,7 +4,6 @@
 #include "base/names.hpp"
 
 #include <array>
-#include <string>
 #include <utility>
 
 namespace lockstep {

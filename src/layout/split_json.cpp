@@ -1,7 +1,5 @@
 #include "split_json.hpp"
 
-#include <lockstep/base/error.hpp>
-
 #include <string>
 
 namespace lockstep {

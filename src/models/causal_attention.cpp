@@ -1,7 +1,6 @@
 #include <ATen/ops/_scaled_dot_product_attention_math.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
-#include <ATen/record_function.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <lockstep/models/gpt.hpp>
 

@@ -14,9 +14,7 @@
 
 #include <algorithm>
 #include <optional>
-#include <utility>
 #include <variant>
-#include <vector>
 
 namespace lockstep {
 namespace {

@@ -10,7 +10,6 @@
 #include <lockstep/base/error.hpp>
 #include <lockstep/models/conv_relu_pool.hpp>
 
-#include <algorithm>
 #include <cmath>
 #include <ostream>
 #include <string>

@@ -2,7 +2,6 @@
 
 #include <ATen/ops/_unsafe_view.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/matmul.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/threshold_backward.h>
 #include <ATen/record_function.h>

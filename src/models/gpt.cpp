@@ -7,7 +7,6 @@
 #include <lockstep/models/linear.hpp>
 
 #include <cmath>
-#include <memory>
 #include <string>
 
 #include "base/classic.hpp"

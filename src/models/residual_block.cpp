@@ -5,7 +5,6 @@
 #include "conv2d.hpp"
 
 #include <ostream>
-#include <string>
 #include <typeinfo>
 
 namespace lockstep {

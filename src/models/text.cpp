@@ -3,7 +3,6 @@
 #include <lockstep/models/text.hpp>
 
 #include <algorithm>
-#include <utility>
 #include <vector>
 
 #include "io/digest.hpp"

@@ -12,11 +12,8 @@
 #include <algorithm>
 #include <array>
 #include <map>
-#include <memory>
 #include <tuple>
 #include <type_traits>
-#include <utility>
-#include <vector>
 
 namespace lockstep {
 namespace {

@@ -8,8 +8,6 @@
 #include <algorithm>
 #include <map>
 #include <set>
-#include <string>
-#include <utility>
 
 #include "archives.hpp"
 #include "base/classic.hpp"

@@ -15,7 +15,6 @@
 #include <limits>
 #include <numeric>
 #include <utility>
-#include <vector>
 
 #include "finite_sum.hpp"
 

@@ -5,7 +5,6 @@
 #include <c10/core/GradMode.h>
 #include <lockstep/base/error.hpp>
 
-#include "base/classic.hpp"
 #include "comm/arguments.hpp"
 #include "data/part_weight.hpp"
 #include "data_parallel/counted_targets.hpp"
@@ -17,7 +16,6 @@
 #include "ranks/shared_seed.hpp"
 
 #include <algorithm>
-#include <cstdint>
 
 namespace lockstep {
 

@@ -11,7 +11,6 @@
 #include "ranks/gather.hpp"
 
 #include <algorithm>
-#include <cstdint>
 #include <functional>
 
 namespace lockstep {

@@ -14,10 +14,6 @@ namespace {
 // DataParallel's buckets have this size: one collective sums so many bytes of gradients.
 constexpr double bucket_bytes = 4 << 20;
 
-int64_t divided_up(int64_t number, int64_t by) {
-  return (number + by - 1) / by;
-}
-
 // Counts, for each stage of rank `p`, the most microbatches whose activations it holds at once.
 std::map<int, int> most_live(const ModelSplit& split, int p, int ranks) {
   std::map<int, int> live, most;
@@ -37,7 +33,7 @@ CostModel::CostModel(const ModelProfile& profile, const Cluster& cluster, const 
       training_(training),
       mesh_(mesh),
       layers_(layers_of(profile, mesh.tensor)),
-      part_(divided_up(batch_size, mesh.data)),
+      part_((batch_size + mesh.data - 1) / mesh.data),
       columns_(static_cast<size_t>(mesh.pipeline)) {
   const int64_t ranks = static_cast<int64_t>(mesh.data) * mesh.pipeline * mesh.tensor;
   if (ranks > static_cast<int64_t>(cluster.devices.size())) {

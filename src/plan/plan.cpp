@@ -2,9 +2,7 @@
 #include <lockstep/plan/plan.hpp>
 
 #include <algorithm>
-#include <numeric>
 #include <optional>
-#include <string>
 #include <tuple>
 
 #include "base/number_text.hpp"

@@ -1,4 +1,3 @@
-#include <lockstep/base/error.hpp>
 #include <lockstep/plan/plan.hpp>
 
 #include <string>

@@ -17,10 +17,6 @@ std::string quoted_or_none(const std::vector<std::string>& lines, size_t index) 
   return index < lines.size() ? "\"" + lines[index] + "\"" : "no such layer";
 }
 
-std::string kind_of(const Plan& plan) {
-  return "\"" + plan.model + "\"" + (plan.options.empty() ? "" : " (" + plan.options + ")");
-}
-
 }  // namespace
 
 std::vector<std::string> model_signature(const torch::nn::Sequential& net) {
@@ -49,9 +45,10 @@ void check_plan(const Plan& plan, const torch::nn::Sequential& net, int devices)
   const auto found = model_signature(net);
   for (size_t i = 0; i < std::max(plan.layers.size(), found.size()); ++i) {
     if (i < plan.layers.size() && i < found.size() && plan.layers[i] == found[i]) continue;
-    throw Error("plan: it was made for another net than this one, for " + kind_of(plan) + ": layer " +
-                std::to_string(i) + " was " + quoted_or_none(plan.layers, i) + ", here it is " +
-                quoted_or_none(found, i) + ". Plan again for this net, or train that one");
+    throw Error("plan: it was made for another net than this one, for \"" + plan.model + "\"" +
+                (plan.options.empty() ? "" : " (" + plan.options + ")") + ": layer " + std::to_string(i) + " was " +
+                quoted_or_none(plan.layers, i) + ", here it is " + quoted_or_none(found, i) +
+                ". Plan again for this net, or train that one");
   }
   check_plan_shape(plan, static_cast<int64_t>(found.size()));
   try {

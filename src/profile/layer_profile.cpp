@@ -11,7 +11,6 @@
 #include <limits>
 #include <memory>
 #include <utility>
-#include <vector>
 
 #include "base/seconds_since.hpp"
 #include "echo_backend.hpp"

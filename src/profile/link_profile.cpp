@@ -1,4 +1,3 @@
-#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <lockstep/devices/device_info.hpp>
 #include <lockstep/profile/layer_profile.hpp>

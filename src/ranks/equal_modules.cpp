@@ -12,7 +12,6 @@
 #include <algorithm>
 #include <functional>
 #include <set>
-#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>

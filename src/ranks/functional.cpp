@@ -7,7 +7,6 @@
 #include <lockstep/ranks/functional.hpp>
 
 #include <algorithm>
-#include <functional>
 #include <numeric>
 #include <string>
 #include <utility>

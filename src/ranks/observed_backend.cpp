@@ -1,6 +1,5 @@
 #include "observed_backend.hpp"
 
-#include <chrono>
 #include <utility>
 
 #include "base/seconds_since.hpp"

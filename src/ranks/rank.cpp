@@ -17,8 +17,6 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <memory>
-#include <string>
 #include <vector>
 
 namespace lockstep {

@@ -3,9 +3,7 @@
 #include <ATen/Context.h>
 
 #include <mutex>
-#include <vector>
 
-#include "gather.hpp"
 #include "shared_seed.hpp"
 
 namespace lockstep {

@@ -135,10 +135,6 @@ std::unique_ptr<comm::World> make_world(const Devices& listed, const RunOptions&
   return comm::make_in_process_world(devices, options.timeout);
 }
 
-comm::RankRandom random_of(int rank, const c10::Device& device, uint64_t seed) {
-  return {seed, generator_on(device, mix({seed, static_cast<uint64_t>(rank)}))};
-}
-
 }  // namespace
 
 Process this_process() {
@@ -248,8 +244,10 @@ class RanksHere {
       // Autograd has one thread per GPU. If ranks share a GPU, a rank that waits for another in backward would keep the
       // other from running its own there. So each rank runs backward on its own thread.
       if (share_a_gpu(devices_)) c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
+      const uint64_t seed = options_.seed;
       Rank rank =
-          comm::RankPlace::rank(running_, index, world_.everybody(), random_of(index, devices_[index], options_.seed));
+          comm::RankPlace::rank(running_, index, world_.everybody(),
+                                {seed, generator_on(devices_[index], mix({seed, static_cast<uint64_t>(index)}))});
       body_(rank);
       world_.leave(index);
     } catch (...) {

@@ -2,8 +2,6 @@
 
 #include "observed_backend.hpp"
 
-#include <utility>
-
 namespace lockstep {
 namespace {
 

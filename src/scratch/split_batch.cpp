@@ -1,5 +1,4 @@
 #include <lockstep/base/error.hpp>
-#include <lockstep/devices/devices.hpp>
 #include <lockstep/scratch/split_batch.hpp>
 
 #include "data/parts.hpp"

@@ -3,7 +3,6 @@
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
 #include <lockstep/base/error.hpp>
-#include <lockstep/nn/dropout.hpp>
 
 #include "base/exception_text.hpp"
 #include "data/latest_batch.hpp"

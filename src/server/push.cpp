@@ -1,7 +1,6 @@
 #include "push.hpp"
 
 #include <ATen/ops/_sparse_coo_tensor_unsafe.h>
-#include <ATen/ops/empty.h>
 
 namespace lockstep::server {
 namespace {

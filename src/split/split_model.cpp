@@ -15,7 +15,6 @@
 #include "split_optimizer_state.hpp"
 #include "tensor_parallel/shard.hpp"
 
-#include <functional>
 #include <utility>
 
 namespace lockstep {
@@ -26,11 +25,6 @@ ModelSplit checked(const ModelSplit& split, const torch::nn::Sequential& net, co
   check_split(split, static_cast<int64_t>(net->size()));
   if (split.recompute) check_recomputable(net);  // shard() would hide the modules' types
   return split;
-}
-
-torch::nn::Sequential by_channels(const torch::nn::Sequential& net, Mesh& mesh, const ModelSplit& split) {
-  if (mesh.tensor().world_size() == 1) return net;
-  return shard(net, mesh.tensor(), split.tensor_rule);
 }
 
 // Makes the pipeline, or null if none is needed. With a pipeline `net` becomes this rank's layers of the network.
@@ -88,7 +82,7 @@ SplitModel::SplitModel(const torch::nn::Sequential& net, Rank& rank, const Model
     : split_(checked(split, net, rank)),
       takes_batch_(takes_batch),
       mesh_(rank, split.mesh),
-      module_(by_channels(net, mesh_, split_)),
+      module_(mesh_.tensor().world_size() == 1 ? net : shard(net, mesh_.tensor(), split_.tensor_rule)),
       pipeline_(by_layers(module_, mesh_, split_)),
       replicas_(module_.ptr(), mesh_.data(), options) {
   if (takes_batch && (pipeline_ || mesh_.tensor().world_size() > 1)) {

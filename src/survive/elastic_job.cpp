@@ -8,10 +8,7 @@
 #include "base/start_thread.hpp"
 #include "comm/processes/job.hpp"
 
-#include <chrono>
 #include <condition_variable>
-#include <mutex>
-#include <string>
 #include <utility>
 
 namespace lockstep {

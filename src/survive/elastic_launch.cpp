@@ -1,7 +1,6 @@
 #include "elastic_launch.hpp"
 
 #include <algorithm>
-#include <optional>
 #include <utility>
 
 namespace lockstep::comm {

@@ -7,7 +7,6 @@
 #include "comm/meeting/stored.hpp"
 
 #include <algorithm>
-#include <utility>
 
 namespace lockstep::comm {
 namespace {

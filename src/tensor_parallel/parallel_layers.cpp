@@ -3,7 +3,6 @@
 #include <lockstep/models/linear.hpp>
 #include <lockstep/tensor_parallel/parallel_layers.hpp>
 
-#include <string>
 #include <variant>
 
 #include "base/classic.hpp"

@@ -25,10 +25,6 @@ Tensor shared_sum(const Tensor& mine, Rank& rank) {
   return copy_to_group(reduce_from_group(mine, rank), rank);
 }
 
-bool is_narrow(at::ScalarType type) {
-  return type == at::kHalf || type == at::kBFloat16;
-}
-
 int64_t features_of(const torch::nn::LayerNorm& norm) {
   const auto& shape = norm->options.normalized_shape();
   if (shape.size() == 1) return shape[0];
@@ -86,7 +82,8 @@ ParallelLayerNormImpl::ParallelLayerNormImpl(const torch::nn::LayerNorm& whole, 
 }
 
 Tensor ParallelLayerNormImpl::forward(const Tensor& x) {
-  const Tensor wide = is_narrow(x.scalar_type()) ? x.to(at::kFloat) : x;
+  const bool is_narrow = x.scalar_type() == at::kHalf || x.scalar_type() == at::kBFloat16;
+  const Tensor wide = is_narrow ? x.to(at::kFloat) : x;
   const auto features = static_cast<double>(features_);
   const Tensor centred = wide - shared_sum(wide.sum(-1, /*keepdim=*/true), rank_) / features;
   const Tensor variance = shared_sum(centred.square().sum(-1, /*keepdim=*/true), rank_) / features;

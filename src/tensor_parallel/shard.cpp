@@ -20,10 +20,8 @@
 #include "sharded_residual_block.hpp"
 
 #include <cstddef>
-#include <map>
 #include <memory>
 #include <optional>
-#include <string>
 #include <typeinfo>
 #include <utility>
 
@@ -58,10 +56,6 @@ bool works_channel_by_channel(const Module& module) {  // these layers take imag
                    UpsampleImpl>(module);
 }
 
-bool is_dropout(const Module& module) {
-  return is_one_of<DropoutImpl, torch::nn::DropoutImpl, torch::nn::Dropout2dImpl>(module);
-}
-
 constexpr int64_t kChannels = 1;
 constexpr int64_t kFeatures = -1;
 constexpr int64_t kSamples = 0;  // the dimension of samples, which is never split
@@ -94,7 +88,8 @@ class Sharder {
     if (const auto norm = as<torch::nn::GroupNormImpl>(layer)) return slice_of_group_norm(norm, layer);
     if (const auto norm = as<torch::nn::LayerNormImpl>(layer)) return slice_of_layer_norm(norm, layer);
     if (const auto attention = as<torch::nn::MultiheadAttentionImpl>(layer)) return slice_of_attention(attention);
-    if (is_dropout(*module)) return slice_of_dropout(name, layer);
+    if (is_one_of<DropoutImpl, torch::nn::DropoutImpl, torch::nn::Dropout2dImpl>(*module))
+      return slice_of_dropout(name, layer);
     if (const auto flatten = as<torch::nn::FlattenImpl>(layer)) return slice_of_flatten(*flatten, layer);
     if (works_value_by_value(*module)) return clone(layer);
     if (works_channel_by_channel(*module)) return at_hand_in(kChannels) ? clone(layer) : computed_whole(clone(layer));

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
-#include <iterator>
 #include <optional>
 #include <system_error>
 #include <utility>
@@ -13,7 +12,6 @@
 
 #include "io/atomic_file.hpp"
 #include "io/links.hpp"
-#include "io/reason.hpp"
 
 namespace lockstep {
 namespace {

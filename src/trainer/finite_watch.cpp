@@ -9,7 +9,6 @@
 #include "ranks/rank_wait.hpp"
 
 #include <cmath>
-#include <utility>
 
 namespace lockstep {
 

@@ -7,7 +7,6 @@
 #include <exception>
 #include <fstream>
 #include <limits>
-#include <map>
 #include <nlohmann/json.hpp>
 #include <system_error>
 

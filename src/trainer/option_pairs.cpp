@@ -8,7 +8,6 @@
 #include <iterator>
 #include <span>
 #include <utility>
-#include <vector>
 
 namespace lockstep {
 namespace {

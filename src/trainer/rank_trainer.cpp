@@ -1,12 +1,10 @@
 #include "rank_trainer.hpp"
 
 #include <c10/core/CachingDeviceAllocator.h>
-#include <c10/core/GradMode.h>
 #include <sys/resource.h>
 #include <lockstep/base/error.hpp>
 #include <lockstep/data_parallel/convert_sync_batchnorm.hpp>
 #include <lockstep/data_parallel/running_statistics.hpp>
-#include <lockstep/data_parallel/sync_batch_norm.hpp>
 #include <lockstep/devices/memory_format.hpp>
 #include <lockstep/lab/check_arithmetic.hpp>
 

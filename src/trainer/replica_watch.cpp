@@ -1,6 +1,5 @@
 #include "replica_watch.hpp"
 
-#include "data_parallel/replica_check.hpp"
 #include "flat_options.hpp"
 
 #include <utility>

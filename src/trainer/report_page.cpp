@@ -1,7 +1,6 @@
 #include "report_page.hpp"
 
 #include <lockstep/base/error.hpp>
-#include <lockstep/trainer/metrics.hpp>
 #include <lockstep/trainer/report.hpp>
 #include <nlohmann/json.hpp>
 
@@ -17,7 +16,6 @@
 #include <algorithm>
 #include <set>
 #include <sstream>
-#include <string>
 #include <string_view>
 #include <system_error>
 #include <utility>

@@ -5,7 +5,6 @@
 #include <lockstep/trainer/metrics.hpp>
 
 #include <map>
-#include <string>
 #include <string_view>
 #include <system_error>
 

@@ -5,7 +5,6 @@
 #include "common_settings.hpp"
 #include "devices/cuda_graph.hpp"
 #include "ranks/rank_wait.hpp"
-#include "train_options.hpp"
 
 #include <algorithm>
 #include <utility>

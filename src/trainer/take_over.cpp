@@ -6,7 +6,6 @@
 #include "io/folder_lock.hpp"
 #include "train_options.hpp"
 
-#include <chrono>
 #include <filesystem>
 #include <thread>
 

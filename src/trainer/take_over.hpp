@@ -1,8 +1,6 @@
 // take_over: in an elastic job any process may have to keep the run's folder, whose keeper is gone.
 #pragma once
 
-#include <lockstep/trainer/trainer.hpp>
-
 #include <chrono>
 #include <functional>
 #include <optional>

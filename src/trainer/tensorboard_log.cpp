@@ -8,10 +8,6 @@
 namespace lockstep {
 namespace {
 
-double seconds_since_1970() {
-  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-}
-
 // TensorBoard reads a folder's files in the order of their names, and takes the number for a time. If a run goes on
 // within the same second, it needs another number.
 std::filesystem::path new_file_in(const std::filesystem::path& folder, double now) {
@@ -27,7 +23,7 @@ std::filesystem::path new_file_in(const std::filesystem::path& folder, double no
 TensorBoardLog::TensorBoardLog(std::filesystem::path folder) : folder_(std::move(folder)) {}
 
 void TensorBoardLog::write(const EpochMetrics& metrics, double lr, int64_t images) {
-  const double now = seconds_since_1970();
+  const double now = std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
   if (!events_) events_.emplace(new_file_in(folder_, now), now, metrics.epoch);
   io::Scalars scalars = {{"loss/train", metrics.train_loss},
                          {"learning_rate", lr},

@@ -6,12 +6,9 @@
 
 #include <algorithm>
 #include <limits>
-#include <map>
 #include <set>
-#include <string>
 #include <string_view>
 #include <utility>
-#include <vector>
 
 #include "io/atomic_file.hpp"
 #include "ranks/rank_wait.hpp"

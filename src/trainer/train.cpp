@@ -3,7 +3,6 @@
 
 #include "base/libtorch_log.hpp"
 #include "base/rank_thread.hpp"
-#include "batch_settings.hpp"
 #include "common_settings.hpp"
 #include "devices/gpu_math.hpp"
 #include "devices/processor_kind.hpp"

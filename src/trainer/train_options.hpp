@@ -2,14 +2,12 @@
 #pragma once
 
 #include <lockstep/lab/optimizers.hpp>
-#include <lockstep/models/models.hpp>
 #include <lockstep/optim/learning_rate.hpp>
 #include <lockstep/trainer/trainer.hpp>
 
 #include <cstdint>
 #include <filesystem>
 #include <string>
-#include <vector>
 
 namespace lockstep {
 

@@ -14,7 +14,6 @@
 
 #include <map>
 #include <string>
-#include <utility>
 
 namespace lockstep {
 namespace {

@@ -9,7 +9,6 @@
 #include <cstdlib>
 #include <initializer_list>
 #include <utility>
-#include <vector>
 
 namespace lockstep::comm {
 namespace {

@@ -1,12 +1,10 @@
 #include "meeting.hpp"
 
 #include <unistd.h>
-#include <lockstep/base/error.hpp>
 #include <nlohmann/json.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "base/seconds.hpp"
-#include "comm/group_member.hpp"
 #include "comm/world.hpp"
 #include "devices/cuda_info.hpp"
 #include "devices/processor_kind.hpp"

@@ -9,7 +9,6 @@
 #include "stored.hpp"
 
 #include <algorithm>
-#include <chrono>
 #include <thread>
 #include <utility>
 

@@ -13,7 +13,6 @@
 #include "wait_limit.hpp"
 
 #include <chrono>
-#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>

@@ -5,7 +5,6 @@
 #include "base/seconds.hpp"
 #include "wait_limit.hpp"
 
-#include <chrono>
 #include <thread>
 #include <utility>
 

@@ -80,10 +80,6 @@ std::string text_of(const Bytes& bytes) {
   return {bytes.begin(), bytes.end()};
 }
 
-Bytes bytes_of(const std::string& text) {
-  return {text.begin(), text.end()};
-}
-
 Fields question_of(const std::string& what, const Keys& keys) {
   Fields question{what};
   question.insert(question.end(), keys.begin(), keys.end());
@@ -149,7 +145,8 @@ void StoreClient::set(const std::string& key, const Bytes& value) {
 }
 
 Bytes StoreClient::compareSet(const std::string& key, const Bytes& expected, const Bytes& desired) {
-  return bytes_of(ask({"compare", key, text_of(expected), text_of(desired)}).at(0));
+  const std::string now = ask({"compare", key, text_of(expected), text_of(desired)}).at(0);
+  return {now.begin(), now.end()};
 }
 
 Bytes StoreClient::get(const std::string& key) {

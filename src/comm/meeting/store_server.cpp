@@ -20,7 +20,6 @@
 #include <list>
 #include <memory>
 #include <string_view>
-#include <system_error>
 #include <utility>
 #include <vector>
 

@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <functional>
-#include <utility>
 
 namespace lockstep::comm {
 

@@ -24,10 +24,6 @@ at::ScalarType gloo_type(at::ScalarType type) {
   }
 }
 
-bool adds(ReduceOp::RedOpType op) {
-  return op == ReduceOp::SUM || op == ReduceOp::AVG;
-}
-
 // Gloo's smallest and largest of floating-point numbers lose a NaN. So Gloo gets integers in the numbers' order
 // instead, in which a NaN comes before all numbers, or after all.
 struct InOrder {
@@ -73,7 +69,7 @@ bool reduces(at::ScalarType type, ReduceOp::RedOpType op) {
       return true;
     case at::kComplexFloat:  // sums of complex numbers are sums of their parts; their products are not
     case at::kComplexDouble:
-      return adds(op);
+      return op == ReduceOp::SUM || op == ReduceOp::AVG;
     default:
       return false;
   }

@@ -16,7 +16,6 @@
 #include "parts.hpp"
 
 #include <algorithm>
-#include <utility>
 
 namespace lockstep::comm {
 

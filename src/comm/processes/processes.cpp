@@ -16,9 +16,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <memory>
-#include <mutex>
 #include <utility>
-#include <vector>
 
 namespace lockstep::comm {
 namespace {

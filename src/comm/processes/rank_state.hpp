@@ -3,12 +3,10 @@
 #pragma once
 
 #include "calls.hpp"
-#include "comm/meeting/roster.hpp"
 #include "comm/members.hpp"
 
 #include <cstdint>
 #include <string>
-#include <vector>
 
 namespace lockstep::comm {
 

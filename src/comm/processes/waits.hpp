@@ -20,7 +20,6 @@
 #include <map>
 #include <mutex>
 #include <set>
-#include <string>
 #include <vector>
 
 namespace lockstep::comm {

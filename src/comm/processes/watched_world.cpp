@@ -8,7 +8,6 @@
 
 #include <exception>
 #include <system_error>
-#include <thread>
 #include <utility>
 
 namespace lockstep::comm {

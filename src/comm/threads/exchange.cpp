@@ -3,7 +3,6 @@
 #include <c10/core/InferenceMode.h>
 #include <lockstep/base/error.hpp>
 
-#include "comm/failure.hpp"
 #include "comm/texts.hpp"
 
 #include <algorithm>

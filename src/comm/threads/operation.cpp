@@ -1,10 +1,6 @@
 #include "operation.hpp"
 
 #include "base/classic.hpp"
-#include "comm/purpose.hpp"
-#include "comm/reduction.hpp"
-
-#include <string_view>
 
 namespace lockstep::comm {
 
