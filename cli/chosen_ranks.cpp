@@ -92,7 +92,8 @@ void choose_ranks(TrainOptions& options) {
   const size_t cores = options.devices.size();
   const std::string key = "ranks|" + cpu_name() + "|" + std::to_string(cores) + "|" + torch_version() + "|" +
                           version() + "|" + to_string(options.model) + "|" + std::to_string(options.batch.size);
-  const std::string word = io::kept_choice(key, [&] { return std::to_string(fastest(options, cores)); });
+  const std::string word =
+      io::kept_choice(key, std::to_string(cores), [&] { return std::to_string(fastest(options, cores)); });
   const size_t ranks = std::clamp<size_t>(std::strtoul(word.c_str(), nullptr, 10), 1, cores);
   options.devices.resize(ranks, options.devices[0]);
   options.threads_per_rank = static_cast<int>(cores / ranks);

@@ -166,6 +166,10 @@ void GrainTerms::take(size_t index) {
   if (*grain_ == kStandIn) return slot.parameter.mutable_grad().reset();
   GrainSums& sums = *gradients_.buckets[slot.bucket].sums;
   GrainSums::Sum gradient;
+  if (slot.factors && slot.parameter.grad().defined()) {
+    throw Error(name_ + ": two backwards, one within the other, read " + slot.name + " in one grain (activation " +
+                "checkpointing). Let only one of them read it, or leave out BatchOptions::grain");
+  }
   if (slot.factors) {
     gradient.factors.push_back(*std::exchange(slot.factors, std::nullopt));
   } else {
@@ -184,7 +188,7 @@ void GrainTerms::take(size_t index) {
 // x may change after backward, as when a layer writes each grain's result to the same memory. So it is copied.
 bool GrainTerms::take_factors(size_t index, const GradientFactors& factors) {
   GradientSlot& slot = gradients_.slots[index];
-  if (check_ || !slot.parameter.is_contiguous() || !GrainSums::takes(factors)) return false;
+  if (check_ || slot.factors || !slot.parameter.is_contiguous() || !GrainSums::takes(factors)) return false;
   slot.factors = {.grad = factors.grad, .x = factors.x.clone(), .sum_products = factors.sum_products};
   return true;
 }

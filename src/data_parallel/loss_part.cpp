@@ -220,7 +220,7 @@ void Loss::Part::backward_of(const Term& term, int64_t stand_ins) const {
   }
   const double weight = scale_ * (sizes_.by_grains ? static_cast<double>(term.size) : weight_);
   const WeighedBackward weighed(term.mean, weight, replica_->module());
-  // A unit of divided parameters is reduced as soon as all gradients are there, so no factors wait.
+  // A unit of divided parameters is reduced as soon as all gradients are there, and waits for no factors.
   const FactorsScope scope(term.mean, [&](const auto& parameter, const auto& factors) {
     return replica_->averaging() && !replica_->divides_parameters() && !weighed.weighs_gradients() &&
            replica_->averaging()->take_factors(parameter, factors);

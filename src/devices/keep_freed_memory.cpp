@@ -22,30 +22,31 @@ namespace lockstep {
 #ifdef __GLIBC__
 namespace {
 
-// Asks the kernel for huge pages where tensors lie. A layer's weights are more pages of 4 kB than a core's table of
-// addresses holds, and rows of tiles are far apart. Kernels do this by themselves where transparent_hugepage is
-// "always".
+// Asks Linux for huge pages where tensors lie. A layer's weights are more pages of 4 kB than a core's table of
+// addresses holds, and rows of tiles are far apart. Where transparent_hugepage is "always", Linux does this by itself.
 class HugePages {
  public:
-  // glibc gives blocks of 32 MB and more a mapping each. All others lie in heaps, which begin at multiples of 64 MB, or
-  // in the process's own heap. So the range around a block has no other mapping of the process but the program's data.
+  // Give it what malloc gave. glibc gives blocks of 32 MB and more, with the 16 bytes in front, a mapping each. All
+  // others lie in heaps, which begin at multiples of 64 MB, or in the process's own heap. Around blocks of another
+  // malloc, neighbours may get huge pages too, which changes no value.
   void ask_for(void* block, size_t bytes) {
     const auto begin = reinterpret_cast<uintptr_t>(block);
-    if (bytes >= kHeap / 2) {
-      advise(begin / kPage * kPage, begin + bytes);
-    } else if (auto& seen = seen_[begin / kPage % kSeen]; seen.exchange(begin / kPage) != begin / kPage) {
+    if (bytes + 16 >= kHeap / 2) {
+      advise(begin / kSmallPage * kSmallPage, begin + bytes);
+    } else if (auto& seen = seen_[begin / kPage % kSeen]; seen.load() != begin / kPage) {
+      seen = begin / kPage;
       advise(begin / kHeap * kHeap, begin / kHeap * kHeap + kHeap);  // the rest of the heap too, before it is used
     }
   }
 
  private:
-  static constexpr size_t kPage = 2 << 20, kHeap = 64 << 20, kSeen = 1024;
+  static constexpr size_t kSmallPage = 4 << 10, kPage = 2 << 20, kHeap = 64 << 20, kSeen = 4096;
 
   static void advise(uintptr_t begin, uintptr_t end) {
     madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);  // fails where the kernel has none
   }
 
-  std::array<std::atomic<uintptr_t>, kSeen> seen_{};  // pages in which blocks began; two pages share a place
+  std::array<std::atomic<uintptr_t>, kSeen> seen_{};  // the page last seen at each place: those 8 GB apart share one
 };
 
 // Takes the CPU's tensors by malloc. LibTorch takes them by posix_memalign, which cuts every block out of a larger one
@@ -61,7 +62,7 @@ class TensorsByMalloc : public c10::Allocator {
       c10::profiledCPUMemoryReporter().OutOfMemory(bytes);
       TORCH_CHECK_WITH(OutOfMemoryError, false, "you tried to allocate ", bytes, " bytes for a tensor");
     }
-    huge_pages_.ask_for(block, bytes);
+    huge_pages_.ask_for(block, bytes + c10::gAlignment);
     void* const data = aligned_behind(block);
     static_cast<void**>(data)[-1] = block;
     c10::profiledCPUMemoryReporter().New(data, bytes);

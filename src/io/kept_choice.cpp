@@ -38,8 +38,9 @@ fs::path file_of(const std::string& key) {
 }  // namespace
 
 // The file has the word in its first line, and then the key for people.
-std::string kept_choice(const std::string& key, const std::function<std::string()>& measure) {
-  if (cache_folder().empty()) return measure();
+std::string kept_choice(const std::string& key, const std::string& otherwise,
+                        const std::function<std::string()>& measure) {
+  if (cache_folder().empty()) return otherwise;
   const fs::path file = file_of(key);
   std::string kept;
   std::ifstream(file) >> kept;
@@ -55,7 +56,7 @@ std::string kept_choice(const std::string& key, const std::function<std::string(
   std::error_code none;
   fs::remove(own, none);
   std::ifstream(file) >> kept;
-  return kept.empty() ? measured : kept;
+  return kept.empty() ? otherwise : kept;
 }
 
 }  // namespace lockstep::io

@@ -10,7 +10,9 @@ namespace lockstep::io {
 
 // Gives the word that is kept for the key, or else the one that `measure` gives, which is kept then. Name in the key
 // all that the choice depends on. The folder is $XDG_CACHE_HOME/lockstep or ~/.cache/lockstep; delete its files
-// "choice-*" to have all measured again. Where no file can be written, each process measures.
-std::string kept_choice(const std::string& key, const std::function<std::string()>& measure);
+// "choice-*" to have all measured again. Where no file can be written, it gives `otherwise`: measurements of several
+// processes may differ.
+std::string kept_choice(const std::string& key, const std::string& otherwise,
+                        const std::function<std::string()>& measure);
 
 }  // namespace lockstep::io

@@ -11,16 +11,17 @@
 namespace lockstep {
 namespace {
 
-// A tile is that high and, where it lies in the first-level cache alone, at most that wide.
+// Tiles are that high. Those that a product keeps in the first-level cache are at most that wide (32 kB). Widths are
+// rounded to vectors of so many floats.
 constexpr int64_t kTileRows = 64, kTileColumns = 128, kLanes = 16;
 
-// Gives how many rows of a second factor are multiplied at once. Rows that are 2 or 4 kB apart fall into the same
-// places of the second-level cache, which holds so many of them.
+// Gives how many rows of a second factor are multiplied at once: they span 1 MB. Rows that are 2 or 4 kB apart fall
+// into the same places of the second-level cache, which holds no more of them.
 int64_t depth_of_block(int64_t row_of_b) {
   return (1 << 18) / row_of_b;
 }
 
-// Gives how wide tiles of a product may be, so that what a tile reads at once of the second factor stays in that cache.
+// Gives how wide tiles of a product may be, so that what a tile reads of a block stays in that cache (512 kB).
 int64_t widest_for(int64_t depth, int64_t row_of_b) {
   return std::clamp<int64_t>((1 << 17) / std::min(depth, depth_of_block(row_of_b)), kTileColumns, 4 * kTileColumns);
 }
@@ -61,7 +62,8 @@ const kernels::MatrixKernels& matrix_kernels() {
   return kernels::of_this_cpu().matrices;
 }
 
-// Computes a tile of a * b, or adds it to what is in c. Bits depend on the depth and the distance of b's rows alone.
+// Computes a tile of a * b, or adds it to what is in c. Bits depend on the depth, and on the distance of b's rows,
+// which says how many blocks there are; the tile's size does not matter.
 void product(const Tile& tile, int64_t depth, const float* a, const float* b, int64_t row_of_b, float* c,
              int64_t row_of_c, bool adds) {
   const int64_t block = depth_of_block(row_of_b);
@@ -126,8 +128,8 @@ class TileSum {
   TileSum(const Tile& tile, float* sum, int64_t stride, float* scratch)
       : tile_(tile), sum_(sum), stride_(stride), scratch_(scratch) {}
 
-  // Adds product `number`; give the products in their order. A right half is added to the left one at once, if it is a
-  // single sum.
+  // Adds product `number`; give the products in their order. A right half is added to the left one at once, if it is
+  // one block: of two blocks l + (b1 + b2) would become (l + b1) + b2.
   void add(size_t number, const float* a, int64_t depth, const float* b, int64_t row_of_b) {
     const bool is_right_half = number % 2 == 1, adds = is_right_half && depth <= depth_of_block(row_of_b);
     if (!adds) ++sums_;

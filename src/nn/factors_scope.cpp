@@ -12,8 +12,9 @@ thread_local FactorsScope* innermost_factors_scope = nullptr;
 
 bool is_seen_by_others(const at::Tensor& parameter) {
   const auto* wanted = torch::autograd::get_current_graph_task_exec_info();  // not empty within torch::autograd::grad()
-  return (wanted && !wanted->empty()) || !torch::autograd::impl::hooks(parameter).empty() ||
-         torch::autograd::impl::post_acc_grad_hooks(parameter);
+  const auto accumulator = torch::autograd::impl::try_get_grad_accumulator(parameter);
+  return (wanted && !wanted->empty()) || (accumulator && !accumulator->pre_hooks().empty()) ||
+         !torch::autograd::impl::hooks(parameter).empty() || torch::autograd::impl::post_acc_grad_hooks(parameter);
 }
 
 }  // namespace
