@@ -79,7 +79,7 @@ class GradientBuckets {
   // These say how buckets are exchanged. Call all of them under mutex_.
   virtual void begin(bool by_grains) = 0;  // begins a step; throws Error if it cannot be averaged
   virtual void collect(size_t slot) = 0;   // moves .grad, or zeros, into the bucket's memory
-  // Computes the gradient from its factors in the bucket's memory, and makes it .grad. Gives false where there is a
+  // Computes a gradient from its factors in the bucket's memory, which .grad becomes. Gives false where there is a
   // gradient already, or no such memory.
   virtual bool take_product(size_t /*slot*/, const GradientFactors& /*factors*/) { return false; }
   virtual void post(size_t bucket) = 0;  // begins to average the bucket

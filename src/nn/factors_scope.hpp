@@ -1,10 +1,9 @@
 // FactorsScope: lets layers hand over the factors of a weight's gradient in backward, instead of the gradient.
 //
-// They become the gradient where it is to lie, in a bucket, without a copy. And a backward by grains adds all grains'
-// gradients of a weight. The factors of several grains give the sum in one pass
-// over memory, instead of two or three per grain. If several operators read a parameter, the order of adding their
-// gradients decides the bits. So a layer hands over a parameter only if one operator reads it. A scope belongs to its
-// thread, and the innermost counts.
+// The product goes straight to a bucket, without a copy. And a backward by grains adds all grains' gradients of a
+// weight. The factors of several grains give the sum in one pass over memory, instead of two or three per grain. If
+// several operators read a parameter, the order of adding their gradients decides the bits. So a layer hands over a
+// parameter only if one operator reads it. A scope belongs to its thread, and the innermost counts.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -9,11 +9,11 @@
 namespace lockstep {
 
 // Call it first in main(), before other threads allocate. It sets the process's malloc by mallopt, and has LibTorch
-// take the CPU's tensors by malloc, in huge pages if the kernel gives them (unless the program has set an allocator, or
-// THP_MEM_ALLOC_ENABLE). Blocks of up to 32 MB come from the heap. Up to 1 GB of freed memory stays with the process,
-// and 64 MB more for each thread that allocates. Huge pages let memory grow in steps of 2 MB. It does nothing where the
-// C library is not glibc. The program `lockstep` calls it, the library never does: a process's memory is its owner's. A
-// second call changes nothing.
+// take the CPU's tensors by malloc, in huge pages where the kernel has some (unless the program has set an allocator,
+// or THP_MEM_ALLOC_ENABLE). Blocks of up to 32 MB come from the heap. Up to 1 GB of freed memory stays with the
+// process, and 64 MB more for each thread that allocates. Huge pages let memory grow in steps of 2 MB. It does nothing
+// where the C library is not glibc. The program `lockstep` calls it, the library never does: a process's memory is its
+// owner's. A second call changes nothing.
 void keep_freed_memory();
 
 }  // namespace lockstep
