@@ -30,20 +30,20 @@ class HugePages {
   // others lie in heaps, which begin at multiples of 64 MB, or in the process's own heap. Around blocks of another
   // malloc, neighbours may get huge pages too, which changes no value.
   void ask_for(void* block, size_t bytes) {
-    const auto begin = reinterpret_cast<uintptr_t>(block);
+    const auto place = reinterpret_cast<uintptr_t>(block);
     if (bytes + 16 >= kHeap / 2) {
-      advise(begin / kSmallPage * kSmallPage, begin + bytes);
-    } else if (auto& seen = seen_[begin / kPage % kSeen]; seen.load() != begin / kPage) {
-      seen = begin / kPage;
-      advise(begin / kHeap * kHeap, begin / kHeap * kHeap + kHeap);  // the rest of the heap too, before it is used
+      advise(block, place % kSmallPage, bytes);
+    } else if (auto& seen = seen_[place / kPage % kSeen]; seen.load() != place / kPage) {
+      seen = place / kPage;
+      advise(block, place % kHeap, kHeap - place % kHeap);  // the rest of the heap too, before it is used
     }
   }
 
  private:
   static constexpr size_t kSmallPage = 4 << 10, kPage = 2 << 20, kHeap = 64 << 20, kSeen = 4096;
 
-  static void advise(uintptr_t begin, uintptr_t end) {
-    madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);  // fails where the kernel has none
+  static void advise(void* block, size_t before, size_t bytes) {
+    madvise(static_cast<char*>(block) - before, before + bytes, MADV_HUGEPAGE);  // fails where the kernel has none
   }
 
   std::array<std::atomic<uintptr_t>, kSeen> seen_{};  // the page last seen at each place: those 8 GB apart share one
