@@ -12,8 +12,8 @@ namespace lockstep::cli {
 bool leaves_ranks_open(const TrainFlags& flags, const TrainOptions& options);
 
 // Takes the fastest of a rank per core, half as many ranks of two threads, and one rank of all threads. Up to 17 steps
-// of the options' network are measured, once: the cache folder keeps the choice (io/kept_choice.hpp). A network whose
-// step takes more than 0.3 s gets a rank per core.
+// of the options' network are measured, once: the cache folder keeps the choice (io/kept_choice.hpp). Without
+// such a folder, or with a step of more than 0.3 s, a network gets a rank per core.
 void choose_ranks(TrainOptions& options);
 
 }  // namespace lockstep::cli

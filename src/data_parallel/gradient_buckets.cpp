@@ -134,7 +134,7 @@ void GradientBuckets::on_grain_gradient(size_t index) {
 bool GradientBuckets::take_factors(const at::Tensor& parameter, const GradientFactors& factors) {
   const std::lock_guard lock(mutex_);
   const auto found = gradients_.slot_of.find(parameter.unsafeGetTensorImpl());
-  if (found == gradients_.slot_of.end() || !parameter.requires_grad()) return false;  // frozen since forward
+  if (found == gradients_.slot_of.end() || !parameter.requires_grad()) return false;  // not ours, or frozen since
   if (terms_.is_open()) return terms_.take_factors(found->second, factors);
   return active_ && !slots_[found->second].ready && take_product(found->second, factors);
 }

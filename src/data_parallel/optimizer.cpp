@@ -20,6 +20,7 @@
 #include <bit>
 #include <map>
 #include <set>
+#include <utility>
 
 namespace lockstep {
 namespace {

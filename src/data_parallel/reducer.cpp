@@ -12,6 +12,7 @@
 #include "ranks/rank_wait.hpp"
 
 #include <algorithm>
+#include <cstdint>
 #include <map>
 #include <numeric>
 #include <utility>

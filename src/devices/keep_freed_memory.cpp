@@ -101,10 +101,10 @@ void keep_freed_memory() {
   // Threads' memory comes in heaps of at most 64 MB. glibc unmaps a heap that is all free, unless this much must stay.
   mallopt(M_TOP_PAD, 64 << 20);
   static const bool is_set = [] {
-    // This variable makes LibTorch take large tensors in huge pages, which malloc does not.
-    const bool huge_pages = c10::utils::check_env("THP_MEM_ALLOC_ENABLE").value_or(false);
-    if (huge_pages || c10::GetCPUAllocator() != c10::GetDefaultCPUAllocator()) return false;  // the program's own
-    c10::SetCPUAllocator(new TensorsByMalloc);                                                // outlives all tensors
+    // This variable has LibTorch take large tensors in huge pages by itself.
+    const bool by_libtorch = c10::utils::check_env("THP_MEM_ALLOC_ENABLE").value_or(false);
+    if (by_libtorch || c10::GetCPUAllocator() != c10::GetDefaultCPUAllocator()) return false;  // the program's own
+    c10::SetCPUAllocator(new TensorsByMalloc);                                                 // outlives all tensors
     return true;
   }();
   static_cast<void>(is_set);

@@ -9,8 +9,8 @@
 namespace lockstep {
 
 // Tells whether to multiply by the micro-kernel: if LibTorch has it on this CPU, and if LibTorch's own products are not
-// much faster. A measurement of some milliseconds decides, which the cache folder keeps for later processes
-// (docs/decisions/0080). ATEN_CPU_CAPABILITY=avx2 turns it off for a process.
+// much faster. A measurement of some 20 ms decides, which the cache folder keeps for later processes;
+// without such a folder it does (docs/decisions/0080). ATEN_CPU_CAPABILITY=avx2 turns it off for a process.
 bool has_micro_kernel();
 
 // Sets c = a * b, or adds: c += a * b, where each value of the product is summed up before it is added. `row_of_a` is

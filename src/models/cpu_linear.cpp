@@ -22,7 +22,7 @@ using torch::autograd::variable_list;
 // Below these, calls cost more than the micro-kernel saves.
 constexpr int64_t kFewestRows = 16, kFewestProducts = 1 << 15;
 
-// Above these, columns of a factor leave the second-level cache, and LibTorch's products, which go in blocks, are
+// Above these, columns of a factor leave the second-level cache, and LibTorch's products, which copy both factors, are
 // faster.
 constexpr int64_t kMostRows = 4096, kMostFeatures = 1024;
 

@@ -7,11 +7,12 @@
 #include "models/kernels/kernels.hpp"
 
 #include <algorithm>
+#include <cstdint>
 
 namespace lockstep {
 namespace {
 
-// Tiles are that high. Those that a product keeps in the first-level cache are at most that wide (32 kB). Widths are
+// Tiles are that high. Those of forward are at most that wide: 32 kB, which the first-level cache holds. Widths are
 // rounded to vectors of so many floats.
 constexpr int64_t kTileRows = 64, kTileColumns = 128, kLanes = 16;
 
@@ -21,7 +22,8 @@ int64_t depth_of_block(int64_t row_of_b) {
   return (1 << 18) / row_of_b;
 }
 
-// Gives how wide tiles of a product may be, so that what a tile reads of a block stays in that cache (512 kB).
+// Gives how wide tiles of a product may be, so that what a tile reads of a block stays in the second-level cache: 512
+// kB.
 int64_t widest_for(int64_t depth, int64_t row_of_b) {
   return std::clamp<int64_t>((1 << 17) / std::min(depth, depth_of_block(row_of_b)), kTileColumns, 4 * kTileColumns);
 }
@@ -63,7 +65,7 @@ const kernels::MatrixKernels& matrix_kernels() {
 }
 
 // Computes a tile of a * b, or adds it to what is in c. Bits depend on the depth, and on the distance of b's rows,
-// which says how many blocks there are; the tile's size does not matter.
+// which says how many blocks there are. A panel is one block up to 2,048 features, so a tile's width does not matter.
 void product(const Tile& tile, int64_t depth, const float* a, const float* b, int64_t row_of_b, float* c,
              int64_t row_of_c, bool adds) {
   const int64_t block = depth_of_block(row_of_b);
@@ -136,7 +138,7 @@ class TileSum {
     product(tile_, depth, a, b, row_of_b, sum(sums_ - 1), stride_of(sums_ - 1), adds);
     if (!is_right_half) return;
     if (!adds) add_last_two();
-    for (size_t blocks = (number + 1) / 2; blocks % 2 == 0; blocks /= 2) add_last_two();
+    for (size_t pairs = (number + 1) / 2; pairs % 2 == 0; pairs /= 2) add_last_two();
   }
 
  private:

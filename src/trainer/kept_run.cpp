@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <lockstep/base/version.hpp>
 #include <lockstep/devices/device_info.hpp>
+#include <string>
 #include <system_error>
 #include <utility>
 

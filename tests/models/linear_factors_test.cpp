@@ -1,6 +1,6 @@
 // Labels: concurrency
-// By grains, FastLinear hands over the factors of its weight's gradient. Sums of their products have the bits of sums
-// of gradients.
+// FastLinear hands over the factors of its weight's gradient. By grains, sums of their products have the bits of sums
+// of gradients. Without grains the product goes to a bucket.
 #include <ATen/record_function.h>
 #include <gmock/gmock.h>
 #include <torch/torch.h>

@@ -141,7 +141,7 @@ TEST_F(Trainer, LearnsInBfloat16NearlyAsInFloat32) {
   settings.model.width = 0.25;
   settings.rate.lr = 0.05;
   settings.precision = lockstep::Precision::bf16;
-  settings.epochs = 12;
+  settings.epochs = 20;
   settings.keep.run_dir = runs_ / "mlp";
   const auto learnt = lockstep::train(settings);
   EXPECT_LT(learnt.history.back().train_loss, 0.5 * learnt.history.front().train_loss);
