@@ -11,6 +11,7 @@
 #include "devices/micro_kernel.hpp"
 #include "models/linear_products.hpp"
 #include "nn/factors_scope.hpp"
+#include "support/error_of.hpp"
 #include "support/factor_training.hpp"
 #include "support/intra_op_threads.hpp"
 #include "support/test_devices.hpp"
@@ -132,6 +133,47 @@ TEST(LinearFactors, TheirProductGoesStraightToTheBucket) {
       at::removeCallback(handle);
     });
   }
+}
+
+thread_local FastLinear read_again{nullptr};  // what CheckpointedFunction computes
+
+// Computes the layer again in backward, as activation checkpointing does.
+struct CheckpointedFunction : torch::autograd::Function<CheckpointedFunction> {
+  static Tensor forward(torch::autograd::AutogradContext* context, const Tensor& x) {
+    context->save_for_backward({x});
+    return read_again(x);
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& grads) {
+    const torch::AutoGradMode grad(true);
+    const Tensor x = context->get_saved_variables()[0].detach().requires_grad_();
+    read_again(x).backward(grads[0]);
+    return {x.grad()};
+  }
+};
+
+struct ReadTwice : torch::nn::Module {
+  Tensor forward(const Tensor& x) {
+    const Tensor h = in(x);
+    read_again = layer;
+    return layer(h) + CheckpointedFunction::apply(h);
+  }
+  torch::nn::Linear in = register_module("in", torch::nn::Linear(128, 128));
+  FastLinear layer = register_module("layer", FastLinear(128, 128));
+};
+
+TEST(LinearFactors, OfAGrainAreNotMixedWithABackwardWithinTheBackward) {
+  if (!has_micro_kernel()) GTEST_SKIP() << "linear layers compute by LibTorch on this CPU";
+  const Dataset data{torch::randn({32, 128}), torch::randn({32, 128})};
+  const std::string error = error_of([&] {
+    run(test_devices(1), [&](Rank& rank) {
+      DataParallel net(ReadTwice(), rank, {.overlap = false});
+      for (const auto& batch : batches(data, {.size = 32, .grain = 16}, rank)) {
+        net.loss(batch, torch::nn::functional::mse_loss).backward();
+      }
+    });
+  });
+  EXPECT_THAT(error, testing::HasSubstr("layer.weight"));
 }
 
 TEST(LinearFactors, ChangeNoBitOnAnyLayout) {
