@@ -1,5 +1,5 @@
 // Labels: concurrency
-// Not under sanitizers: KeepFreedMemory.AFreed*:KeepFreedMemory.TooMuch*
+// Not under sanitizers: KeepFreedMemory.AFreed*:KeepFreedMemory.TooMuch*:KeepFreedMemory.TensorsLie*
 // keep_freed_memory: tensors as LibTorch gives them, from memory that malloc gives.
 #include <c10/core/CPUAllocator.h>
 #include <gmock/gmock.h>
