@@ -135,7 +135,7 @@ TEST(LinearFactors, TheirProductGoesStraightToTheBucket) {
   }
 }
 
-thread_local FastLinear read_again{nullptr};  // what CheckpointedFunction computes
+thread_local FastLinear read_again{nullptr};  // CheckpointedFunction computes this layer
 
 // Computes the layer again in backward, as activation checkpointing does.
 struct CheckpointedFunction : torch::autograd::Function<CheckpointedFunction> {
