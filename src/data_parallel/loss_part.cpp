@@ -220,11 +220,15 @@ void Loss::Part::backward_of(const Term& term, int64_t stand_ins) const {
   }
   const double weight = scale_ * (sizes_.by_grains ? static_cast<double>(term.size) : weight_);
   const WeighedBackward weighed(term.mean, weight, replica_->module());
-  // A unit of divided parameters is reduced as soon as all gradients are there, and waits for no factors.
-  const FactorsScope scope(term.mean, [&](const auto& parameter, const auto& factors) {
-    return replica_->averaging() && !replica_->divides_parameters() && !weighed.weighs_gradients() &&
-           replica_->averaging()->take_factors(parameter, factors);
-  });
+  // A unit of divided parameters is reduced as soon as all gradients are there, and waits for no factors. A single
+  // rank's gradients stay where backward leaves them, so the graph need not be walked for who reads which weight.
+  std::optional<FactorsScope> scope;
+  if (replica_->averaging() && (sizes_.by_grains || replica_->rank().world_size() > 1)) {
+    scope.emplace(term.mean, [&](const auto& parameter, const auto& factors) {
+      return !replica_->divides_parameters() && !weighed.weighs_gradients() &&
+             replica_->averaging()->take_factors(parameter, factors);
+    });
+  }
   const auto backward = [&] { term.mean.backward(weighed.seed()); };
   sizes_.by_grains ? replica_->grains().backward(term.number, backward, stand_ins) : backward();
 }
