@@ -61,11 +61,9 @@ template <class Body>
 Tensor of_each_range(const RowRanges& pixels, const Body& body) {
   const Tensor values = at::empty({pixels.count(), 2, pixels.size}, at::kFloat);
   auto* const to = values.mutable_data_ptr<float>();
-  in_parallel(pixels.count(), [&](int64_t begin, int64_t end) {
-    for (int64_t range = begin; range < end; ++range) {
-      float* const first = to + 2 * range * pixels.size;
-      body(range, first, first + pixels.size);
-    }
+  for_each_in_parallel(pixels.count(), [&](int64_t range) {
+    float* const first = to + 2 * range * pixels.size;
+    body(range, first, first + pixels.size);
   });
   return values;
 }

@@ -70,21 +70,17 @@ struct Heads {
   int64_t scratch_row = kQueries;
 };
 
-// Holds the memory that a thread needs beside the tensors. Its rows begin where cache lines do, as tensors' do.
-class Scratch {
- public:
-  explicit Scratch(const Heads& of)
-      : memory_(at::empty({of.scratch_row * (2 * of.size + 3 * kQueries)}, at::kFloat)),
-        keys(memory_.mutable_data_ptr<float>()),
+// Says what a thread's memory beside the tensors has. All rows begin where cache lines do.
+struct Scratch {
+  Scratch(const Heads& of, float* memory)
+      : keys(memory),
         values(keys + of.scratch_row * of.size),
         scores(values + of.scratch_row * of.size),
         grads(scores + of.scratch_row * kQueries),
         turned(grads + of.scratch_row * kQueries) {}
 
- private:
-  const at::Tensor memory_;
+  static int64_t floats(const Heads& of) { return of.scratch_row * (2 * of.size + 3 * kQueries); }
 
- public:
   float *const keys, *const values;                  // [size, length], transposed
   float *const scores, *const grads, *const turned;  // a block's
 };
@@ -148,11 +144,8 @@ class MicroKernelAttention : public torch::autograd::Function<MicroKernelAttenti
     float* const to = result.mutable_data_ptr<float>();
     float* const largest = sums.mutable_data_ptr<float>();
     float* const inverse = largest + of.count() * of.length;
-    in_parallel(of.count(), [&](int64_t begin, int64_t end) {
-      const Scratch scratch(of);
-      for (int64_t head = begin; head < end; ++head) {
-        forward_of_head(of, from, head, to, largest + head * of.length, inverse + head * of.length, scratch);
-      }
+    for_each_with_scratch(Scratch::floats(of), of.count(), [&](int64_t head, float* memory) {
+      forward_of_head(of, from, head, to, largest + head * of.length, inverse + head * of.length, {of, memory});
     });
     ctx->saved_data["heads"] = heads;
     ctx->save_for_backward({qkv, sums});
@@ -175,12 +168,9 @@ class MicroKernelAttention : public torch::autograd::Function<MicroKernelAttenti
     const float* const largest = saved[1].const_data_ptr<float>();
     const float* const inverse = largest + of.count() * of.length;
     float* const to = grad_qkv.mutable_data_ptr<float>();
-    in_parallel(of.count(), [&](int64_t begin, int64_t end) {
-      const Scratch scratch(of);
-      for (int64_t head = begin; head < end; ++head) {
-        backward_of_head(of, from, head, grad_from, largest + head * of.length, inverse + head * of.length, to,
-                         scratch);
-      }
+    for_each_with_scratch(Scratch::floats(of), of.count(), [&](int64_t head, float* memory) {
+      backward_of_head(of, from, head, grad_from, largest + head * of.length, inverse + head * of.length, to,
+                       {of, memory});
     });
     return {grad_qkv, {}};
   }

@@ -21,8 +21,10 @@ namespace {
 
 using at::MemoryFormat;
 using at::Tensor;
+using kernels::kTilesAtOnce;
 using kernels::WinogradKernels;
 using kernels::WinogradShape;
+using kernels::WinogradWeight;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
@@ -30,16 +32,21 @@ bool suits_winograd(const Tensor& tensor) {
   return is_plain_float(tensor) && tensor.dim() == 4 && tensor.numel() > 0;
 }
 
-WinogradShape shape_of(const Tensor& x, int64_t out_channels) {
-  return {.images = x.size(0),
-          .height = x.size(2),
-          .width = x.size(3),
-          .channels = x.size(1),
-          .out_channels = out_channels};
+int64_t parts_of(int64_t count, int64_t most) {
+  return (count + most - 1) / most;
 }
 
-// Transforming the weight of many channels costs more than it saves if there are fewer tiles.
-constexpr int64_t kLeastTiles = 8;
+WinogradShape shape_of(const Tensor& x, int64_t out_channels) {
+  const int64_t images = x.size(0), height = x.size(2), width = x.size(3);
+  const int64_t tiles = images * parts_of(height, kernels::kTilePixels) * parts_of(width, kernels::kTilePixels);
+  return {images, height, width, x.size(1), out_channels, tiles};
+}
+
+// A tile costs as much as 4 pixels without tiles. Few pixels do not pay for transforming the weight.
+bool has_enough_pixels(const WinogradShape& shape) {
+  const int64_t pixels = shape.images * shape.height * shape.width;
+  return 4 * shape.tiles + 32 + (shape.channels + shape.out_channels) / 4 <= pixels;
+}
 
 bool suits_winograd(const Tensor& x, const Tensor& weight, const Tensor& bias) {
   const WinogradKernels* const kernels = kernels::of_this_cpu().winograd;
@@ -47,7 +54,7 @@ bool suits_winograd(const Tensor& x, const Tensor& weight, const Tensor& bias) {
          weight.size(3) == 3 && x.is_contiguous(MemoryFormat::ChannelsLast) && x.size(1) == weight.size(1) &&
          weight.size(0) % kernels->channels == 0 && weight.size(1) % kernels->channels == 0 &&
          (!bias.defined() || (is_plain_float(bias) && bias.sizes() == at::IntArrayRef({weight.size(0)}))) &&
-         kernels->count_tiles(shape_of(x, weight.size(0))) >= kLeastTiles &&
+         has_enough_pixels(shape_of(x, weight.size(0))) &&
          !at::autocast::is_autocast_enabled(at::kCPU);  // mixed precision would compute it in bfloat16
 }
 
@@ -55,37 +62,32 @@ Tensor channels_last(at::IntArrayRef sizes) {
   return at::empty(sizes, at::TensorOptions(at::kFloat).memory_format(MemoryFormat::ChannelsLast));
 }
 
-Tensor transformed_weight(const Tensor& weight, bool for_gradient) {
-  const WinogradKernels& kernels = *kernels::of_this_cpu().winograd;
-  const Tensor from = weight.contiguous(MemoryFormat::ChannelsLast),
-               transformed = at::empty({16 * weight.numel() / 9}, at::kFloat);
-  const auto* const values = from.const_data_ptr<float>();
-  auto* const to = transformed.mutable_data_ptr<float>();
-  in_parallel(weight.size(0) / kernels.weight_channels, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      kernels.transform_weight(weight.size(1), weight.size(0), values, i * kernels.weight_channels, for_gradient, to);
-    }
-  });
-  return transformed;
-}
-
 // Convolves x. If for_gradient is set, x is the gradient of a convolution's result, and the result that of its input.
 Tensor convolve(const Tensor& x, const Tensor& weight, bool for_gradient) {
   const WinogradKernels& kernels = *kernels::of_this_cpu().winograd;
   const WinogradShape shape = shape_of(x, weight.size(for_gradient ? 1 : 0));
-  const Tensor transformed = transformed_weight(weight, for_gradient);
+  const int64_t calls = parts_of(shape.tiles, kTilesAtOnce);
+  const Tensor taps = weight.contiguous(MemoryFormat::ChannelsLast);
+  WinogradWeight factor{taps.const_data_ptr<float>(), for_gradient, nullptr};
+  Tensor transformed;
+  // A thread with one call transforms each panel when it needs it, since a whole transformed weight leaves the cache.
+  if (calls > at::get_num_threads()) {
+    const int64_t panel = kernels::kTileValues * shape.channels * kernels.channels,
+                  panels = shape.out_channels / kernels.channels;
+    transformed = at::empty({panels * panel}, at::kFloat);
+    auto* const to = transformed.mutable_data_ptr<float>();
+    for_each_in_parallel(panels, [&](int64_t i) {
+      kernels.transform_weight(shape, factor.values, for_gradient, i * kernels.channels, to + i * panel);
+    });
+    factor.transformed = to;
+  }
+
   Tensor y = channels_last({shape.images, shape.out_channels, shape.height, shape.width});
-  const int64_t tiles = kernels.count_tiles(shape);
   const auto* const from = x.const_data_ptr<float>();
-  const auto* const weights = transformed.const_data_ptr<float>();
   auto* const to = y.mutable_data_ptr<float>();
-  in_parallel((tiles + kernels.tiles - 1) / kernels.tiles, [&](int64_t begin, int64_t end) {
-    const Tensor scratch = at::empty({kernels.convolve_scratch(shape)}, at::kFloat);
-    for (int64_t i = begin; i < end; ++i) {
-      const int64_t first = i * kernels.tiles;
-      kernels.convolve(shape, from, weights, first, std::min(kernels.tiles, tiles - first),
-                       scratch.mutable_data_ptr<float>(), to);
-    }
+  for_each_with_scratch(kernels.convolve_scratch(shape), calls, [&](int64_t i, float* scratch) {
+    const int64_t first = i * kTilesAtOnce;
+    kernels.convolve(shape, from, factor, first, std::min(kTilesAtOnce, shape.tiles - first), scratch, to);
   });
   return y;
 }
@@ -94,27 +96,24 @@ Tensor convolve(const Tensor& x, const Tensor& weight, bool for_gradient) {
 Tensor gradient_of_weight(const Tensor& x, const Tensor& grad) {
   const WinogradKernels& kernels = *kernels::of_this_cpu().winograd;
   const WinogradShape shape = shape_of(x, grad.size(1));
-  const int64_t tiles = kernels.count_tiles(shape);
-  const int64_t in_part = (std::max<int64_t>(512, tiles / 16) + kernels.tiles - 1) / kernels.tiles * kernels.tiles;
-  const int64_t parts = (tiles + in_part - 1) / in_part, blocks = kernels.gradient_blocks(shape);
-  const int64_t in_products = 16 * shape.out_channels * shape.channels;
-  const Tensor products = at::empty({parts, in_products}, at::kFloat);
+  const int64_t in_part = kTilesAtOnce * parts_of(std::max<int64_t>(256, shape.tiles / 16), kTilesAtOnce);
+  const int64_t parts = parts_of(shape.tiles, in_part), blocks = kernels.gradient_blocks(shape);
+  const Tensor products = at::empty({parts > 1 ? blocks * parts * kernels.block_products : 0}, at::kFloat);
+  Tensor grad_weight = channels_last({shape.out_channels, shape.channels, 3, 3});
   const auto* const from = x.const_data_ptr<float>();
   const auto* const of_y = grad.const_data_ptr<float>();
   auto* const sums = products.mutable_data_ptr<float>();
-  in_parallel(parts * blocks, [&](int64_t begin, int64_t end) {
-    const Tensor scratch = at::empty({kernels.gradient_scratch(shape)}, at::kFloat);
-    for (int64_t i = begin; i < end; ++i) {
-      const int64_t part = i / blocks, first = part * in_part;
-      kernels.add_products(shape, from, of_y, i % blocks, first, std::min(in_part, tiles - first),
-                           scratch.mutable_data_ptr<float>(), sums + part * in_products);
-    }
-  });
-
-  Tensor grad_weight = channels_last({shape.out_channels, shape.channels, 3, 3});
   auto* const to = grad_weight.mutable_data_ptr<float>();
-  in_parallel(shape.out_channels, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) kernels.gradient_of_weight(shape, sums, parts, i, to);
+  const int64_t scratch_size = kernels.gradient_scratch + kernels.block_products;
+  for_each_with_scratch(scratch_size, blocks * parts, [&](int64_t i, float* scratch) {
+    const int64_t block = i / parts, first = i % parts * in_part;
+    auto* const sum = parts > 1 ? sums + i * kernels.block_products : scratch + kernels.gradient_scratch;
+    kernels.add_products(shape, from, of_y, block, first, std::min(in_part, shape.tiles - first), scratch, sum);
+    if (parts == 1) kernels.gradient_of_weight(shape, sum, parts, block, to);  // while the cache has the products
+  });
+  if (parts == 1) return grad_weight;
+  for_each_in_parallel(blocks, [&](int64_t block) {
+    kernels.gradient_of_weight(shape, sums + block * parts * kernels.block_products, parts, block, to);
   });
   return grad_weight;
 }

@@ -1,9 +1,9 @@
-// fast_conv2d: convolves with 4 products where others take 9, for kernels of 3 x 3 with stride 1.
+// fast_conv2d: convolves with 9 products where others take 36, for kernels of 3 x 3 with stride 1.
 //
-// It is Winograd's algorithm F(2 x 2, 3 x 3), with kernels of lockstep (docs/decisions/0040-winograd.md). Errors are
-// those of a sum in float32, as with LibTorch. An infinity may become NaN in the pixels that read it, and values above
-// 8e37 may overflow. Deterministic: the bits depend on the values and shapes, and not on the number of intra-op
-// threads. Memory until backward: x.
+// It is Winograd's algorithm F(4 x 4, 3 x 3), with kernels of lockstep (docs/decisions/0082-larger-tiles.md). Errors
+// are two to four times those of LibTorch's sums in float32. A value that is not finite reaches other pixels of its
+// tile too, and values above 1e36 may overflow. Deterministic: the bits depend on the values and shapes, and not on the
+// number of intra-op threads. Memory until backward: x.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,8 +19,9 @@ namespace lockstep {
 //   bias     [out_channels], or undefined: none
 //   returns  torch::conv2d()'s result, in x's memory format
 // lockstep's kernels compute it on CPUs with AVX2 or AVX-512 under some conditions. The kernel is 3 x 3 with stride 1
-// and padding 1. All tensors are float32, and x is channels-last. y has at least 8 tiles of 2 x 2 pixels in all. Both
-// numbers of channels are multiples of 32 (16 with AVX2). LibTorch computes all else, and throws as it does.
+// and padding 1. All tensors are float32, and x is channels-last. Both numbers of channels are multiples of 32 (16 with
+// AVX2). Images are so many and so large that tiles of 4 x 4 pixels pay: 8 of 4 x 4 do for 128 channels. LibTorch
+// computes all else, and throws as it does.
 at::Tensor fast_conv2d(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, at::IntArrayRef stride,
                        at::IntArrayRef padding, at::IntArrayRef dilation, int64_t groups);
 

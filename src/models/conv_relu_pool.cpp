@@ -10,6 +10,7 @@
 #include <lockstep/base/error.hpp>
 #include <lockstep/models/conv_relu_pool.hpp>
 
+#include <algorithm>
 #include <cmath>
 #include <ostream>
 #include <string>
@@ -104,15 +105,11 @@ Result run_forward(const at::Tensor& x, const at::Tensor& weight, const at::Tens
   float* const to = result.out.mutable_data_ptr<float>();
   float* const x_blocks = result.x_blocks.mutable_data_ptr<float>();
   uint8_t* const passed = result.passed.mutable_data_ptr<uint8_t>();
-  in_parallel(in.count(), [&](int64_t begin, int64_t end) {
-    const at::Tensor out_block = floats({out.size, out.most});
-    for (int64_t i = begin; i < end; ++i) {
-      kernels.to_block(from + in.first_value(i), in.rows_in(i), in.size, x_blocks + in.first_value(i));
-      kernels.forward(shape, x_blocks + in.first_value(i), packed.const_data_ptr<float>(),
-                      biases.const_data_ptr<float>(), offsets.data(), out_block.mutable_data_ptr<float>(),
-                      passed + out.first_value(i));
-      kernels.from_block(out_block.const_data_ptr<float>(), out.rows_in(i), out.size, to + out.first_value(i));
-    }
+  for_each_with_scratch(out.size * out.most, in.count(), [&](int64_t i, float* out_block) {
+    kernels.to_block(from + in.first_value(i), in.rows_in(i), in.size, x_blocks + in.first_value(i));
+    kernels.forward(shape, x_blocks + in.first_value(i), packed.const_data_ptr<float>(), biases.const_data_ptr<float>(),
+                    offsets.data(), out_block, passed + out.first_value(i));
+    kernels.from_block(out_block, out.rows_in(i), out.size, to + out.first_value(i));
   });
   return result;
 }
@@ -121,11 +118,9 @@ at::Tensor in_blocks(const at::Tensor& tensor, const ConvReluPoolKernels& kernel
   const at::Tensor from = tensor.contiguous();
   const RowRanges blocks = blocks_of(from);
   const at::Tensor result = floats({blocks.count(), blocks.size, blocks.most});
-  in_parallel(blocks.count(), [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      kernels.to_block(from.const_data_ptr<float>() + blocks.first_value(i), blocks.rows_in(i), blocks.size,
-                       result.mutable_data_ptr<float>() + blocks.first_value(i));
-    }
+  for_each_in_parallel(blocks.count(), [&](int64_t i) {
+    kernels.to_block(from.const_data_ptr<float>() + blocks.first_value(i), blocks.rows_in(i), blocks.size,
+                     result.mutable_data_ptr<float>() + blocks.first_value(i));
   });
   return result;
 }
@@ -138,16 +133,13 @@ at::Tensor gradient_of_x(const at::Tensor& x, const at::Tensor& weight, const at
   const RowRanges in = blocks_of(grad_x);
   const at::Tensor weights = weight.contiguous(), packed = floats({weight.numel()});
   kernels.pack_for_backward(shape, weights.const_data_ptr<float>(), packed.mutable_data_ptr<float>());
-  in_parallel(in.count(), [&](int64_t begin, int64_t end) {
-    const at::Tensor scratch = floats({shape.out_channels, 4, in.most}), block = floats({in.size, in.most});
-    for (int64_t i = begin; i < end; ++i) {
-      block.zero_();
-      kernels.backward_input(shape, grad_blocks.select(0, i).const_data_ptr<float>(),
-                             passed.select(0, i).const_data_ptr<uint8_t>(), packed.const_data_ptr<float>(),
-                             scratch.mutable_data_ptr<float>(), block.mutable_data_ptr<float>());
-      kernels.from_block(block.const_data_ptr<float>(), in.rows_in(i), in.size,
-                         grad_x.mutable_data_ptr<float>() + in.first_value(i));
-    }
+  const int64_t in_block = in.size * in.most;
+  for_each_with_scratch(in_block + shape.out_channels * 4 * in.most, in.count(), [&](int64_t i, float* block) {
+    std::fill_n(block, in_block, 0.0F);
+    kernels.backward_input(shape, grad_blocks.select(0, i).const_data_ptr<float>(),
+                           passed.select(0, i).const_data_ptr<uint8_t>(), packed.const_data_ptr<float>(),
+                           block + in_block, block);
+    kernels.from_block(block, in.rows_in(i), in.size, grad_x.mutable_data_ptr<float>() + in.first_value(i));
   });
   return grad_x;
 }
@@ -161,15 +153,12 @@ ParameterGradients gradients_of_parameters(const at::Tensor& x, const at::Tensor
   const ConvReluPoolKernels& kernels = kernels::of_this_cpu().conv_relu_pool;
   const ConvReluPoolShape shape = shape_of(x, weight);
   const ParameterGradients grads{floats(weight.sizes()), floats({shape.out_channels})};
-  in_parallel(kernels.weight_groups(shape), [&](int64_t begin, int64_t end) {
-    const at::Tensor scratch = floats({kernels.weight_scratch(shape)});
-    for (int64_t group = begin; group < end; ++group) {
-      kernels.backward_weight(shape, x_blocks.size(0), group, x_blocks.const_data_ptr<float>(),
-                              grad_blocks.const_data_ptr<float>(), passed.const_data_ptr<uint8_t>(),
-                              scratch.mutable_data_ptr<float>(), grads.weight.mutable_data_ptr<float>(),
-                              grads.bias.mutable_data_ptr<float>());
-    }
-  });
+  for_each_with_scratch(
+      kernels.weight_scratch(shape), kernels.weight_groups(shape), [&](int64_t group, float* scratch) {
+        kernels.backward_weight(shape, x_blocks.size(0), group, x_blocks.const_data_ptr<float>(),
+                                grad_blocks.const_data_ptr<float>(), passed.const_data_ptr<uint8_t>(), scratch,
+                                grads.weight.mutable_data_ptr<float>(), grads.bias.mutable_data_ptr<float>());
+      });
   return grads;
 }
 

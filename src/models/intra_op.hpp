@@ -39,6 +39,23 @@ void in_parallel(int64_t count, const Body& body) {
       /*grain_size=*/1);
 }
 
+// Calls body(i) for i in [0, count) in this way.
+template <class Body>
+void for_each_in_parallel(int64_t count, const Body& body) {
+  in_parallel(count, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) body(i);
+  });
+}
+
+// Calls body(i, scratch) in this way. Each thread has `floats` values of scratch, which begin with a cache line.
+template <class Body>
+void for_each_with_scratch(int64_t floats, int64_t count, const Body& body) {
+  in_parallel(count, [&](int64_t begin, int64_t end) {
+    const at::Tensor scratch = at::empty({floats}, at::kFloat);
+    for (int64_t i = begin; i < end; ++i) body(i, scratch.mutable_data_ptr<float>());
+  });
+}
+
 // Divides rows of `size` values into ranges of at most `most` rows. Kernels compute a range at a time.
 struct RowRanges {
   int64_t rows, size, most;

@@ -55,9 +55,7 @@ struct Tile {
 
 // Calls body(tile) for all tiles, on all intra-op threads.
 void for_each_tile(const Tiles& tiles, const auto& body) {
-  in_parallel(tiles.count(), [&](int64_t begin, int64_t end) {
-    for (int64_t number = begin; number < end; ++number) body(Tile(tiles, number));
-  });
+  for_each_in_parallel(tiles.count(), [&](int64_t number) { body(Tile(tiles, number)); });
 }
 
 const kernels::MatrixKernels& matrix_kernels() {
@@ -193,15 +191,11 @@ OutputGradient output_gradient(const at::Tensor& grad, const std::optional<at::T
   float* const to = result.transposed.mutable_data_ptr<float>();
   float* const sums = result.sums.mutable_data_ptr<float>();
   const RowRanges ranges{.rows = out, .size = rows, .most = kTileRows};
-  in_parallel(ranges.count(), [&](int64_t begin, int64_t end) {
-    for (int64_t range = begin; range < end; ++range) {
-      const int64_t first = range * kTileRows, count = ranges.rows_in(range);
-      if (y) {
-        matrix_kernels().mask(from + first, results + first, out, rows, count, passed + first);
-      }
-      matrix_kernels().transpose((y ? passed : from) + first, out, rows, count, to + first * rows, rows);
-      matrix_kernels().row_sums(to + first * rows, rows, count, sums + first);
-    }
+  for_each_in_parallel(ranges.count(), [&](int64_t range) {
+    const int64_t first = range * kTileRows, count = ranges.rows_in(range);
+    if (y) matrix_kernels().mask(from + first, results + first, out, rows, count, passed + first);
+    matrix_kernels().transpose((y ? passed : from) + first, out, rows, count, to + first * rows, rows);
+    matrix_kernels().row_sums(to + first * rows, rows, count, sums + first);
   });
   return result;
 }
