@@ -70,7 +70,7 @@ Tensor convolve(const Tensor& x, const Tensor& weight, bool for_gradient) {
   const Tensor taps = weight.contiguous(MemoryFormat::ChannelsLast);
   WinogradWeight factor{taps.const_data_ptr<float>(), for_gradient, nullptr};
   Tensor transformed;
-  // A thread with one call transforms each panel when it needs it, since a whole transformed weight leaves the cache.
+  // A thread with one call transforms panels one by one, since a whole transformed weight leaves the cache.
   if (calls > at::get_num_threads()) {
     const int64_t panel = kernels::kTileValues * shape.channels * kernels.channels,
                   panels = shape.out_channels / kernels.channels;

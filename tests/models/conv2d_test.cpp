@@ -177,7 +177,7 @@ TEST(FastConv2d, AddsABias) {
 TEST(FastConv2d, GivesTheSameBitsOnAnyNumberOfThreads) {
   if (kernels::of_this_cpu().winograd == nullptr) GTEST_SKIP() << "LibTorch's convolutions do not promise it";
   torch::manual_seed(5);
-  // Of 24 images, three threads have one call each, and so they transform the weight where they need it.
+  // Three threads have one call each of 24 images, and transform panels one by one.
   for (const auto& [channels, n] : {std::pair<int64_t, int64_t>{32, 30}, {160, 30}, {64, 24}}) {
     const int64_t height = n == 24 ? 8 : 13, width = n == 24 ? 8 : 11;
     const Conv2d conv(three_by_three(channels, channels));
