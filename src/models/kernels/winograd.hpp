@@ -2,26 +2,26 @@
 // CPU's memory. It has kernels of 3 x 3, stride 1 and one pixel of zeros around the image. Each instruction set has its
 // own.
 //
-// A tile is 4 x 4 pixels of the result, which depend on 6 x 6 pixels of x. These 36 values, the weight and the tile are
-// transformed, so that 36 products per pair of channels replace 144. So a convolution becomes 36 products of matrices,
-// [tiles][channels] by [channels][out_channels]. Tiles are numbered over all images, row by row. Images are
-// channels-last, [image][row][column][channel]; weights [out_channel][3][3][channel]. The kernels do not allocate, keep
-// nothing and start no threads.
+// A tile is 4 x 4 pixels of the result, which depend on a patch of 6 x 6 pixels of x. These 36 values, the weight and
+// the tile are transformed, so that 36 products per pair of channels replace 144. So a convolution becomes 36 products
+// of matrices, [tiles][channels] by [channels][out_channels]. Tiles are numbered over all images, row by row. Images
+// are channels-last, [image][row][column][channel]; weights [out_channel][3][3][channel]. The kernels do not allocate,
+// keep nothing and start no threads.
 #pragma once
 
 #include <cstdint>
 
 namespace lockstep::kernels {
 
-constexpr int kTilePixels = 4, kPatchPixels = kTilePixels + 2;  // the sides of a tile, and of what it depends on
-constexpr int kTileValues = kPatchPixels * kPatchPixels;        // of a transformed tile
-constexpr int64_t kTilesAtOnce = 32;                            // the second-level cache holds their transformed values
+constexpr int kTilePixels = 4, kPatchPixels = kTilePixels + 2;  // a tile's side, and its patch's
+constexpr int kTileValues = kPatchPixels * kPatchPixels;        // values of a transformed tile
+constexpr int64_t kTilesAtOnce = 32;                            // the tiles whose values a cache holds
 
 // This struct has no member functions: see conv_relu_pool.hpp.
 struct WinogradShape {
   int64_t images, height, width;
   int64_t channels, out_channels;  // multiples of WinogradKernels::channels
-  int64_t tiles;                   // of all images
+  int64_t tiles;                   // the tiles of all images
 };
 
 // A weight for convolve. for_gradient makes it the one that gives x's gradient from y's: turned by 180 degrees, with
@@ -33,10 +33,9 @@ struct WinogradWeight {
 };
 
 struct WinogradKernels {
-  int64_t channels;  // of a panel of the transformed weight
+  int64_t channels;  // a panel's out_channels
 
-  // Sets a panel, [kTileValues][channel][out_channel], to the transformed weight of out_channels [first, first +
-  // channels).
+  // Sets a panel, [kTileValues][channel][out_channel], to the transformed weight of its out_channels from `first` on.
   void (*transform_weight)(const WinogradShape& shape, const float* weight, bool for_gradient, int64_t first,
                            float* panel);
 
@@ -47,8 +46,7 @@ struct WinogradKernels {
 
   // The gradient of the weight comes in blocks of channels, from 0 to gradient_blocks(shape), and each in two steps.
   // The first computes a part of a block's sums over tiles, those of tiles [first, first + count).
-  int64_t block_products;    // the number of values of `products`
-  int64_t gradient_scratch;  // that of `scratch`
+  int64_t block_products, gradient_scratch;  // the numbers of values of `products` and `scratch`
   int64_t (*gradient_blocks)(const WinogradShape& shape);
   void (*add_products)(const WinogradShape& shape, const float* x, const float* grad, int64_t block, int64_t first,
                        int64_t count, float* scratch, float* products);
