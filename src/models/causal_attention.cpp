@@ -70,7 +70,7 @@ struct Heads {
   int64_t scratch_row = kQueries;
 };
 
-// Says what a thread's memory beside the tensors has. All rows begin where cache lines do.
+// Divides a thread's memory beside the tensors. All rows begin where cache lines do.
 struct Scratch {
   Scratch(const Heads& of, float* memory)
       : keys(memory),
@@ -144,7 +144,7 @@ class MicroKernelAttention : public torch::autograd::Function<MicroKernelAttenti
     float* const to = result.mutable_data_ptr<float>();
     float* const largest = sums.mutable_data_ptr<float>();
     float* const inverse = largest + of.count() * of.length;
-    for_each_with_scratch(Scratch::floats(of), of.count(), [&](int64_t head, float* memory) {
+    for_each_with_scratch(of.count(), Scratch::floats(of), [&](int64_t head, float* memory) {
       forward_of_head(of, from, head, to, largest + head * of.length, inverse + head * of.length, {of, memory});
     });
     ctx->saved_data["heads"] = heads;
@@ -168,7 +168,7 @@ class MicroKernelAttention : public torch::autograd::Function<MicroKernelAttenti
     const float* const largest = saved[1].const_data_ptr<float>();
     const float* const inverse = largest + of.count() * of.length;
     float* const to = grad_qkv.mutable_data_ptr<float>();
-    for_each_with_scratch(Scratch::floats(of), of.count(), [&](int64_t head, float* memory) {
+    for_each_with_scratch(of.count(), Scratch::floats(of), [&](int64_t head, float* memory) {
       backward_of_head(of, from, head, grad_from, largest + head * of.length, inverse + head * of.length, to,
                        {of, memory});
     });

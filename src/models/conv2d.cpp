@@ -32,17 +32,13 @@ bool suits_winograd(const Tensor& tensor) {
   return is_plain_float(tensor) && tensor.dim() == 4 && tensor.numel() > 0;
 }
 
-int64_t parts_of(int64_t count, int64_t most) {
-  return (count + most - 1) / most;
-}
-
 WinogradShape shape_of(const Tensor& x, int64_t out_channels) {
   const int64_t images = x.size(0), height = x.size(2), width = x.size(3);
-  const int64_t tiles = images * parts_of(height, kernels::kTilePixels) * parts_of(width, kernels::kTilePixels);
+  const int64_t tiles = images * at::divup(height, kernels::kTileSide) * at::divup(width, kernels::kTileSide);
   return {images, height, width, x.size(1), out_channels, tiles};
 }
 
-// A tile costs as much as 4 pixels without tiles. Few pixels do not pay for transforming the weight.
+// A tile costs as much as 4 pixels without tiles. The other terms, fitted to measurements, are the weight's.
 bool has_enough_pixels(const WinogradShape& shape) {
   const int64_t pixels = shape.images * shape.height * shape.width;
   return 4 * shape.tiles + 32 + (shape.channels + shape.out_channels) / 4 <= pixels;
@@ -52,7 +48,7 @@ bool suits_winograd(const Tensor& x, const Tensor& weight, const Tensor& bias) {
   const WinogradKernels* const kernels = kernels::of_this_cpu().winograd;
   return kernels != nullptr && suits_winograd(x) && suits_winograd(weight) && weight.size(2) == 3 &&
          weight.size(3) == 3 && x.is_contiguous(MemoryFormat::ChannelsLast) && x.size(1) == weight.size(1) &&
-         weight.size(0) % kernels->channels == 0 && weight.size(1) % kernels->channels == 0 &&
+         weight.size(0) % kernels->panel_channels == 0 && weight.size(1) % kernels->panel_channels == 0 &&
          (!bias.defined() || (is_plain_float(bias) && bias.sizes() == at::IntArrayRef({weight.size(0)}))) &&
          has_enough_pixels(shape_of(x, weight.size(0))) &&
          !at::autocast::is_autocast_enabled(at::kCPU);  // mixed precision would compute it in bfloat16
@@ -66,54 +62,56 @@ Tensor channels_last(at::IntArrayRef sizes) {
 Tensor convolve(const Tensor& x, const Tensor& weight, bool for_gradient) {
   const WinogradKernels& kernels = *kernels::of_this_cpu().winograd;
   const WinogradShape shape = shape_of(x, weight.size(for_gradient ? 1 : 0));
-  const int64_t calls = parts_of(shape.tiles, kTilesAtOnce);
+  const int64_t size = kernels.panel_channels, panels = shape.out_channels / size, threads = at::get_num_threads();
+  const RowRanges calls{.rows = shape.tiles, .size = 1, .most = kTilesAtOnce};
   const Tensor taps = weight.contiguous(MemoryFormat::ChannelsLast);
-  WinogradWeight factor{taps.const_data_ptr<float>(), for_gradient, nullptr};
-  Tensor transformed;
-  // A thread with one call transforms panels one by one, since a whole transformed weight leaves the cache.
-  if (calls > at::get_num_threads()) {
-    const int64_t panel = kernels::kTileValues * shape.channels * kernels.channels,
-                  panels = shape.out_channels / kernels.channels;
-    transformed = at::empty({panels * panel}, at::kFloat);
-    auto* const to = transformed.mutable_data_ptr<float>();
-    for_each_in_parallel(panels, [&](int64_t i) {
-      kernels.transform_weight(shape, factor.values, for_gradient, i * kernels.channels, to + i * panel);
-    });
-    factor.transformed = to;
+  WinogradWeight operand{taps.const_data_ptr<float>(), for_gradient, nullptr};
+  Tensor all_panels;
+  // A thread with one call makes panels one by one, since all panels may leave the cache.
+  if (calls.count() > threads) {
+    const int64_t values = kernels::kTileValues * shape.channels * size;
+    all_panels = at::empty({panels, values}, at::kFloat);
+    auto* const to = all_panels.mutable_data_ptr<float>();
+    for_each_in_parallel(panels,
+                         [&](int64_t i) { kernels.transform_weight(shape, operand, i * size, to + i * values); });
+    operand.panels = to;
   }
 
   Tensor y = channels_last({shape.images, shape.out_channels, shape.height, shape.width});
   const auto* const from = x.const_data_ptr<float>();
   auto* const to = y.mutable_data_ptr<float>();
-  for_each_with_scratch(kernels.convolve_scratch(shape), calls, [&](int64_t i, float* scratch) {
-    const int64_t first = i * kTilesAtOnce;
-    kernels.convolve(shape, from, factor, first, std::min(kTilesAtOnce, shape.tiles - first), scratch, to);
+  const int64_t shares = std::clamp<int64_t>(threads / calls.count(), 1, panels);  // threads share a call's panels
+  for_each_with_scratch(calls.count() * shares, kernels.convolve_scratch(shape), [&](int64_t i, float* scratch) {
+    const int64_t call = i / shares, begin = panels * (i % shares) / shares, end = panels * (i % shares + 1) / shares;
+    kernels.convolve(shape, from, operand, calls.first_value(call), calls.rows_in(call), begin * size, end * size,
+                     scratch, to);
   });
   return y;
 }
 
-// Computes sums of its own for each of a few parts of all images' tiles. The parts depend on the shape alone.
+// Adds up each part of the tiles by itself. A part has 256 tiles at least; there are 16 parts at most.
 Tensor gradient_of_weight(const Tensor& x, const Tensor& grad) {
   const WinogradKernels& kernels = *kernels::of_this_cpu().winograd;
   const WinogradShape shape = shape_of(x, grad.size(1));
-  const int64_t in_part = kTilesAtOnce * parts_of(std::max<int64_t>(256, shape.tiles / 16), kTilesAtOnce);
-  const int64_t parts = parts_of(shape.tiles, in_part), blocks = kernels.gradient_blocks(shape);
-  const Tensor products = at::empty({parts > 1 ? blocks * parts * kernels.block_products : 0}, at::kFloat);
+  const int64_t in_part = kTilesAtOnce * at::divup(std::max<int64_t>(256, at::divup(shape.tiles, 16)), kTilesAtOnce);
+  const RowRanges parts{.rows = shape.tiles, .size = 1, .most = in_part};
+  const int64_t count = parts.count(), blocks = kernels.gradient_blocks(shape), size = kernels.block_products(shape);
+  const bool adds = count > 1;
+  const Tensor products = at::empty({adds ? blocks * count * size : 0}, at::kFloat);
   Tensor grad_weight = channels_last({shape.out_channels, shape.channels, 3, 3});
   const auto* const from = x.const_data_ptr<float>();
-  const auto* const of_y = grad.const_data_ptr<float>();
-  auto* const sums = products.mutable_data_ptr<float>();
+  const auto* const grad_y = grad.const_data_ptr<float>();
+  auto* const all = products.mutable_data_ptr<float>();
   auto* const to = grad_weight.mutable_data_ptr<float>();
-  const int64_t scratch_size = kernels.gradient_scratch + kernels.block_products;
-  for_each_with_scratch(scratch_size, blocks * parts, [&](int64_t i, float* scratch) {
-    const int64_t block = i / parts, first = i % parts * in_part;
-    auto* const sum = parts > 1 ? sums + i * kernels.block_products : scratch + kernels.gradient_scratch;
-    kernels.add_products(shape, from, of_y, block, first, std::min(in_part, shape.tiles - first), scratch, sum);
-    if (parts == 1) kernels.gradient_of_weight(shape, sum, parts, block, to);  // while the cache has the products
+  const int64_t scratch_size = kernels.gradient_scratch + (adds ? 0 : size);
+  for_each_with_scratch(blocks * count, scratch_size, [&](int64_t i, float* scratch) {
+    const int64_t block = i / count, part = i % count;
+    auto* const own = adds ? all + i * size : scratch + kernels.gradient_scratch;
+    kernels.add_products(shape, from, grad_y, block, parts.first_value(part), parts.rows_in(part), scratch, own);
+    if (!adds) kernels.gradient_of_weight(shape, own, 1, block, to);  // while the cache has the products
   });
-  if (parts == 1) return grad_weight;
-  for_each_in_parallel(blocks, [&](int64_t block) {
-    kernels.gradient_of_weight(shape, sums + block * parts * kernels.block_products, parts, block, to);
+  for_each_in_parallel(adds ? blocks : 0, [&](int64_t block) {
+    kernels.gradient_of_weight(shape, all + block * count * size, count, block, to);
   });
   return grad_weight;
 }

@@ -105,7 +105,7 @@ Result run_forward(const at::Tensor& x, const at::Tensor& weight, const at::Tens
   float* const to = result.out.mutable_data_ptr<float>();
   float* const x_blocks = result.x_blocks.mutable_data_ptr<float>();
   uint8_t* const passed = result.passed.mutable_data_ptr<uint8_t>();
-  for_each_with_scratch(out.size * out.most, in.count(), [&](int64_t i, float* out_block) {
+  for_each_with_scratch(in.count(), out.size * out.most, [&](int64_t i, float* out_block) {
     kernels.to_block(from + in.first_value(i), in.rows_in(i), in.size, x_blocks + in.first_value(i));
     kernels.forward(shape, x_blocks + in.first_value(i), packed.const_data_ptr<float>(), biases.const_data_ptr<float>(),
                     offsets.data(), out_block, passed + out.first_value(i));
@@ -133,8 +133,8 @@ at::Tensor gradient_of_x(const at::Tensor& x, const at::Tensor& weight, const at
   const RowRanges in = blocks_of(grad_x);
   const at::Tensor weights = weight.contiguous(), packed = floats({weight.numel()});
   kernels.pack_for_backward(shape, weights.const_data_ptr<float>(), packed.mutable_data_ptr<float>());
-  const int64_t in_block = in.size * in.most;
-  for_each_with_scratch(in_block + shape.out_channels * 4 * in.most, in.count(), [&](int64_t i, float* block) {
+  const int64_t in_block = in.size * in.most;  // the kernel's scratch lies behind the block
+  for_each_with_scratch(in.count(), in_block + shape.out_channels * 4 * in.most, [&](int64_t i, float* block) {
     std::fill_n(block, in_block, 0.0F);
     kernels.backward_input(shape, grad_blocks.select(0, i).const_data_ptr<float>(),
                            passed.select(0, i).const_data_ptr<uint8_t>(), packed.const_data_ptr<float>(),
@@ -154,7 +154,7 @@ ParameterGradients gradients_of_parameters(const at::Tensor& x, const at::Tensor
   const ConvReluPoolShape shape = shape_of(x, weight);
   const ParameterGradients grads{floats(weight.sizes()), floats({shape.out_channels})};
   for_each_with_scratch(
-      kernels.weight_scratch(shape), kernels.weight_groups(shape), [&](int64_t group, float* scratch) {
+      kernels.weight_groups(shape), kernels.weight_scratch(shape), [&](int64_t group, float* scratch) {
         kernels.backward_weight(shape, x_blocks.size(0), group, x_blocks.const_data_ptr<float>(),
                                 grad_blocks.const_data_ptr<float>(), passed.const_data_ptr<uint8_t>(), scratch,
                                 grads.weight.mutable_data_ptr<float>(), grads.bias.mutable_data_ptr<float>());

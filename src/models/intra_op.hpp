@@ -1,4 +1,5 @@
-// in_parallel: runs a loop over LibTorch's intra-op threads. RowRanges: gives the ranges of rows for kernels.
+// in_parallel, for_each_…: run a loop over LibTorch's intra-op threads. RowRanges: gives the ranges of rows for
+// kernels.
 //
 // at::parallel_for is a template: compiled without OpenMP, as lockstep is, it has one thread. This loop was compiled in
 // LibTorch, so it takes LibTorch's threads of whatever kind. Costs some microseconds on several threads.
@@ -39,7 +40,7 @@ void in_parallel(int64_t count, const Body& body) {
       /*grain_size=*/1);
 }
 
-// Calls body(i) for i in [0, count) in this way.
+// Calls body(i) for i in [0, count), as in_parallel does.
 template <class Body>
 void for_each_in_parallel(int64_t count, const Body& body) {
   in_parallel(count, [&](int64_t begin, int64_t end) {
@@ -47,9 +48,9 @@ void for_each_in_parallel(int64_t count, const Body& body) {
   });
 }
 
-// Calls body(i, scratch) in this way. Each thread has `floats` values of scratch, which begin with a cache line.
+// Calls body(i, scratch), as in_parallel does. Each thread's scratch has `floats` values, and begins with a cache line.
 template <class Body>
-void for_each_with_scratch(int64_t floats, int64_t count, const Body& body) {
+void for_each_with_scratch(int64_t count, int64_t floats, const Body& body) {
   in_parallel(count, [&](int64_t begin, int64_t end) {
     const at::Tensor scratch = at::empty({floats}, at::kFloat);
     for (int64_t i = begin; i < end; ++i) body(i, scratch.mutable_data_ptr<float>());
@@ -60,7 +61,7 @@ void for_each_with_scratch(int64_t floats, int64_t count, const Body& body) {
 struct RowRanges {
   int64_t rows, size, most;
 
-  int64_t count() const { return (rows + most - 1) / most; }
+  int64_t count() const { return at::divup(rows, most); }
   int64_t rows_in(int64_t range) const { return std::min(most, rows - range * most); }
   int64_t first_value(int64_t range) const { return range * most * size; }
 };

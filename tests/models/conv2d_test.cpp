@@ -13,7 +13,6 @@
 #include <ATen/autocast_mode.h>
 #include <limits>
 #include <string>
-#include <utility>
 #include <vector>
 
 namespace lockstep {
@@ -51,8 +50,21 @@ variable_list results_of(const Convolution& convolution, const Tensor& values, c
   return results;
 }
 
+bool ran_kernels(const Tensor& y) {
+  return y.grad_fn()->name().find("WinogradConvolution") != std::string::npos;
+}
+bool has_kernels_for(int64_t in, int64_t out) {
+  const auto* const kernels = kernels::of_this_cpu().winograd;
+  return kernels != nullptr && in % kernels->panel_channels == 0 && out % kernels->panel_channels == 0;
+}
+
 variable_list fast_results(Conv2d conv, const Tensor& x, const Tensor& grad) {
-  return results_of([&](const Tensor& x) { return fast_conv2d(*conv, x); }, x, conv->weight, grad);
+  const auto convolution = [&](const Tensor& x) {
+    const Tensor y = fast_conv2d(*conv, x);
+    EXPECT_EQ(ran_kernels(y), has_kernels_for(conv->weight.size(1), conv->weight.size(0)));
+    return y;
+  };
+  return results_of(convolution, x, conv->weight, grad);
 }
 variable_list results_in_float64(const Conv2d& conv, const Tensor& x, const Tensor& grad) {
   const Tensor weight = leaf(conv->weight.to(torch::kDouble));
@@ -82,18 +94,19 @@ TEST(FastConv2d, IsLibTorchsConvolution) {
   expect_agreement(8, 32, 64, 3, 5);
   expect_agreement(3, 64, 32, 8, 8);
   expect_agreement(5, 96, 160, 7, 7);
+  expect_agreement(4, 48, 80, 7, 7);  // the kernels with AVX2 alone
   expect_agreement(16, 160, 96, 2, 9);
-  expect_agreement(14, 256, 256, 4, 4);  // one call transforms the weight
+  expect_agreement(14, 256, 256, 4, 4);  // one call makes its panels
   expect_agreement(40, 256, 256, 4, 4);
-  expect_agreement(24, 32, 32, 14, 14);  // the weight's gradient in several parts
+  expect_agreement(24, 32, 32, 14, 14);   // the weight's gradient in several parts
+  expect_agreement(18, 160, 96, 14, 14);  // and in several blocks of channels
   expect_agreement(4, 64, 64, 14, 14, /*mean=*/3);
 }
 
 TEST(FastConv2d, RunsTheKernelsWhereTheyFit) {
   const auto expect = [&](Conv2d conv, const Tensor& x, bool fits) {
     const Tensor y = fast_conv2d(*conv, leaf(x));
-    const bool ran = y.grad_fn()->name().find("WinogradConvolution") != std::string::npos;
-    EXPECT_EQ(ran, fits && kernels::of_this_cpu().winograd != nullptr);
+    EXPECT_EQ(ran_kernels(y), fits && kernels::of_this_cpu().winograd != nullptr);
     if (!fits) EXPECT_TRUE(y.equal(conv->forward(x)));
   };
   const Tensor x = images({2, 32, 8, 8});
@@ -101,6 +114,8 @@ TEST(FastConv2d, RunsTheKernelsWhereTheyFit) {
   expect(Conv2d(three_by_three(32, 64)), x, true);
   expect(Conv2d(three_by_three(32, 32)), images({3, 32, 4, 4}), false);
   expect(Conv2d(three_by_three(32, 32)), images({4, 32, 4, 4}), true);
+  expect(Conv2d(three_by_three(128, 128)), images({7, 128, 4, 4}), false);
+  expect(Conv2d(three_by_three(128, 128)), images({8, 128, 4, 4}), true);
   expect(Conv2d(three_by_three(32, 32)), x.contiguous(), false);
   expect(Conv2d(three_by_three(32, 33)), x, false);
   expect(Conv2d(three_by_three(33, 32)), images({2, 33, 8, 8}), false);
@@ -177,11 +192,11 @@ TEST(FastConv2d, AddsABias) {
 TEST(FastConv2d, GivesTheSameBitsOnAnyNumberOfThreads) {
   if (kernels::of_this_cpu().winograd == nullptr) GTEST_SKIP() << "LibTorch's convolutions do not promise it";
   torch::manual_seed(5);
-  // Three threads have one call each of 24 images, and transform panels one by one.
-  for (const auto& [channels, n] : {std::pair<int64_t, int64_t>{32, 30}, {160, 30}, {64, 24}}) {
-    const int64_t height = n == 24 ? 8 : 13, width = n == 24 ? 8 : 11;
-    const Conv2d conv(three_by_three(channels, channels));
-    const Tensor x = images({n, channels, height, width}), grad = images({n, channels, height, width});
+  // Three threads have one call each of 24 images, and share the call of 7.
+  using Sizes = std::vector<int64_t>;
+  for (const auto& sizes : {Sizes{30, 32, 13, 11}, Sizes{30, 160, 13, 11}, Sizes{24, 64, 8, 8}, Sizes{7, 160, 8, 8}}) {
+    const Conv2d conv(three_by_three(sizes[1], sizes[1]));
+    const Tensor x = images(sizes), grad = images(sizes);
     const auto results_on = [&](int threads) {
       const IntraOpThreads set(threads);
       return fast_results(conv, x, grad);
