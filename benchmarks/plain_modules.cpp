@@ -98,9 +98,16 @@ struct TaggerImpl : nn::Module {
 };
 TORCH_MODULE(Tagger);
 
+Tensor attention(const Tensor& qkv) {  // LibTorch's own
+  auto parts = qkv.chunk(3, /*dim=*/-1);
+  for (auto& part : parts) part = part.unflatten(-1, {4, -1}).transpose(1, 2);
+  const Tensor all = at::scaled_dot_product_attention(parts[0], parts[1], parts[2], {}, 0, /*is_causal=*/true);
+  return all.transpose(1, 2).flatten(2);
+}
+
 struct DecoderImpl : nn::Module {
   Tensor forward(const Tensor& x) {
-    const Tensor y = x + projection(lockstep::causal_attention(qkv(norm1(x)), 4));
+    const Tensor y = x + projection(attention(qkv(norm1(x))));
     return y + down(torch::gelu(up(norm2(y))));
   }
   nn::LayerNorm norm1 = register_module("norm1", nn::LayerNorm(nn::LayerNormOptions({128})));

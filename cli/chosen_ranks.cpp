@@ -58,11 +58,11 @@ double seconds_per_step(const TrainOptions& options, size_t ranks, int threads, 
   return best;
 }
 
-// Gives the number of ranks.
+// Gives the number of ranks, or 0 if that would take long.
 size_t fastest(const TrainOptions& options, size_t cores) {
   size_t chosen = cores;
   double best = 0;
-  if (seconds_per_step(options, cores, 1, /*steps=*/0) > kTooLong) return cores;
+  if (seconds_per_step(options, cores, 1, /*steps=*/0) > kTooLong) return 0;
   for (const size_t ranks : std::set<size_t, std::greater<>>{cores, cores / 2, 1}) {
     if (ranks == 0 || cores % ranks != 0) continue;
     const double seconds = seconds_per_step(options, ranks, static_cast<int>(cores / ranks), /*steps=*/4);
@@ -88,15 +88,16 @@ bool leaves_ranks_open(const TrainFlags& flags, const TrainOptions& options) {
          std::none_of(of_ranks.begin(), of_ranks.end(), [&](const char* key) { return flags.of(key).has_value(); });
 }
 
-void choose_ranks(TrainOptions& options) {
+bool choose_ranks(TrainOptions& options) {
   const size_t cores = options.devices.size();
   const std::string key = "ranks|" + cpu_name() + "|" + std::to_string(cores) + "|" + torch_version() + "|" +
                           version() + "|" + to_string(options.model) + "|" + std::to_string(options.batch.size);
-  const std::string word =
-      io::kept_choice(key, std::to_string(cores), [&] { return std::to_string(fastest(options, cores)); });
-  const size_t ranks = std::clamp<size_t>(std::strtoul(word.c_str(), nullptr, 10), 1, cores);
+  const std::string word = io::kept_choice(key, "0", [&] { return std::to_string(fastest(options, cores)); });
+  const size_t ranks = std::min<size_t>(std::strtoul(word.c_str(), nullptr, 10), cores);
+  if (ranks == 0) return false;
   options.devices.resize(ranks, options.devices[0]);
   options.threads_per_rank = static_cast<int>(cores / ranks);
+  return true;
 }
 
 }  // namespace lockstep::cli

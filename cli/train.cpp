@@ -118,14 +118,14 @@ Rows other_settings(const TrainOptions& options) {
   return rows;
 }
 
-std::string settings(const TrainFlags& flags, const TrainOptions& options, const std::string& source) {
+std::string settings(const TrainFlags& flags, const TrainOptions& options, bool fastest, const std::string& source) {
   Rows rows = {
       {"model", to_string(options.model)},
       {"data", !std::holds_alternative<FashionMnist>(options.data)
                    ? source
                    : std::string(to_string(flat(options).data)) + " in " + source},
-      {"devices", to_string(options.devices) + ", " + ranks(options.devices) +
-                      (leaves_ranks_open(flags, options) ? ", the fastest way here" : "")},
+      {"devices",
+       to_string(options.devices) + ", " + ranks(options.devices) + (fastest ? ", the fastest way here" : "")},
       {"threads per rank", std::to_string(options.threads_per_rank)},
       {"batch size", batch_text(options)},
       {"optimizer",
@@ -204,9 +204,11 @@ std::string peak_memory() {
 // Shows the reports of the trainer's callbacks.
 class RunReport {
  public:
-  RunReport(const TrainFlags& flags, const TrainOptions& options, const StopOnSignals& signals, Output& output)
+  RunReport(const TrainFlags& flags, const TrainOptions& options, bool fastest, const StopOnSignals& signals,
+            Output& output)
       : flags_(flags),
         options_(options),
+        fastest_(fastest),
         output_(output),
         error_after_stop_(error_, signals.token()),
         mode_(progress_mode(flags.progress, output.fd())),
@@ -220,7 +222,7 @@ class RunReport {
 
   void data_loaded(const std::string& source) {
     started_ = true;
-    print(settings(flags_, options_, source));
+    print(settings(flags_, options_, fastest_, source));
     if (const auto crowd = text_of_crowded_cores(options_.devices); !crowd.empty()) warning(crowd);
   }
 
@@ -305,6 +307,7 @@ class RunReport {
 
   const TrainFlags& flags_;
   const TrainOptions& options_;
+  const bool fastest_;
   Output& output_;
   Output error_{STDERR_FILENO};
   const OutputAfterStop error_after_stop_;
@@ -347,8 +350,9 @@ void check_elastic_flags(const TrainFlags& flags) {
 // that one.
 int train_command(const TrainFlags& flags, Output& output) {
   TrainOptions options = to_options(flags);
-  if (leaves_ranks_open(flags, options)) {
-    choose_ranks(options);
+  bool fastest = leaves_ranks_open(flags, options);
+  if (fastest) {
+    fastest = choose_ranks(options);
     if (!flags.name) options.keep.run_dir = new_run_dir(flags, options);
   }
   const auto launch = comm::read_launch_environment(std::getenv);
@@ -357,7 +361,7 @@ int train_command(const TrainFlags& flags, Output& output) {
   const bool is_first = this_process().index == 0;
   StopOnSignals signals(says_that_it_stops(/*quiet=*/!is_first));
   const OutputAfterStop after_stop(output, signals.token());
-  RunReport report(flags, options, signals, output);
+  RunReport report(flags, options, fastest, signals, output);
 
   // Wraps a member of `report`. Stops a run that nobody can watch any more.
   const auto show = [&](auto member) {

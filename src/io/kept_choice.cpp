@@ -45,15 +45,16 @@ std::string kept_choice(const std::string& key, const std::string& otherwise,
   std::string kept;
   std::ifstream(file) >> kept;
   if (!kept.empty()) return kept;
-  const std::string measured = measure();
   const fs::path own = file.string() + "." + std::to_string(getpid());
+  std::error_code none;
+  fs::create_directories(file.parent_path(), none);
+  if (!std::ofstream(own)) return otherwise;
+  const std::string measured = measure();
   try {
-    fs::create_directories(file.parent_path());
     write_file(own, measured + "\n" + key + "\n");
     fs::create_hard_link(own, file);  // throws if another process was first
   } catch (const std::exception&) {
   }
-  std::error_code none;
   fs::remove(own, none);
   std::ifstream(file) >> kept;
   return kept.empty() ? otherwise : kept;

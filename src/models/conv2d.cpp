@@ -96,21 +96,19 @@ Tensor gradient_of_weight(const Tensor& x, const Tensor& grad) {
   const int64_t in_part = kTilesAtOnce * at::divup(std::max<int64_t>(256, at::divup(shape.tiles, 16)), kTilesAtOnce);
   const RowRanges parts{.rows = shape.tiles, .size = 1, .most = in_part};
   const int64_t count = parts.count(), blocks = kernels.gradient_blocks(shape), size = kernels.block_products(shape);
-  const bool adds = count > 1;
-  const Tensor products = at::empty({adds ? blocks * count * size : 0}, at::kFloat);
+  const Tensor products = at::empty({count > 1 ? blocks * count * size : 0}, at::kFloat);
   Tensor grad_weight = channels_last({shape.out_channels, shape.channels, 3, 3});
-  const auto* const from = x.const_data_ptr<float>();
-  const auto* const grad_y = grad.const_data_ptr<float>();
+  const auto *const from = x.const_data_ptr<float>(), *const grad_y = grad.const_data_ptr<float>();
   auto* const all = products.mutable_data_ptr<float>();
   auto* const to = grad_weight.mutable_data_ptr<float>();
-  const int64_t scratch_size = kernels.gradient_scratch + (adds ? 0 : size);
-  for_each_with_scratch(blocks * count, scratch_size, [&](int64_t i, float* scratch) {
+  const int64_t floats = kernels.gradient_scratch + (count > 1 ? 0 : size);
+  for_each_with_scratch(blocks * count, floats, [&](int64_t i, float* scratch) {
     const int64_t block = i / count, part = i % count;
-    auto* const own = adds ? all + i * size : scratch + kernels.gradient_scratch;
+    auto* const own = count > 1 ? all + i * size : scratch + kernels.gradient_scratch;
     kernels.add_products(shape, from, grad_y, block, parts.first_value(part), parts.rows_in(part), scratch, own);
-    if (!adds) kernels.gradient_of_weight(shape, own, 1, block, to);  // while the cache has the products
+    if (count == 1) kernels.gradient_of_weight(shape, own, 1, block, to);  // while the cache has the products
   });
-  for_each_in_parallel(adds ? blocks : 0, [&](int64_t block) {
+  for_each_in_parallel(count > 1 ? blocks : 0, [&](int64_t block) {
     kernels.gradient_of_weight(shape, all + block * count * size, count, block, to);
   });
   return grad_weight;

@@ -57,9 +57,10 @@ TEST_F(KeptChoice, IsThatOfTheProcessThatIsDoneFirst) {
   EXPECT_EQ(chosen, "first");
 }
 
-TEST_F(KeptChoice, IsTheSameOneInAllProcessesWhereNothingCanBeKept) {
+TEST_F(KeptChoice, IsNotMeasuredWhereNothingCanBeKept) {
   std::ofstream(folder_ / "lockstep") << "no folder";
   EXPECT_EQ(choose("one", "left"), "otherwise");
+  EXPECT_EQ(measured_, 0);
 }
 
 }  // namespace kept_choice_test
