@@ -346,15 +346,19 @@ void check_elastic_flags(const TrainFlags& flags) {
   if (flags.plan() == "auto") throw UsageError("--plan auto cannot go with an elastic job; leave it out");
 }
 
+// Tells whether the ranks are those that were measured fastest.
+bool takes_the_fastest_ranks(const TrainFlags& flags, TrainOptions& options) {
+  if (!leaves_ranks_open(flags, options)) return false;
+  const bool measured = choose_ranks(options);
+  if (!flags.name) options.keep.run_dir = new_run_dir(flags, options);
+  return measured;
+}
+
 // Only the process with rank 0 of a launched job prints, and keeps the run. Any process of an elastic job may become
 // that one.
 int train_command(const TrainFlags& flags, Output& output) {
   TrainOptions options = to_options(flags);
-  bool fastest = leaves_ranks_open(flags, options);
-  if (fastest) {
-    fastest = choose_ranks(options);
-    if (!flags.name) options.keep.run_dir = new_run_dir(flags, options);
-  }
+  const bool fastest = takes_the_fastest_ranks(flags, options);
   const auto launch = comm::read_launch_environment(std::getenv);
   const bool elastic = launch && launch->member >= 0;
   if (elastic) check_elastic_flags(flags);
