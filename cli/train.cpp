@@ -346,7 +346,7 @@ void check_elastic_flags(const TrainFlags& flags) {
   if (flags.plan() == "auto") throw UsageError("--plan auto cannot go with an elastic job; leave it out");
 }
 
-// Tells whether the ranks are those that were measured fastest.
+// Chooses the ranks where the user leaves them open. Returns whether these were measured to be the fastest.
 bool takes_the_fastest_ranks(const TrainFlags& flags, TrainOptions& options) {
   if (!leaves_ranks_open(flags, options)) return false;
   const bool measured = choose_ranks(options);

@@ -10,8 +10,8 @@ namespace lockstep::io {
 
 // Gives the word that is kept for the key, or else the one that `measure` gives, which is kept then. Name in the key
 // all that the choice depends on. The folder is $XDG_CACHE_HOME/lockstep or ~/.cache/lockstep; delete its files
-// "choice-*" to have all measured again. Where no file can be written, it gives `otherwise` without a
-// measurement, since those of several processes may differ.
+// "choice-*" to have all measured again. Where no file can be written, it gives `otherwise` and does
+// not measure, since measurements of several processes may differ.
 std::string kept_choice(const std::string& key, const std::string& otherwise,
                         const std::function<std::string()>& measure);
 
