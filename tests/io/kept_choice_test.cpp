@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <new>
 #include <optional>
 #include <string>
 
@@ -61,6 +62,11 @@ TEST_F(KeptChoice, IsNotMeasuredWhereNothingCanBeKept) {
   std::ofstream(folder_ / "lockstep") << "no folder";
   EXPECT_EQ(choose("one", "left"), "otherwise");
   EXPECT_EQ(measured_, 0);
+}
+
+TEST_F(KeptChoice, LeavesNoFileIfItsMeasurementThrows) {
+  EXPECT_THROW(kept_choice("one", "otherwise", []() -> std::string { throw std::bad_alloc(); }), std::bad_alloc);
+  EXPECT_TRUE(std::filesystem::is_empty(folder_ / "lockstep"));
 }
 
 }  // namespace kept_choice_test

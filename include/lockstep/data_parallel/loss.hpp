@@ -51,7 +51,19 @@ class [[nodiscard]] Loss {
     return refuse_arithmetic<Other>(loss);
   }
   template <class Other>
-  friend Loss operator*(const Other&, const Loss& loss) {
+  friend Loss operator-(const Loss& loss, const Other&) {
+    return refuse_arithmetic<Other>(loss);
+  }
+  template <class Other>
+  friend Loss operator*(const Loss& loss, const Other&) {
+    return refuse_arithmetic<Other>(loss);
+  }
+  template <class Other>
+  friend Loss operator/(const Loss& loss, const Other&) {
+    return refuse_arithmetic<Other>(loss);
+  }
+  template <class Other>
+  friend Loss operator*(const Other&, const Loss& loss) requires(!std::same_as<Other, Loss>) {
     return refuse_arithmetic<Other>(loss);
   }
 
@@ -61,7 +73,7 @@ class [[nodiscard]] Loss {
     static_assert(
         sizeof(Other) == 0,
         "A Loss is no Tensor: add and scale Tensors within one criterion; or call backward() on each Loss, on "
-        "all but the last while a NoSync lives.");
+        "all but the last while a NoSync lives. Parts by in_parts() need no factor.");
     return loss;
   }
 
