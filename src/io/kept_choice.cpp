@@ -48,7 +48,8 @@ std::string kept_choice(const std::string& key, const std::string& otherwise,
   const fs::path own = file.string() + "." + std::to_string(getpid());
   std::error_code none;
   fs::create_directories(file.parent_path(), none);
-  if (access((file.parent_path() / "").c_str(), W_OK) != 0) return otherwise;
+  if (!std::ofstream(own)) return otherwise;
+  fs::remove(own, none);
   const std::string measured = measure();
   try {
     write_file(own, measured + "\n" + key + "\n");

@@ -72,8 +72,8 @@ class [[nodiscard]] Loss {
   static Loss refuse_arithmetic(const Loss& loss) {
     static_assert(
         sizeof(Other) == 0,
-        "A Loss is no Tensor: add and scale Tensors within one criterion; or call backward() on each Loss, on "
-        "all but the last while a NoSync lives. Parts by in_parts() need no factor.");
+        "A Loss is no Tensor: add and scale Tensors within one criterion, or call backward() on each Loss, under "
+        "no_sync() but for the last. A batch's parts by in_parts(k) add up without a factor.");
     return loss;
   }
 

@@ -1,4 +1,4 @@
-// Says: Parts by in_parts\(\) need no factor
+// Says: parts by in_parts\(k\) add up without a factor
 #include "probe.hpp"
 
 void mistake(Rank& rank) {
