@@ -83,8 +83,8 @@ TEST_F(CliCompare, EverySchemeOfTwoDevicesTrainsTheSame) {
     if (scheme.at("pipeline") == 2) ++pipelines;
   }
   EXPECT_EQ(pipelines, 4);
-  // 2 (k - 1) / k of the gradients, and of the report beside them: a number for each parameter, four for each rank.
-  EXPECT_EQ(schemes.at("data 2").at("bytes_sent"), parameter_bytes + 8 * (14 + 5 * 2));
+  // 2 (k - 1) / k of the gradients, and of the report beside them: a number for each parameter, six for each rank.
+  EXPECT_EQ(schemes.at("data 2").at("bytes_sent"), parameter_bytes + 8 * (14 + 6 * 2));
   // ZeRO: of what is divided each rank has half, in whole lines. Stage 1 has the averages beside its own gradients.
   const auto& one = schemes.at("data 2, ZeRO 1");
   const auto& two = schemes.at("data 2, ZeRO 2");
