@@ -172,7 +172,10 @@ TEST(CriterionCheck, LeavesOutWhatCallsOthersDrawsOrNeedsAllSamples) {
 TEST(CriterionCheck, RefusesThemUnderAutocastToo) {
   const auto said = error_of([] {
     lockstep::run(lockstep::test_devices(1), [](Rank& rank) {
-      DataParallel net(torch::nn::Linear(4, kClasses), rank);
+      torch::nn::Linear linear(4, kClasses);
+      linear->weight.set_data(torch::zeros({kClasses, 4}));  // by chance other numbers make a mean
+      linear->bias.set_data(torch::tensor({4.0f, 0.0f, 0.0f}));
+      DataParallel net(linear, rank);
       const lockstep::Dataset data = classes();
       const Batch batch{data.x.to(torch::kFloat).to(rank.device()), data.y.to(rank.device()), kSamples};
       const Tensor weights = torch::tensor({1.0f, 5.0f, 0.5f}, rank.device());
