@@ -34,8 +34,7 @@ bool suits_pixel_kernels(const torch::nn::BatchNorm2dImpl& norm) {
   if (!norm.is_training() || !norm.options.momentum() || !norm.options.track_running_stats()) return false;
   const auto of_channels = {norm.weight, norm.bias, norm.running_mean, norm.running_var};
   return std::all_of(of_channels.begin(), of_channels.end(), [&](const Tensor& values) {
-    return values.defined() && is_plain_float(values) && values.is_contiguous() &&
-           values.numel() == norm.options.num_features();
+    return is_plain_float(values) && values.is_contiguous() && values.numel() == norm.options.num_features();
   });
 }
 

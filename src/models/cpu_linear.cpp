@@ -73,19 +73,15 @@ class MicroKernelLinear : public torch::autograd::Function<MicroKernelLinear> {
   }
 };
 
-bool suits_kernel(const at::Tensor& tensor) {
-  return tensor.defined() && is_plain_float(tensor);
-}
-
 }  // namespace
 
 bool suits_cpu_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
-  return suits_kernel(x) && suits_kernel(weight) && x.dim() >= 2 && weight.dim() == 2 && x.numel() > 0 &&
+  return is_plain_float(x) && is_plain_float(weight) && x.dim() >= 2 && weight.dim() == 2 && x.numel() > 0 &&
          x.size(-1) == weight.size(1) && x.numel() >= kFewestRows * x.size(-1) && x.numel() <= kMostRows * x.size(-1) &&
          std::max(weight.size(0), weight.size(1)) <= kMostFeatures && x.numel() * weight.size(0) >= kFewestProducts &&
          weight.is_contiguous() &&
          (!bias.defined() ||
-          (suits_kernel(bias) && bias.is_contiguous() && bias.sizes() == at::IntArrayRef({weight.size(0)}))) &&
+          (is_plain_float(bias) && bias.is_contiguous() && bias.sizes() == at::IntArrayRef({weight.size(0)}))) &&
          takes_micro_kernel();
 }
 

@@ -78,12 +78,6 @@ class Fused : public Kind::Layer {
   void pretty_print(std::ostream& out) const override { Layer::pretty_print(out << Kind::name << ": "); }
 };
 
-struct FusedLinear {
-  using Layer = torch::nn::LinearImpl;
-  static constexpr auto name = "lockstep::Linear";
-  static at::Tensor compute(Layer& layer, const at::Tensor& x) { return fast_linear(x, layer.weight, layer.bias); }
-};
-
 struct LinearRelu {
   using Layer = torch::nn::LinearImpl;
   static constexpr auto name = "lockstep::LinearRelu";
@@ -153,11 +147,11 @@ int64_t fuse_layers_of(torch::nn::SequentialImpl& net) {
     const bool relu = place + 1 < names.size() && is_exactly<torch::nn::ReLUImpl>(*net.ptr(place + 1));
     const bool pool = relu && place + 2 < names.size() && is_pool_of_two(*net.ptr(place + 2));
     if (relu && is_exactly<torch::nn::LinearImpl, FastLinearImpl>(*layer) &&
-        layer->as<FusedLinear::Layer>()->bias.defined()) {
+        layer->as<torch::nn::LinearImpl>()->bias.defined()) {
       fuse(LinearRelu(), place, 1);
       ++saved;
     } else if (is_exactly<torch::nn::LinearImpl>(*layer)) {
-      fuse(FusedLinear(), place, 0);
+      put(place, std::make_shared<FastLinearImpl>(*layer->as<torch::nn::LinearImpl>()));
     } else if (is_exactly<torch::nn::Conv2dImpl>(*layer)) {
       if (pool && suits_pool(*layer->as<torch::nn::Conv2dImpl>())) {
         fuse(FusedConvReluPool(), place, 2);

@@ -11,12 +11,7 @@ at::Tensor fast_linear(const at::Tensor& x, const at::Tensor& weight, const at::
 }
 
 std::shared_ptr<torch::nn::Module> FastLinearImpl::clone(const std::optional<torch::Device>& device) const {
-  const auto plain = std::dynamic_pointer_cast<torch::nn::LinearImpl>(torch::nn::LinearImpl::clone(device));
-  const auto copy = std::make_shared<FastLinearImpl>(options);
-  copy->weight.set_data(plain->weight);
-  if (options.bias()) copy->bias.set_data(plain->bias);
-  copy->train(is_training());
-  return copy;
+  return std::make_shared<FastLinearImpl>(dynamic_cast<const LinearImpl&>(*LinearImpl::clone(device)));
 }
 
 }  // namespace lockstep

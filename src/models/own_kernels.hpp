@@ -13,7 +13,7 @@
 
 namespace lockstep {
 
-// Tells whether the tensor is float32 in the CPU's memory, as it stands there.
+// Tells whether the tensor is float32 in the CPU's memory, as it stands there. An undefined one is not.
 inline bool is_plain_float(const at::Tensor& tensor) {
   return tensor.is_cpu() && tensor.scalar_type() == at::kFloat && tensor.layout() == at::kStrided && !tensor.is_neg();
 }

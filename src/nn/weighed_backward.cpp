@@ -6,7 +6,6 @@
 
 #include "nn/graph_leaves.hpp"
 
-#include <algorithm>
 #include <memory>
 #include <set>
 

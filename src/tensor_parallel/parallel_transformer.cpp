@@ -20,11 +20,6 @@ namespace {
 
 using at::Tensor;
 
-// Adds the ranks' results of their slices. Backward adds the gradients that the ranks compute from the sum.
-Tensor shared_sum(const Tensor& mine, Rank& rank) {
-  return copy_to_group(reduce_from_group(mine, rank), rank);
-}
-
 int64_t features_of(const torch::nn::LayerNorm& norm) {
   const auto& shape = norm->options.normalized_shape();
   if (shape.size() == 1) return shape[0];
@@ -85,8 +80,8 @@ Tensor ParallelLayerNormImpl::forward(const Tensor& x) {
   const bool is_narrow = x.scalar_type() == at::kHalf || x.scalar_type() == at::kBFloat16;
   const Tensor wide = is_narrow ? x.to(at::kFloat) : x;
   const auto features = static_cast<double>(features_);
-  const Tensor centred = wide - shared_sum(wide.sum(-1, /*keepdim=*/true), rank_) / features;
-  const Tensor variance = shared_sum(centred.square().sum(-1, /*keepdim=*/true), rank_) / features;
+  const Tensor centred = wide - allreduce_with_gradient(wide.sum(-1, /*keepdim=*/true), rank_) / features;
+  const Tensor variance = allreduce_with_gradient(centred.square().sum(-1, /*keepdim=*/true), rank_) / features;
   Tensor y = centred * (variance + eps_).rsqrt();
   if (weight.defined()) y = y * weight;
   if (bias.defined()) y = y + bias;

@@ -3,7 +3,6 @@
 #include <ATen/ops/empty.h>
 #include <nlohmann/json.hpp>
 
-#include <algorithm>
 #include <cstdint>
 #include <utility>
 

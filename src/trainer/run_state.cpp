@@ -3,7 +3,6 @@
 #include <lockstep/base/error.hpp>
 #include <nlohmann/json.hpp>
 
-#include <algorithm>
 #include <map>
 #include <utility>
 

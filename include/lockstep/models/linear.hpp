@@ -25,6 +25,7 @@ at::Tensor fast_linear(const at::Tensor& x, const at::Tensor& weight, const at::
 class FastLinearImpl : public torch::nn::LinearImpl {
  public:
   using torch::nn::LinearImpl::LinearImpl;
+  explicit FastLinearImpl(const torch::nn::LinearImpl& layer) : LinearImpl(layer) {}  // shares its parameters
   at::Tensor forward(const at::Tensor& x) { return fast_linear(x, weight, bias); }
   std::shared_ptr<torch::nn::Module> clone(const std::optional<torch::Device>& device = std::nullopt) const override;
 };

@@ -12,7 +12,6 @@
 #include "job.hpp"
 #include "watched_world.hpp"
 
-#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <memory>
