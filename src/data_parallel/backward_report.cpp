@@ -82,6 +82,11 @@ bool BackwardReport::any_had(size_t parameter) {
   return cells()[parameter] > 0;
 }
 
+void BackwardReport::check_own(const PartSizes& sizes) const {
+  const int64_t mine[kNumbers] = {sizes.local, sizes.accumulated, sizes.global};
+  check_sizes(mine);
+}
+
 const int64_t* BackwardReport::cells() {
   if (!on_host_.defined()) on_host_ = table_.cpu();
   return on_host_.data_ptr<int64_t>();

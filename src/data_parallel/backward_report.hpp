@@ -39,6 +39,7 @@ class BackwardReport {
   // if the ranks have frozen different parameters, and if their networks differ. Between processes a difference is a
   // warning: their CPUs may be of different kinds.
   void wait();
+  void check_own(const PartSizes& sizes) const;  // checks the sizes of a single rank, which posts no report
 
   // Tells whether any rank had a gradient of this parameter.
   bool any_had(size_t parameter);

@@ -17,7 +17,7 @@ namespace lockstep {
 namespace {
 
 std::unordered_set<const c10::TensorImpl*> addresses_of(const std::vector<at::Tensor>& tensors) {
-  std::unordered_set<const c10::TensorImpl*> addresses;
+  std::unordered_set<const c10::TensorImpl*> addresses{at::Tensor().unsafeGetTensorImpl()};  // an undefined one
   for (const auto& tensor : tensors) addresses.insert(tensor.unsafeGetTensorImpl());
   return addresses;
 }
@@ -56,13 +56,9 @@ void take_latest_batch(const Rank& rank, PartSizes& sizes) {
 
 Backwards::Backwards(Replica& replica) : replica_(replica), parameters_(addresses_of(replica.module().parameters())) {}
 
-bool Backwards::is_new(const at::Tensor& parameter) const {
-  return parameter.defined() && !parameters_.contains(parameter.unsafeGetTensorImpl());
-}
-
 bool Backwards::has_new_parameter(const torch::nn::Module& module) const {
   for (const auto& item : Opened::parameters_of(module)) {
-    if (is_new(item.value())) return true;
+    if (!parameters_.contains(item.value().unsafeGetTensorImpl())) return true;
   }
   const auto children = module.children();
   return std::any_of(children.begin(), children.end(), [this](const auto& child) { return has_new_parameter(*child); });
@@ -72,7 +68,7 @@ bool Backwards::has_new_parameter(const torch::nn::Module& module) const {
 void Backwards::check_that_no_parameter_is_new() const {
   if (!has_new_parameter(replica_.module())) return;
   for (const auto& item : replica_.module().named_parameters()) {
-    if (!is_new(item.value())) continue;
+    if (parameters_.contains(item.value().unsafeGetTensorImpl())) continue;
     throw Error(replica_.rank().name() + ": DataParallel: " + item.key() +
                 " was registered after this DataParallel was made, so that it is not equal on all ranks, nor are its "
                 "gradients averaged. Register all layers first, then make the DataParallel, and then the optimizer");
@@ -89,7 +85,9 @@ void Backwards::check(PartSizes& sizes) {
                 ": DataParallel: a grain_check computes grains again, and this batch has none. Set "
                 "BatchOptions::grain, such as 32, and take net.loss(batch, function); or leave out the check");
   }
-  if (replica_.averaging()) check_that_no_parameter_is_new();
+  // A single rank's gradients are right all the same, unless grains weigh them. The first backwards tell it.
+  const bool may_refuse = rank.world_size() > 1 || sizes.by_grains || ++backwards_alone_ <= 3;
+  if (replica_.averaging() && may_refuse) check_that_no_parameter_is_new();
   replica_.check_optimizer();
 }
 
@@ -134,14 +132,12 @@ void Backwards::average(const std::function<void()>& computes, PartSizes sizes) 
   replica_.warnings().see_backward(sizes.mark);
   sizes.accumulated = std::exchange(waiting_, 0);
   if (!std::exchange(waiting_is_known_, true)) sizes.global = 0;
-  if (!computed_) return averaging->average_during(computes, sizes);
-  averaging->average_during(
-      [&] {
-        computes();
-        computed_();
-      },
-      sizes);
-  averaged_();
+  const auto all = [&] {
+    computes();
+    if (computed_) computed_();
+  };
+  averaging->average_during(all, sizes);
+  if (averaged_) averaged_();
 }
 
 void Backwards::watch(std::function<void()> computed, std::function<void()> averaged) {

@@ -40,7 +40,6 @@ class Backwards {
   friend class NoSync;
   friend class PartOfStep;
   void check(PartSizes& sizes);
-  bool is_new(const at::Tensor& parameter) const;
   bool has_new_parameter(const torch::nn::Module& module) const;
   void check_that_no_parameter_is_new() const;
   void compute_all(const std::function<void()>& compute, PartSizes sizes);
@@ -52,6 +51,7 @@ class Backwards {
   int no_syncs_ = 0;                                             // the number of NoSyncs that live
   bool partial_ = false;                                         // true while a PartOfStep lives
   bool by_grains_ = false;                                       // see was_by_grains()
+  int backwards_alone_ = 0;                                      // the backwards of a single rank without grains
   bool waiting_is_known_ = true;                                 // all parts of waiting_ are numbers of samples
   int64_t waiting_ = 0;                        // samples of the parts that the next averaged backward averages too
   std::function<void()> computed_, averaged_;  // see watch(); empty: nobody watches

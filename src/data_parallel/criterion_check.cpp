@@ -128,7 +128,9 @@ at::Tensor compared_with_halves(const Criterion& criterion, const at::Tensor& y_
 // Without gradients a loss is only looked at, or computed again for its backward.
 at::Tensor CriterionCheck::loss(const Criterion& criterion, const at::Tensor& y_hat, const Batch& batch) {
   if (!criterion.is_checked() || !c10::GradMode::is_enabled()) return criterion(y_hat, batch);
-  Losses& losses = losses_[criterion.function().type()];
+  const std::type_index type = criterion.function().type();
+  const auto found = std::find_if(losses_.begin(), losses_.end(), [&](const Losses& of) { return of.type == type; });
+  Losses& losses = found == losses_.end() ? losses_.emplace_back(Losses{type}) : *found;
   if (losses.checked >= kLosses || losses.seen >= kSeen) return criterion(y_hat, batch);
   ++losses.seen;
   bool compares = true;

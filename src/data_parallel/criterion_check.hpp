@@ -10,7 +10,7 @@
 #include <lockstep/data_parallel/criterion.hpp>
 #include <lockstep/ranks/rank.hpp>
 
-#include <map>
+#include <deque>
 #include <string>
 #include <typeindex>
 
@@ -35,11 +35,12 @@ class CriterionCheck {
 
  private:
   struct Losses {
+    std::type_index type;  // the criterion's type in C++
     int checked = 0;
     int seen = 0;  // another rank's random numbers may hide that a criterion draws none
   };
   Rank rank_;
-  std::map<std::type_index, Losses> losses_;  // counts by the criterion's type in C++
+  std::deque<Losses> losses_;  // the counts of each type. They stay in place while a criterion computes another loss
 };
 
 }  // namespace lockstep

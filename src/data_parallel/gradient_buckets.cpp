@@ -10,7 +10,6 @@
 #include "ranks/rank_place.hpp"
 #include "ranks/rank_wait.hpp"
 
-#include <algorithm>
 #include <set>
 #include <utility>
 
@@ -21,6 +20,7 @@ GradientBuckets::GradientBuckets(const Rank& rank, const Kind& kind)
       queues_calls_(queues_its_calls(rank_)),
       name_(rank.name() + ": DataParallel"),
       kind_(kind),
+      has_memory_(kind.has_memory),
       terms_(rank, name_, gradients_, kind.in_slices, kind.check),
       report_(rank, name_),
       alone_(rank, name_) {}
@@ -29,6 +29,8 @@ void GradientBuckets::add_slot(const std::string& name, const at::Tensor& parame
   const size_t index = slots_.size();
   slots_.push_back({.name = name, .parameter = parameter});
   gradients_.slot_of[parameter.unsafeGetTensorImpl()] = index;
+  // Where a run has other ranks, their nets may lead to this one, and see by the hook whose parameter this is.
+  if (!has_memory_ && comm::RankPlace::of(rank_).run->devices.size() == 1) return;
   slots_[index].hook = std::make_unique<GradientHook>(parameter, [this, index] { on_gradient(index); });
 }
 
@@ -43,7 +45,8 @@ void GradientBuckets::forget_slots() {
 
 void GradientBuckets::average_during(const std::function<void()>& backward, const PartSizes& sizes) {
   if (!failure_.empty()) throw Error(failure_);
-  (backward_name_ = "DataParallel's backward ") += std::to_string(++backwards_);  // keeps its memory
+  ++backwards_;
+  if (has_memory_) (backward_name_ = "DataParallel's backward ") += std::to_string(backwards_);  // keeps its memory
   try {
     average(backward, sizes);
   } catch (...) {
@@ -61,17 +64,32 @@ void GradientBuckets::average_during(const std::function<void()>& backward, cons
 }
 
 void GradientBuckets::average(const std::function<void()>& backward, const PartSizes& sizes) {
+  bool& averages = comm::RankPlace::of(rank_).averages;
+  averages = true;
+  const auto done = c10::make_scope_exit([&] { averages = false; });
+  if (!has_memory_) return keep(backward, sizes);
   check_types();
   if (by_grains() != sizes.by_grains) {
     throw Error(name_ + ": parts of one step are computed by grains and not by grains, so their gradients cannot add " +
                 "up; take batches with the same BatchOptions::grain");
   }
   start();
-  bool& averages = comm::RankPlace::of(rank_).averages;
-  averages = true;
-  const auto done = c10::make_scope_exit([&] { averages = false; });
   backward();
   finish(sizes);
+}
+
+// A single rank has nobody to wait for. Its first backward finds what several ranks would refuse in each.
+void GradientBuckets::keep(const std::function<void()>& backward, const PartSizes& sizes) {
+  if (!learnt_) check_types();
+  backward();
+  report_.check_own(sizes);
+  if (learnt_) return;
+  for (auto& slot : slots_) {
+    slot.used = slot.parameter.mutable_grad().defined();
+    learnt_ = learnt_ || slot.used;
+    if (slot.used) slot.refuse_sparse(name_);
+  }
+  if (learnt_) warn_of_unused();
 }
 
 void GradientBuckets::check_types() const {
@@ -278,6 +296,7 @@ void GradientBuckets::set_order(const std::vector<int64_t>& order) {
 void GradientBuckets::begin_grains(const GrainPlan& plan) {
   const std::lock_guard lock(mutex_);
   if (terms_.continues(plan)) return;
+  if (!has_memory_) outside_ = backwards_ == 0;  // a guess: no hook has noted backwards outside
   begin(/*by_grains=*/true);
   terms_.begin(plan, std::exchange(outside_, false));
 }

@@ -3,7 +3,7 @@
 // a bucket is exchanged; GrainTerms adds up gradients of grains.
 //
 // A bucket is a set of parameters whose gradients travel together. A hook behind each parameter notes that the gradient
-// is there, and collects it into the bucket's memory.
+// is there, and collects it into the bucket's memory. A single rank needs neither before the first grain, nor an order.
 //
 //   1. A bucket is posted once per averaged backward: when its last gradient is there and every earlier bucket is
 //      posted, or else after backward. So all ranks post the same buckets in the same order, whatever each computed,
@@ -72,6 +72,7 @@ class GradientBuckets {
     bool overlap = true;           // buckets are averaged while backward computes
     bool in_slices = false;        // a rank gets its slice of the averages, and .grad does not stay
     bool may_change_alone = true;  // each rank has all parameters, which an optimizer of its own gradients could change
+    bool has_memory = true;        // see has_memory_
     std::shared_ptr<GrainCheck> check = nullptr;  // is told of the grains' gradients; null: nobody is
   };
   GradientBuckets(const Rank& rank, const Kind& kind);
@@ -110,6 +111,7 @@ class GradientBuckets {
   const Kind kind_;
 
  protected:
+  bool has_memory_;   // false: a single rank's gradients stay where backward leaves them
   std::mutex mutex_;  // guards all below
   GradientSlots gradients_;
   std::vector<GradientSlot>& slots_ = gradients_.slots;
@@ -117,7 +119,7 @@ class GradientBuckets {
   GrainTerms terms_;
   std::vector<size_t> order_;  // the order in which buckets are posted
   size_t next_ = 0;            // all buckets before this place in order_ are posted
-  bool learnt_ = false;        // order_ follows rank 0's gradients
+  bool learnt_ = false;        // order_ follows rank 0's gradients; or a single rank's first gradients were looked at
 
  private:
   void average(const std::function<void()>& backward, const PartSizes& sizes);
@@ -127,6 +129,7 @@ class GradientBuckets {
   void check_types() const;
   void start();
   void finish(const PartSizes& sizes);
+  void keep(const std::function<void()>& backward, const PartSizes& sizes);
   void report(const PartSizes& sizes);
   void leave_unused_undefined(bool reported);
   void learn_order();

@@ -63,14 +63,15 @@ at::Tensor one_number(const at::Tensor& mean) {
 }  // namespace
 
 Loss loss_of(const std::shared_ptr<Replica>& replica, const Batch& batch, const MeanOf& mean_of) {
-  // Without grains nobody calls the function after forward(), so a reference is enough.
-  auto part = std::make_shared<Loss::Part>(replica, batch, batch.grain > 0 ? mean_of : MeanOf(std::cref(mean_of)));
+  // Without grains nobody needs the batch or the function after forward(), so references are enough.
+  const bool keeps = batch.grain > 0;
+  auto part = std::make_shared<Loss::Part>(replica, batch, keeps ? mean_of : MeanOf(std::cref(mean_of)), keeps);
   part->forward();
   return Loss(std::move(part));
 }
 
 Loss late_loss_of(const std::shared_ptr<Replica>& replica, const Batch& batch, const MeanOf& mean_of) {
-  return Loss(std::make_shared<Loss::Part>(replica, batch, mean_of));
+  return Loss(std::make_shared<Loss::Part>(replica, batch, mean_of, /*keeps_batch=*/true));
 }
 
 Loss interleaved_loss_of(const std::shared_ptr<Replica>& replica, const Batch& batch,
@@ -97,10 +98,12 @@ double Replicas::weight_of(int64_t local_size, int64_t global_size) const {
 
 // ---- The terms.
 
-Loss::Part::Part(std::shared_ptr<Replica> replica, const Batch& batch, MeanOf mean_of)
+Loss::Part::Part(std::shared_ptr<Replica> replica, const Batch& batch, MeanOf mean_of, bool keeps_batch)
     : replica_(std::move(replica)),
       sizes_(sizes_of(batch)),
-      batch_(sizes_.by_grains ? replica_->grains().checked(batch) : batch),
+      kept_batch_(keeps_batch ? std::optional(sizes_.by_grains ? replica_->grains().checked(batch) : batch)
+                              : std::nullopt),
+      batch_(kept_batch_ ? &*kept_batch_ : &batch),
       mean_of_(std::move(mean_of)),
       place_(replica_->places().of(*batch_)) {
   if (!sizes_.by_grains) {
@@ -159,7 +162,8 @@ void Loss::Part::begin(const MeanOf& mean_of) {
 void Loss::Part::forward() {
   begin(mean_of_);
   for (auto& term : terms_) compute(term);
-  batch_.reset();
+  kept_batch_.reset();
+  batch_ = nullptr;
   mean_of_ = nullptr;
 }
 
@@ -176,7 +180,8 @@ void Loss::Part::backward() {
   replica_->backwards().run(compute_all, sizes_, runs_);
   if (!is_late) return;  // LibTorch refuses a graph's second backward
   is_done_ = true;
-  batch_.reset();
+  kept_batch_.reset();
+  batch_ = nullptr;
   mean_of_ = nullptr;
 }
 

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/SmallVector.h>
 #include <lockstep/data/data.hpp>
 #include <lockstep/data_parallel/loss.hpp>
 #include <lockstep/nn/sample_scope.hpp>
@@ -34,7 +35,8 @@ Loss interleaved_loss_of(const std::shared_ptr<Replica>& replica, const Batch& b
 
 class Loss::Part {
  public:
-  Part(std::shared_ptr<Replica> replica, const Batch& batch, MeanOf mean_of);  // nothing is computed yet
+  // Nothing is computed yet. A part with a grain must keep its batch. Otherwise the batch must outlive forward().
+  Part(std::shared_ptr<Replica> replica, const Batch& batch, MeanOf mean_of, bool keeps_batch);
   Part(std::shared_ptr<Replica> replica, const Batch& batch, std::function<at::Tensor()> compute);  // is interleaved
   // `mean` was computed by the caller; undefined if there are no samples.
   Part(std::shared_ptr<Replica> replica, at::Tensor mean, double local_size, double global_size);
@@ -71,11 +73,12 @@ class Loss::Part {
   const double size_ = static_cast<double>(sizes_.local);  // the part's samples, or what its mean is over
   double weight_ = 1;                                      // the part's weight in the average of the ranks' parts
   double scale_ = 1;                                       // the factor of all gradients, for a LossScaler
-  std::optional<Batch> batch_;
-  MeanOf mean_of_;  // empty: the means are there
+  std::optional<Batch> kept_batch_ = {};
+  const Batch* batch_ = nullptr;  // the batch until the means are there
+  MeanOf mean_of_;                // empty: the means are there
   SampleScope::Place place_;
   std::vector<int64_t> runs_ = {};  // Batch::runs; empty: not by grains
-  std::vector<Term> terms_ = {};
+  c10::SmallVector<Term, 1> terms_ = {};
   const bool is_interleaved_ = false;
   bool is_done_ = false;                      // backward() cannot be called again
   std::function<at::Tensor()> compute_ = {};  // for interleaved terms: the function that backward() calls, once

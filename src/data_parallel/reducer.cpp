@@ -20,10 +20,12 @@
 namespace lockstep {
 
 Reducer::Reducer(const torch::nn::Module& module, const Rank& rank, const DataParallelOptions& options)
-    : GradientBuckets(rank, {.collective = "allreduce", .overlap = options.overlap, .check = options.grain_check}),
+    : GradientBuckets(rank, {.collective = "allreduce",
+                             .overlap = options.overlap,
+                             .has_memory = rank.world_size() > 1 || options.hook,
+                             .check = options.grain_check}),
       options_(options),
-      module_(module),
-      has_memory_(rank.world_size() > 1 || options.hook) {
+      module_(module) {
   if (options_.bucket_bytes < 1 || options_.first_bucket_bytes < 1) {
     throw Error(name() + ": bucket_bytes is " + std::to_string(options_.bucket_bytes) + " and first_bucket_bytes is " +
                 std::to_string(options_.first_bucket_bytes) + "; both must be at least 1");
@@ -53,6 +55,7 @@ void Reducer::take_parameters() {
 
 // A rank that has unfrozen nothing makes another call here. That is an Error too, over NCCL after its timeout.
 void Reducer::begin(bool by_grains) {
+  if (by_grains && !std::exchange(has_memory_, true)) take_parameters();
   if (!parameters_.unfrozen().empty()) {
     const std::string purpose = "the parameters of a DataParallel of which some were unfrozen";
     const comm::Purpose of_call(purpose);
@@ -73,7 +76,6 @@ void Reducer::begin(bool by_grains) {
                 "out the hook, or BatchOptions::grain");
   }
   if (!by_grains) return;
-  if (!std::exchange(has_memory_, true)) give_memory_to_all();
   const c10::AutoGradMode no_grad(false);
   for (size_t slot = 0; slot < slots_.size(); ++slot) {
     if (!slots_[slot].parameter.grad().defined()) let_go_of(slot);
@@ -86,7 +88,6 @@ void Reducer::collect(size_t index) {
   GradientSlot& slot = slots_[index];
   auto& gradient = slot.parameter.mutable_grad();
   slot.had = gradient.defined();
-  if (!has_memory_) return slot.had ? slot.refuse_sparse(name()) : void();
   const c10::AutoGradMode no_grad(false);
   if (!gradient.defined()) {
     let_go_of(index);
@@ -103,7 +104,7 @@ void Reducer::collect(size_t index) {
 
 bool Reducer::take_product(size_t index, const GradientFactors& factors) {
   GradientSlot& slot = slots_[index];
-  if (!has_memory_ || slot.parameter.grad().defined() || !slot.view.is_contiguous()) return false;
+  if (slot.parameter.grad().defined() || !slot.view.is_contiguous()) return false;
   const c10::AutoGradMode no_grad(false);
   let_go_of(index);
   factors.sum_products({factors}, slot.view);
@@ -155,10 +156,7 @@ void Reducer::make_buckets(const std::vector<size_t>& order, size_t used) {
   for (const size_t bucket : order_) {
     for (const size_t slot : buckets_[bucket].slots) slots_[slot].bucket = bucket;
   }
-  if (has_memory_) give_memory_to_all();
-}
-
-void Reducer::give_memory_to_all() {
+  if (!has_memory_) return;
   for (const size_t bucket : order_) give_memory(bucket);
 }
 
@@ -238,7 +236,6 @@ void Reducer::take_turns(bool may_wait) {
 // Averages instead of adding up, because gradients of an earlier backward that are equal on all ranks must stay as they
 // are.
 void Reducer::post(size_t index) {
-  if (!has_memory_) return;
   Exchange& exchange = exchanges_[index];
   if (in_rounds()) {
     // The stream that adds the average to .grad allocates it.

@@ -55,14 +55,12 @@ class Reducer : public GradientBuckets {
   void end_of(size_t bucket);                        // ends a bucket after its last round
   void make_buckets(const std::vector<size_t>& order, size_t used);  // keeps the first `used` slots apart from the rest
   void give_memory(size_t bucket);
-  void give_memory_to_all();
 
   const DataParallelOptions options_;
   const torch::nn::Module& module_;
   TrainedParameters parameters_;
   std::optional<c10::Stream> poll_stream_;  // see is_complete(); all of a hook's work is on it
   std::vector<Exchange> exchanges_;         // the buckets' exchanges, in the buckets' order
-  bool has_memory_;                         // buckets have memory
   std::vector<size_t> open_;                // posted buckets that were not complete when last polled
   size_t turn_ = 0;                         // the number of earlier buckets, whose next rounds are part of this turn
   size_t place_ = 0;                        // the first earlier bucket that this turn has not come to

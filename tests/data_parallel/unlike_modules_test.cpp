@@ -111,6 +111,24 @@ TEST(UnlikeModules, ALayerThatIsRegisteredLaterIsRefused) {
   }
 }
 
+// A single rank's gradients are right all the same, but for a grain's, which have the weight of its samples.
+TEST(UnlikeModules, ALayerThatASingleRankRegistersLaterIsRefusedInItsFirstStepsAndByGrains) {
+  const auto error_after = [](int steps, int64_t grain) {
+    return error_on_ranks(1, [&](Rank& rank) {
+      Growing module;
+      DataParallel net(module, rank);
+      const lockstep::Dataset data{torch::ones({8, 6}), torch::zeros({8}, torch::kLong)};
+      const Batch batch = *lockstep::batches(data.to(rank.device()), {.size = 8, .grain = grain}, rank).begin();
+      for (int step = 0; step < steps; ++step) net.loss(batch, F::cross_entropy).backward();
+      module->second = module->register_module("second", torch::nn::Linear(3, 3));
+      net.loss(batch, F::cross_entropy).backward();
+    });
+  };
+  EXPECT_THAT(error_after(1, 0), Refused());
+  EXPECT_EQ(error_after(4, 0), "(no error)");
+  EXPECT_THAT(error_after(4, 2), Refused());
+}
+
 TEST(UnlikeModules, ALayerThatIsReplacedLaterIsRefused) {
   const auto errors = errors_on_ranks(2, [](Rank& rank) {
     DataParallel net(Growing(), rank);

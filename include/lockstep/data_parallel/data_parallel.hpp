@@ -154,10 +154,12 @@ class DataParallel : public Replicas {
   // (y_hat, batch) gets it in place of y. An empty part gives zero without calling forward. But with a SyncBatchNorm in
   // the module, or with Sharded::parameters, it passes through all layers, whose exchanges need all ranks.
   Loss loss(const Batch& batch, const Criterion& criterion) {
+    // Without a grain the criterion is called before this returns, so a reference is enough.
+    const auto now = [this, &criterion](const Batch& part) { return mean_of(*module_, *replica(), criterion, part); };
+    if (batch.grain == 0) return loss_of(batch, criterion, now);
     // A grain_check calls this until backward() is done, when this handle may be gone. The Loss keeps the replica.
     return loss_of(batch, criterion, [module = module_, replica = replica().get(), criterion](const Batch& part) {
-      at::Tensor y_hat = detail::only_output(forward_of(*module, *replica, detail::input_of<Module>(part)));
-      return part.size() > 0 ? loss_of_outputs(*replica, criterion, y_hat, part) : y_hat.sum();
+      return mean_of(*module, *replica, criterion, part);
     });
   }
 
@@ -195,6 +197,11 @@ class DataParallel : public Replicas {
   }
 
  private:
+  static at::Tensor mean_of(Module& module, Replica& replica, const Criterion& criterion, const Batch& part) {
+    at::Tensor y_hat = detail::only_output(forward_of(module, replica, detail::input_of<Module>(part)));
+    return part.size() > 0 ? loss_of_outputs(replica, criterion, y_hat, part) : y_hat.sum();
+  }
+
   template <class... Arguments>
   static auto forward_of(Module& module, Replica& replica, Arguments&&... arguments) {
     static_assert(

@@ -32,8 +32,9 @@ class [[nodiscard]] Loss {
   // without a graph; cross_entropy's mean over some of a part's targets alone, unless the criterion knows its options;
   // a sparse gradient; a parameter that was registered after the DataParallel was made; ranks that have frozen
   // different ones; parts that do not make up the global batch, or are of different batches (on all ranks); parameters
-  // that were changed by gradients never averaged; and as Rank::allreduce does. After an exception this rank is out of
-  // step with the others: every later call throws.
+  // that were changed by gradients never averaged; and as Rank::allreduce does. Without a grain, a single rank looks
+  // for sparse gradients and for new parameters in its first calls only. After an exception this rank is out of step
+  // with the others: every later call throws.
   void backward();
 
   at::Tensor value() const;  // gives a scalar: this part's mean loss, zero for an empty part
