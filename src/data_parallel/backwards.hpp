@@ -51,7 +51,7 @@ class Backwards {
   int no_syncs_ = 0;                                             // the number of NoSyncs that live
   bool partial_ = false;                                         // true while a PartOfStep lives
   bool by_grains_ = false;                                       // see was_by_grains()
-  int backwards_alone_ = 0;                                      // the backwards of a single rank without grains
+  int64_t backwards_alone_ = 0;                                  // the backwards of a single rank without grains
   bool waiting_is_known_ = true;                                 // all parts of waiting_ are numbers of samples
   int64_t waiting_ = 0;                        // samples of the parts that the next averaged backward averages too
   std::function<void()> computed_, averaged_;  // see watch(); empty: nobody watches

@@ -15,12 +15,12 @@
 
 namespace lockstep {
 
-GradientBuckets::GradientBuckets(const Rank& rank, const Kind& kind)
+GradientBuckets::GradientBuckets(const Rank& rank, const Kind& kind, bool uses_buckets)
     : rank_(rank),
       queues_calls_(queues_its_calls(rank_)),
       name_(rank.name() + ": DataParallel"),
       kind_(kind),
-      has_memory_(kind.has_memory),
+      uses_buckets_(uses_buckets),
       terms_(rank, name_, gradients_, kind.in_slices, kind.check),
       report_(rank, name_),
       alone_(rank, name_) {}
@@ -30,7 +30,7 @@ void GradientBuckets::add_slot(const std::string& name, const at::Tensor& parame
   slots_.push_back({.name = name, .parameter = parameter});
   gradients_.slot_of[parameter.unsafeGetTensorImpl()] = index;
   // Where a run has other ranks, their nets may lead to this one, and see by the hook whose parameter this is.
-  if (!has_memory_ && comm::RankPlace::of(rank_).run->devices.size() == 1) return;
+  if (!uses_buckets_ && comm::RankPlace::of(rank_).run->devices.size() == 1) return;
   slots_[index].hook = std::make_unique<GradientHook>(parameter, [this, index] { on_gradient(index); });
 }
 
@@ -46,7 +46,7 @@ void GradientBuckets::forget_slots() {
 void GradientBuckets::average_during(const std::function<void()>& backward, const PartSizes& sizes) {
   if (!failure_.empty()) throw Error(failure_);
   ++backwards_;
-  if (has_memory_) (backward_name_ = "DataParallel's backward ") += std::to_string(backwards_);  // keeps its memory
+  if (uses_buckets_) (backward_name_ = "DataParallel's backward ") += std::to_string(backwards_);  // keeps its memory
   try {
     average(backward, sizes);
   } catch (...) {
@@ -67,7 +67,7 @@ void GradientBuckets::average(const std::function<void()>& backward, const PartS
   bool& averages = comm::RankPlace::of(rank_).averages;
   averages = true;
   const auto done = c10::make_scope_exit([&] { averages = false; });
-  if (!has_memory_) return keep(backward, sizes);
+  if (!uses_buckets_) return keep(backward, sizes);
   check_types();
   if (by_grains() != sizes.by_grains) {
     throw Error(name_ + ": parts of one step are computed by grains and not by grains, so their gradients cannot add " +
@@ -78,7 +78,7 @@ void GradientBuckets::average(const std::function<void()>& backward, const PartS
   finish(sizes);
 }
 
-// A single rank has nobody to wait for. Its first backward finds what several ranks would refuse in each.
+// Until a backward has left a gradient, this looks for types and sparse gradients that several ranks always refuse.
 void GradientBuckets::keep(const std::function<void()>& backward, const PartSizes& sizes) {
   if (!learnt_) check_types();
   backward();
@@ -256,13 +256,13 @@ void GradientBuckets::learn_order() {
   warn_of_unused();
 }
 
-void GradientBuckets::warn_of_unused() const {
+void GradientBuckets::warn_of_unused() {
   std::string names;
   for (const auto& slot : slots_) {
     if (slot.used || !slot.parameter.requires_grad()) continue;  // parameters frozen since then are not missed
     names += (names.empty() ? "" : ", ") + slot.name;
   }
-  if (names.empty() || rank_.index() != 0) return;
+  if (names.empty() || rank_.index() != 0 || std::exchange(told_of_unused_, true)) return;
   comm::RankPlace::of(rank_).warn("DataParallel: no rank used these parameters in the first backward: " + names +
                                   ". Their gradients stay undefined, and their buckets are averaged after backward. If "
                                   "they are never used, requires_grad_(false) saves that");
@@ -278,7 +278,7 @@ std::vector<int64_t> GradientBuckets::order() const {
 void GradientBuckets::set_order(const std::vector<int64_t>& order) {
   const std::lock_guard lock(mutex_);
   const auto count = static_cast<int64_t>(slots_.size());
-  if (kind_.in_slices || order.empty() || order.front() != count) return;
+  if (!uses_buckets_ || kind_.in_slices || order.empty() || order.front() != count) return;
   std::vector<size_t> slots;
   for (size_t i = 1; i < order.size(); ++i) {
     if (order[i] >= count) return;
@@ -296,7 +296,8 @@ void GradientBuckets::set_order(const std::vector<int64_t>& order) {
 void GradientBuckets::begin_grains(const GrainPlan& plan) {
   const std::lock_guard lock(mutex_);
   if (terms_.continues(plan)) return;
-  if (!has_memory_) outside_ = backwards_ == 0;  // a guess: no hook has noted backwards outside
+  if (!uses_buckets_) check_types();               // begin() makes new slots
+  if (!uses_buckets_) outside_ = backwards_ == 0;  // no hook has noted backwards outside; after one inside none counts
   begin(/*by_grains=*/true);
   terms_.begin(plan, std::exchange(outside_, false));
 }

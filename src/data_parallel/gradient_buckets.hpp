@@ -3,7 +3,8 @@
 // a bucket is exchanged; GrainTerms adds up gradients of grains.
 //
 // A bucket is a set of parameters whose gradients travel together. A hook behind each parameter notes that the gradient
-// is there, and collects it into the bucket's memory. A single rank needs neither before the first grain, nor an order.
+// is there, and collects it into the bucket's memory. A single rank without a communication hook uses no buckets, and
+// learns no order, before its first grain.
 //
 //   1. A bucket is posted once per averaged backward: when its last gradient is there and every earlier bucket is
 //      posted, or else after backward. So all ranks post the same buckets in the same order, whatever each computed,
@@ -72,10 +73,9 @@ class GradientBuckets {
     bool overlap = true;           // buckets are averaged while backward computes
     bool in_slices = false;        // a rank gets its slice of the averages, and .grad does not stay
     bool may_change_alone = true;  // each rank has all parameters, which an optimizer of its own gradients could change
-    bool has_memory = true;        // see has_memory_
     std::shared_ptr<GrainCheck> check = nullptr;  // is told of the grains' gradients; null: nobody is
   };
-  GradientBuckets(const Rank& rank, const Kind& kind);
+  GradientBuckets(const Rank& rank, const Kind& kind, bool uses_buckets = true);
 
   // These say how buckets are exchanged. Call all of them under mutex_.
   virtual void begin(bool by_grains) = 0;  // begins a step; throws Error if it cannot be averaged
@@ -111,8 +111,8 @@ class GradientBuckets {
   const Kind kind_;
 
  protected:
-  bool has_memory_;   // false: a single rank's gradients stay where backward leaves them
-  std::mutex mutex_;  // guards all below
+  bool uses_buckets_;  // false: a single rank's gradients stay where backward leaves them, and keep() runs it
+  std::mutex mutex_;   // guards all below
   GradientSlots gradients_;
   std::vector<GradientSlot>& slots_ = gradients_.slots;
   std::vector<GradientSlots::Bucket>& buckets_ = gradients_.buckets;
@@ -133,7 +133,7 @@ class GradientBuckets {
   void report(const PartSizes& sizes);
   void leave_unused_undefined(bool reported);
   void learn_order();
-  void warn_of_unused() const;
+  void warn_of_unused();
   void give_up();
 
   BackwardReport report_;
@@ -145,6 +145,7 @@ class GradientBuckets {
   std::vector<size_t> followed_;     // slots in which rank 0 had a gradient; empty until it is learnt
   bool active_ = false;              // true between start() and finish(); outside, hooks only note
   bool listening_ = true;            // see listen()
+  bool told_of_unused_ = false;
   int64_t backwards_ = 0;
   std::string backward_name_;  // the name of the present backward, equal on all ranks
   std::string failure_;        // the failure of an earlier backward; empty while all is well

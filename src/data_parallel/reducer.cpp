@@ -20,10 +20,8 @@
 namespace lockstep {
 
 Reducer::Reducer(const torch::nn::Module& module, const Rank& rank, const DataParallelOptions& options)
-    : GradientBuckets(rank, {.collective = "allreduce",
-                             .overlap = options.overlap,
-                             .has_memory = rank.world_size() > 1 || options.hook,
-                             .check = options.grain_check}),
+    : GradientBuckets(rank, {.collective = "allreduce", .overlap = options.overlap, .check = options.grain_check},
+                      rank.world_size() > 1 || options.hook),
       options_(options),
       module_(module) {
   if (options_.bucket_bytes < 1 || options_.first_bucket_bytes < 1) {
@@ -55,7 +53,7 @@ void Reducer::take_parameters() {
 
 // A rank that has unfrozen nothing makes another call here. That is an Error too, over NCCL after its timeout.
 void Reducer::begin(bool by_grains) {
-  if (by_grains && !std::exchange(has_memory_, true)) take_parameters();
+  if (by_grains && !std::exchange(uses_buckets_, true)) take_parameters();
   if (!parameters_.unfrozen().empty()) {
     const std::string purpose = "the parameters of a DataParallel of which some were unfrozen";
     const comm::Purpose of_call(purpose);
@@ -128,6 +126,7 @@ void Reducer::let_go_of(size_t index) {
 
 // Gradients keep their values: they move from the old buckets to the new ones.
 void Reducer::make_buckets(const std::vector<size_t>& order, size_t used) {
+  if (!uses_buckets_) return;
   std::vector<GradientSlots::Bucket> buckets;
   std::map<at::ScalarType, GradientSlots::Bucket> filling;
   std::map<at::ScalarType, int64_t> bytes;
@@ -156,7 +155,6 @@ void Reducer::make_buckets(const std::vector<size_t>& order, size_t used) {
   for (const size_t bucket : order_) {
     for (const size_t slot : buckets_[bucket].slots) slots_[slot].bucket = bucket;
   }
-  if (!has_memory_) return;
   for (const size_t bucket : order_) give_memory(bucket);
 }
 

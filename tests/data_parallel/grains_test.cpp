@@ -236,21 +236,24 @@ TEST(GrainGradientsTest, AddToThoseOfTheBatchBefore) {
   }
 }
 
-// A single rank has no memory for its gradients before the first grain.
+// A single rank has no memory for its gradients before the first grain. In a run of several it is a group.
 TEST(GrainGradientsTest, OfOneRankAddToThoseOfABatchWithoutGrains) {
-  lockstep::run(lockstep::test_devices(1), [](Rank& rank) {
-    torch::nn::Linear module(4, 3);
-    DataParallel net(module, rank);
-    const auto gradient_of = [&](const Batch& batch) {
-      net.loss(batch, F::cross_entropy).backward();
-      return module->weight.grad().clone();
-    };
-    Batch plain = batch_of(rank, 8, 2);
-    plain.grain = 0;
-    const Tensor first = gradient_of(plain), both = gradient_of(batch_of(rank, 8, 2));
-    net->zero_grad();
-    EXPECT_TRUE(both.equal(first + gradient_of(batch_of(rank, 8, 2))));
-  });
+  for (const int ranks : {1, 2}) {
+    lockstep::run(lockstep::test_devices(ranks), [](Rank& rank) {
+      Rank own = rank.group(rank.index());
+      torch::nn::Linear module(4, 3);
+      DataParallel net(module, own);
+      const auto gradient_of = [&](const Batch& batch) {
+        net.loss(batch, F::cross_entropy).backward();
+        return module->weight.grad().clone();
+      };
+      Batch plain = batch_of(own, 8, 2);
+      plain.grain = 0;
+      const Tensor first = gradient_of(plain), both = gradient_of(batch_of(own, 8, 2));
+      net->zero_grad();
+      EXPECT_TRUE(both.equal(first + gradient_of(batch_of(own, 8, 2))));
+    });
+  }
 }
 
 TEST(GrainRunningStatisticsTest, AreThoseOfALoopOverTheGrains) {

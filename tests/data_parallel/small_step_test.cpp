@@ -61,7 +61,7 @@ struct Cost {
   int64_t pieces = 0;
 };
 
-// The cost of a step after the first ones, which find out the order of the gradients and check the criterion.
+// The cost of a step after the first ones, which look for mistakes and check the criterion.
 Cost of_late(const std::function<void()>& step) {
   for (int early = 0; early < 20; ++early) step();
   calls.clear();

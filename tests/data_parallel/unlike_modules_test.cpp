@@ -151,4 +151,16 @@ TEST(UnlikeModules, ANetThatGetsAnotherTypeLaterIsRefused) {
   }
 }
 
+TEST(UnlikeModules, ANetThatGetsAnotherTypeLaterIsRefusedByGrainsOnASingleRankToo) {
+  const auto error = error_on_ranks(1, [](Rank& rank) {
+    torch::nn::Linear module(6, 3);
+    DataParallel net(module, rank);
+    module->to(torch::kDouble);
+    const lockstep::Dataset data{torch::ones({8, 6}, torch::kDouble), torch::zeros({8}, torch::kLong)};
+    const Batch batch = *lockstep::batches(data.to(rank.device()), {.size = 8, .grain = 2}, rank).begin();
+    net.loss(batch, F::cross_entropy).backward();
+  });
+  EXPECT_THAT(error, Refused());
+}
+
 }  // namespace unlike_modules_test

@@ -10,8 +10,9 @@
 //
 // Use a DataParallel from its rank's thread only. Cost: every gradient is averaged once per backward(). This happens in
 // buckets, whose allreduces run while backward computes earlier layers' gradients. A parameter's .grad is a view into
-// its bucket. Clipping and optimizers see ordinary tensors, and with zero_grad(/*set_to_none=*/false) nothing is
-// copied. If you keep a gradient beyond zero_grad(), it moves out of the bucket, at the cost of a copy.
+// its bucket, on a single rank only after the first grain. Clipping and optimizers see ordinary tensors, and with
+// zero_grad(/*set_to_none=*/false) nothing is copied. If you keep a gradient beyond zero_grad(), it moves out of the
+// bucket, at the cost of a copy.
 #pragma once
 
 #include <torch/nn/module.h>

@@ -33,8 +33,8 @@ class [[nodiscard]] Loss {
   // a sparse gradient; a parameter that was registered after the DataParallel was made; ranks that have frozen
   // different ones; parts that do not make up the global batch, or are of different batches (on all ranks); parameters
   // that were changed by gradients never averaged; and as Rank::allreduce does. Without a grain, a single rank looks
-  // for sparse gradients and for new parameters in its first calls only. After an exception this rank is out of step
-  // with the others: every later call throws.
+  // for new parameters in its first three calls, and for sparse gradients and changed types until a call has left a
+  // gradient. After an exception this rank is out of step with the others: every later call throws.
   void backward();
 
   at::Tensor value() const;  // gives a scalar: this part's mean loss, zero for an empty part
