@@ -85,8 +85,7 @@ void Backwards::check(PartSizes& sizes) {
                 ": DataParallel: a grain_check computes grains again, and this batch has none. Set "
                 "BatchOptions::grain, such as 32, and take net.loss(batch, function); or leave out the check");
   }
-  // A single rank's new parameters get right gradients, unless grains weigh these. Three backwards refuse them all the
-  // same, as several ranks would.
+  // A single rank gives new parameters right gradients, but by grains. The first backwards refuse these all the same.
   const bool may_refuse = rank.world_size() > 1 || sizes.by_grains || backwards_alone_++ < 3;
   if (replica_.averaging() && may_refuse) check_that_no_parameter_is_new();
   replica_.check_optimizer();
