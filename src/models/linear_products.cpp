@@ -16,16 +16,16 @@ namespace {
 // rounded to vectors of so many floats.
 constexpr int64_t kTileRows = 64, kTileColumns = 128, kLanes = 16;
 
-// Gives how many rows of a second factor are multiplied at once: they span 1 MB. Rows that are 2 or 4 kB apart fall
-// into the same places of the second-level cache, which holds no more of them.
+// Gives how many rows of a second factor are multiplied at once: they span 512 kB. Rows that are 2 or 4 kB apart
+// fall into the same places of the second-level cache, which holds few of them.
 int64_t depth_of_block(int64_t row_of_b) {
-  return (1 << 18) / row_of_b;
+  return (1 << 17) / row_of_b;
 }
 
-// Gives how wide tiles of a product may be, so that what a tile reads of a block stays in the second-level cache: 512
+// Gives how wide tiles of a product may be, so that what a tile reads of a block stays in the second-level cache: 256
 // kB.
 int64_t widest_for(int64_t depth, int64_t row_of_b) {
-  return std::clamp<int64_t>((1 << 17) / std::min(depth, depth_of_block(row_of_b)), kTileColumns, 4 * kTileColumns);
+  return std::clamp<int64_t>((1 << 16) / std::min(depth, depth_of_block(row_of_b)), kTileColumns, 4 * kTileColumns);
 }
 
 // Cuts a matrix into tiles, all nearly as wide, and numbers them column by column: neighbours read the same columns of
@@ -63,7 +63,7 @@ const kernels::MatrixKernels& matrix_kernels() {
 }
 
 // Computes a tile of a * b, or adds it to what is in c. Bits depend on the depth, and on the distance of b's rows,
-// which says how many blocks there are. A panel is one block up to 2,048 features, so a tile's width does not matter.
+// which says how many blocks there are. A panel is one block up to 1,024 features, so a tile's width does not matter.
 void product(const Tile& tile, int64_t depth, const float* a, const float* b, int64_t row_of_b, float* c,
              int64_t row_of_c, bool adds) {
   const int64_t block = depth_of_block(row_of_b);
@@ -210,7 +210,7 @@ void sum_products(const std::vector<GradientFactors>& factors, const at::Tensor&
   while ((size_t{1} << levels) < factors.size()) ++levels;
   float* const values = sum.mutable_data_ptr<float>();
   for_each_tile({sum.size(0), in, widest_for(factors[0].x.size(0), in)}, [&](const Tile& tile) {
-    const at::Tensor scratch = at::empty({levels, tile.rows, tile.columns}, sum.options());
+    const at::Tensor scratch = levels > 0 ? at::empty({levels, tile.rows, tile.columns}, sum.options()) : sum;
     TileSum tile_sum(tile, values + tile.row * in + tile.column, in, scratch.mutable_data_ptr<float>());
     for (size_t number = 0; number < factors.size(); ++number) {
       const auto& [grad, x, sums] = factors[number];

@@ -10,7 +10,6 @@
 #include <utility>
 
 namespace lockstep {
-
 namespace {
 
 std::vector<at::Tensor> values_of(const std::vector<at::Tensor>& tensors) {

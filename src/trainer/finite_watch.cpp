@@ -31,11 +31,6 @@ void FiniteWatch::add_loss(const at::Tensor& mean) {
   if (judges_losses()) losses_.push_back(mean.detach());
 }
 
-void FiniteWatch::watch() {
-  mark();
-  look();
-}
-
 void FiniteWatch::mark() {
   std::vector<at::Tensor> judged = std::exchange(losses_, {});
   if (on_nan_ == OnNan::go_on) return;

@@ -49,7 +49,10 @@ class FiniteWatch {
 
   // Call it when a step's gradients are there. With `on_nan` "stop" watch() looks at them; on a GPU it asks, and looks
   // at the answer about the step before. With local SGD it looks when a round ends, where ranks learn of each other.
-  void watch();
+  void watch() {
+    mark();
+    look();
+  }
   void settle();  // looks now at the step that is still open
 
   // These are the halves of watch(): queued work alone, which a graph can hold, and the rest.
