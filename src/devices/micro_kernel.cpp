@@ -89,7 +89,8 @@ bool find_micro_kernel() {
   const c10::AutoGradMode no_grad(false);
   try {
     return adds_whole_products(48, 48, 48) && adds_whole_products(64, 128, 128) && adds_whole_products(6, 44, 127) &&
-           adds_whole_products(1, 127, 33) && adds_whole_products(64, 512, 256) && is_faster();
+           adds_whole_products(1, 127, 33) && adds_whole_products(64, 512, 128) && adds_whole_products(64, 256, 256) &&
+           is_faster();
   } catch (const std::exception&) {  // this LibTorch, or this CPU, has none
     return false;
   }

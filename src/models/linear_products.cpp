@@ -17,13 +17,13 @@ namespace {
 constexpr int64_t kTileRows = 64, kTileColumns = 128, kLanes = 16;
 
 // Gives how many rows of a second factor are multiplied at once: they span 512 kB. Rows that are 2 or 4 kB apart
-// fall into the same places of the second-level cache, which holds few of them.
+// fall into the same places of the second-level cache, and 512 kB were faster than 1 MB (docs/decisions/0080).
 int64_t depth_of_block(int64_t row_of_b) {
   return (1 << 17) / row_of_b;
 }
 
 // Gives how wide tiles of a product may be, so that what a tile reads of a block stays in the second-level cache: 256
-// kB.
+// kB, or a whole block where tiles would be narrower than kTileColumns.
 int64_t widest_for(int64_t depth, int64_t row_of_b) {
   return std::clamp<int64_t>((1 << 16) / std::min(depth, depth_of_block(row_of_b)), kTileColumns, 4 * kTileColumns);
 }

@@ -190,7 +190,7 @@ bool Fused::step_by_kernels() {
       if (parameter.grad().defined()) now.push_back({number, parameter});
     }
   }
-  // Caches have the last gradients, which were checked last. Afterwards they have the first weights, as forward wants.
+  // A check for NaN reads the last gradients last, so caches have them. Forward reads the first weights first.
   std::reverse(now.begin(), now.end());
   if (std::exchange(is_prepared_, false)) {
     const auto is_same = [](const Stepped& a, const Stepped& b) { return a.parameter.is_same(b.parameter); };
