@@ -23,7 +23,7 @@ int64_t depth_of_block(int64_t row_of_b) {
 }
 
 // Gives how wide tiles of a product may be, so that what a tile reads of a block stays in the second-level cache: 256
-// kB, or a whole block where tiles would be narrower than kTileColumns.
+// kB, or more where tiles would be narrower than kTileColumns.
 int64_t widest_for(int64_t depth, int64_t row_of_b) {
   return std::clamp<int64_t>((1 << 16) / std::min(depth, depth_of_block(row_of_b)), kTileColumns, 4 * kTileColumns);
 }
