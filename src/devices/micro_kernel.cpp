@@ -26,6 +26,11 @@ namespace {
 // Bias and ReLU cost less where a tile is in the caches. That is worth so much of the products' time.
 constexpr double kWorthOfTiles = 1.15;
 
+// In larger products the micro-kernel loses up to a third of its pace, since columns leave the second-level cache,
+// while LibTorch's copy both factors. Where it is faster still, only the 32 bits that it has for offsets limit it.
+constexpr double kWorthOfCopies = 1.5;
+constexpr auto kNone = "0", kInCache = "1024", kIn32Bits = "262144";
+
 // Tries oneDNN, which promises no order of additions: adding must round like the sum of two numbers, and the width of a
 // tile must not matter.
 bool adds_whole_products(int64_t rows, int64_t columns, int64_t depth) {
@@ -50,7 +55,7 @@ bool adds_whole_products(int64_t rows, int64_t columns, int64_t depth) {
 }
 
 // Takes the best of several turns, in seconds of this thread, so that other programs do not decide.
-bool is_measured_faster() {
+std::string measured_limit() {
   constexpr int64_t rows = 128, size = 512, tile = 128;
   const at::Tensor a = at::full({rows, size}, 0.5, at::kFloat), b = at::full({size, size}, 0.25, at::kFloat);
   at::Tensor c = at::full({rows, size}, 0, at::kFloat);
@@ -69,38 +74,39 @@ bool is_measured_faster() {
     });
     best(libtorch, [&] { at::mm_out(c, a, b); });
   }
-  return own < kWorthOfTiles * libtorch;
+  if (own * kWorthOfCopies < libtorch) return kIn32Bits;
+  return own < kWorthOfTiles * libtorch ? kInCache : kNone;
 }
 
-bool is_faster() {
-  std::string key = "products|" + cpu_name() + "|" + at::get_cpu_capability() + "|" + TORCH_VERSION;
+std::string kept_limit() {
+  std::string key = "largest products|" + cpu_name() + "|" + at::get_cpu_capability() + "|" + TORCH_VERSION;
   for (const char* const name : {"ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS"}) {
     const char* const value = std::getenv(name);
     key += "|" + std::string(value ? value : "");
   }
-  const auto measure = [] { return is_measured_faster() ? "micro-kernel" : "libtorch"; };
-  return io::kept_choice(key, /*otherwise=*/"micro-kernel", measure) == "micro-kernel";
+  return io::kept_choice(key, /*otherwise=*/kInCache, measured_limit);
 }
 
-bool find_micro_kernel() {
+int64_t find_limit() {
   // Without oneDNN LibTorch would compute these calls by other kernels.
-  if (at::get_cpu_capability() != "AVX512" || !at::globalContext().userEnabledMkldnn()) return false;
+  if (at::get_cpu_capability() != "AVX512" || !at::globalContext().userEnabledMkldnn()) return 0;
   const OneThread one_thread;
   const c10::AutoGradMode no_grad(false);
   try {
-    return adds_whole_products(48, 48, 48) && adds_whole_products(64, 128, 128) && adds_whole_products(6, 44, 127) &&
-           adds_whole_products(1, 127, 33) && adds_whole_products(64, 512, 128) && adds_whole_products(64, 256, 256) &&
-           is_faster();
+    const bool adds = adds_whole_products(48, 48, 48) && adds_whole_products(64, 128, 128) &&
+                      adds_whole_products(6, 44, 127) && adds_whole_products(1, 127, 33) &&
+                      adds_whole_products(64, 512, 128) && adds_whole_products(64, 256, 256);
+    return adds ? std::stoll(kept_limit()) : 0;
   } catch (const std::exception&) {  // this LibTorch, or this CPU, has none
-    return false;
+    return 0;
   }
 }
 
 }  // namespace
 
-bool has_micro_kernel() {
-  static const bool has = find_micro_kernel();
-  return has;
+int64_t micro_kernel_limit() {
+  static const int64_t limit = find_limit();
+  return limit;
 }
 
 void multiply(int64_t rows, int64_t columns, int64_t depth, const float* a, int64_t row_of_a, const float* b,

@@ -8,10 +8,15 @@
 
 namespace lockstep {
 
-// Tells whether to multiply by the micro-kernel: if LibTorch has it on this CPU, and if LibTorch's own products are not
-// much faster. A measurement of some 20 ms decides, which the cache folder keeps for later processes;
-// without such a folder it does (docs/decisions/0080). ATEN_CPU_CAPABILITY=avx2 turns it off for a process.
-bool has_micro_kernel();
+// Gives how many features a layer may have on either side, at most, to multiply by the micro-kernel: 0 if LibTorch has
+// none on this CPU, or if LibTorch's own products are much faster. Four times as many rows are allowed. A measurement
+// of some 20 ms decides, which the cache folder keeps for later processes; without such a folder it is 1,024
+// (docs/decisions/0080). ATEN_CPU_CAPABILITY=avx2 turns the micro-kernel off for a process.
+int64_t micro_kernel_limit();
+
+inline bool has_micro_kernel() {
+  return micro_kernel_limit() > 0;
+}
 
 // Sets c = a * b, or adds: c += a * b, where each value of the product is summed up before it is added. `row_of_a` is
 // the distance between two rows of a, in values. Call it only if has_micro_kernel().

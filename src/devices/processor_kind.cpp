@@ -119,7 +119,8 @@ std::string cpu_kind() {
   add_convolutions(hash);
   add_sums_and_functions(hash);
   add_updates(hash);
-  return at::get_cpu_capability() + " " + hash.text() + (has_micro_kernel() ? ", products by oneDNN" : "");
+  return at::get_cpu_capability() + " " + hash.text() +
+         (has_micro_kernel() ? ", products by oneDNN to " + std::to_string(micro_kernel_limit()) + " features" : "");
 }
 
 }  // namespace

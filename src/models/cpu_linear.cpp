@@ -22,10 +22,6 @@ using torch::autograd::variable_list;
 // Below these, calls cost more than the micro-kernel saves.
 constexpr int64_t kFewestRows = 16, kFewestProducts = 1 << 15;
 
-// Above these, columns of a factor leave the second-level cache, and LibTorch's products, which copy both factors, are
-// faster.
-constexpr int64_t kMostRows = 4096, kMostFeatures = 1024;
-
 // Returns undefined if a FactorsScope has taken the factors.
 at::Tensor gradient_of_weight(const at::Tensor& transposed_grad, const at::Tensor& x, const at::Tensor& weight) {
   const GradientFactors factors = gradient_factors(transposed_grad, x);
@@ -77,12 +73,12 @@ class MicroKernelLinear : public torch::autograd::Function<MicroKernelLinear> {
 
 bool suits_cpu_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
   return is_plain_float(x) && is_plain_float(weight) && x.dim() >= 2 && weight.dim() == 2 && x.numel() > 0 &&
-         x.size(-1) == weight.size(1) && x.numel() >= kFewestRows * x.size(-1) && x.numel() <= kMostRows * x.size(-1) &&
-         std::max(weight.size(0), weight.size(1)) <= kMostFeatures && x.numel() * weight.size(0) >= kFewestProducts &&
-         weight.is_contiguous() &&
+         x.size(-1) == weight.size(1) && x.numel() >= kFewestRows * x.size(-1) &&
+         x.numel() * weight.size(0) >= kFewestProducts && weight.is_contiguous() &&
          (!bias.defined() ||
           (is_plain_float(bias) && bias.is_contiguous() && bias.sizes() == at::IntArrayRef({weight.size(0)}))) &&
-         takes_micro_kernel();
+         takes_micro_kernel() &&
+         std::max({x.numel() / x.size(-1) / 4, weight.size(0), weight.size(1)}) <= micro_kernel_limit();
 }
 
 at::Tensor cpu_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, bool relu) {

@@ -17,9 +17,10 @@ namespace {
 constexpr int64_t kTileRows = 64, kTileColumns = 128, kLanes = 16;
 
 // Gives how many rows of a second factor are multiplied at once: they span 512 kB. Rows that are 2 or 4 kB apart
-// fall into the same places of the second-level cache, and 512 kB were faster than 1 MB (docs/decisions/0080).
+// fall into the same places of the second-level cache, and 512 kB were faster than 1 MB (docs/decisions/0080). With
+// fewer than 64 rows the tile would be read and written too often. With 1,024 at most, a panel's width does not matter.
 int64_t depth_of_block(int64_t row_of_b) {
-  return (1 << 17) / row_of_b;
+  return std::clamp<int64_t>((1 << 17) / row_of_b, 64, 1024);
 }
 
 // Gives how wide tiles of a product may be, so that what a tile reads of a block stays in the second-level cache: 256
@@ -63,7 +64,7 @@ const kernels::MatrixKernels& matrix_kernels() {
 }
 
 // Computes a tile of a * b, or adds it to what is in c. Bits depend on the depth, and on the distance of b's rows,
-// which says how many blocks there are. A panel is one block up to 1,024 features, so a tile's width does not matter.
+// which says how many blocks there are, but not on the tile's width.
 void product(const Tile& tile, int64_t depth, const float* a, const float* b, int64_t row_of_b, float* c,
              int64_t row_of_c, bool adds) {
   const int64_t block = depth_of_block(row_of_b);

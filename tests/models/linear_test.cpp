@@ -8,8 +8,10 @@
 #include <lockstep/models/models.hpp>
 
 #include "devices/micro_kernel.hpp"
+#include "models/linear_products.hpp"
 #include "support/intra_op_threads.hpp"
 
+#include <array>
 #include <cmath>
 #include <functional>
 #include <string>
@@ -95,15 +97,40 @@ TEST_F(FastLinearOnOneThread, ComputesWhatLibTorchComputesOfFewAndOfManyRows) {
   }
 }
 
+// Products in several blocks. Not every CPU's layers take these.
+TEST(LinearProducts, OfManyFeaturesAreWhatLibTorchComputes) {
+  if (!has_micro_kernel()) GTEST_SKIP() << "LibTorch has no micro-kernel for this CPU";
+  torch::manual_seed(9);
+  const auto expect_close = [](const Tensor& one, const Tensor& exact) {
+    const Tensor other = exact.to(torch::kFloat);
+    EXPECT_LE((one - other).abs().max().item<double>(), 1e-5 * other.abs().max().item<double>());
+  };
+  // Weights are smaller than x and the result together, or larger.
+  for (const auto& [rows, in, out] : {std::array<int64_t, 3>{20, 2500, 130}, {2000, 130, 2500}, {17, 40000, 16}}) {
+    SCOPED_TRACE(c10::str(rows, " x ", in, " -> ", out));
+    const Tensor x = torch::randn({rows, in}), weight = torch::randn({out, in}), grad = torch::randn({rows, out});
+    const auto exact = [](const Tensor& a, const Tensor& b) { return a.to(torch::kDouble).mm(b.to(torch::kDouble)); };
+    expect_close(linear_product(x, weight, {}, /*relu=*/false), exact(x, weight.t()));
+    expect_close(product_for_x(grad, weight), exact(grad, weight));
+    const Tensor sum = torch::empty({out, in});
+    sum_products({gradient_factors(grad.t().contiguous(), x)}, sum);
+    expect_close(sum, exact(grad.t(), x));
+  }
+}
+
 // Otherwise the other tests would compare LibTorch with itself.
 TEST(FastLinear, TakesTheMicroKernelUntilOneDnnIsTurnedOff) {
-  const auto is_own = [] {
-    const Tensor x = torch::ones({48, 24}, torch::requires_grad());
-    return fast_linear(x, torch::ones({120, 24})).grad_fn()->name().find("MicroKernelLinear") != std::string::npos;
+  const auto is_own = [](int64_t rows, int64_t features) {
+    const Tensor x = torch::ones({rows, features}, torch::requires_grad());
+    return fast_linear(x, torch::ones({8, features})).grad_fn()->name().find("MicroKernelLinear") != std::string::npos;
   };
-  EXPECT_EQ(is_own(), has_micro_kernel());
+  EXPECT_EQ(is_own(48, 120), has_micro_kernel());
+  EXPECT_EQ(is_own(4096, 1024), has_micro_kernel());
+  EXPECT_EQ(is_own(48, 1025), micro_kernel_limit() > 1024);
+  EXPECT_EQ(is_own(4100, 24), micro_kernel_limit() > 1024);
+  EXPECT_FALSE(is_own(16, 262145));
   at::globalContext().setUserEnabledMkldnn(false);
-  EXPECT_FALSE(is_own());
+  EXPECT_FALSE(is_own(48, 120));
   at::globalContext().setUserEnabledMkldnn(true);
 }
 

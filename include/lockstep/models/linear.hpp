@@ -15,7 +15,8 @@
 namespace lockstep {
 
 // Maps x [..., in] to [..., out], by a weight [out, in] and a bias [out] or none. The micro-kernel takes float32 on the
-// CPU, from 16 to 4,096 rows and up to 1,024 features; under autocast, and for all else, this is torch::linear.
+// CPU, from 16 to 4,096 rows and up to 1,024 features, or more where it was measured to be
+// 1.5 times as fast as LibTorch's products, as on AMD's Zen 5; under autocast, and for all else, this is torch::linear.
 // ATEN_CPU_CAPABILITY=avx2 turns the micro-kernel off, and so does at::globalContext().setUserEnabledMkldnn(false).
 // Bits do not depend on the number of intra-op threads. A backward by grains adds the weight's gradient straight to the
 // grains' sum.
