@@ -215,14 +215,6 @@ Tensor joined(const char* name, const Tensor& x, int64_t dim, Rank& rank, int64_
   return Differentiable<Gather>::apply(x, Exchanged{rank, dim, std::move(sizes), total == 0});
 }
 
-// Gives each rank its slice of a whole tensor.
-template <class Scatter>
-Tensor sliced(const char* name, const Tensor& x, int64_t dim, Rank& rank) {
-  dim = checked_dim(name, x, dim);
-  if (rank.world_size() == 1) return x;
-  return Differentiable<Scatter>::apply(x, Exchanged{rank, dim, equal_sizes(x.size(dim), rank)});
-}
-
 }  // namespace
 
 Tensor allgather_with_gradient(const Tensor& x, Rank& rank, int64_t dim, int64_t total) {
@@ -238,11 +230,9 @@ Tensor gather_from_group(const Tensor& x, int64_t dim, Rank& rank, int64_t total
 }
 
 Tensor scatter_to_group(const Tensor& x, int64_t dim, Rank& rank) {
-  return sliced<ScatterTo>("scatter_to_group", x, dim, rank);
-}
-
-Tensor reduce_scatter_in_group(const Tensor& x, int64_t dim, Rank& rank) {
-  return sliced<ReduceScatterIn>("reduce_scatter_in_group", x, dim, rank);
+  dim = checked_dim("scatter_to_group", x, dim);
+  if (rank.world_size() == 1) return x;
+  return Differentiable<ScatterTo>::apply(x, Exchanged{rank, dim, equal_sizes(x.size(dim), rank)});
 }
 
 }  // namespace lockstep

@@ -112,7 +112,7 @@ TEST_P(FunctionalWorlds, GatherTakesPartsOfAnySize) {
   });
 }
 
-TEST_P(FunctionalWorlds, ExchangesInOneStepAreTheirTwoSteps) {
+TEST_P(FunctionalWorlds, AnExchangeInOneStepIsItsTwoSteps) {
   for (const int64_t total : {12, 7}) {
     const Tensor whole = doubles({3, total, 2}), grad = doubles({3, total, 2});
     on_ranks([&](Rank& rank) {
@@ -123,14 +123,6 @@ TEST_P(FunctionalWorlds, ExchangesInOneStepAreTheirTwoSteps) {
       copy_to_group(gather_from_group(same, 1, rank, total), rank)
           .backward((grad * (rank.index() + 1)).to(rank.device()));
       expect_near(x.grad(), same.grad(), kTolerance, "gathered: gradient");
-
-      const Tensor z = leaf((whole * (rank.index() + 1)).to(rank.device())), same_z = leaf(z);
-      const Tensor part = reduce_scatter_in_group(z, 1, rank);
-      const Tensor same_part = scatter_to_group(reduce_from_group(same_z, rank), 1, rank);
-      expect_near(part.detach(), same_part.detach(), kTolerance, "reduced");
-      part.backward(slice_of(grad, 1, rank));
-      same_part.backward(slice_of(grad, 1, rank));
-      EXPECT_TRUE(z.grad().cpu().equal(same_z.grad().cpu()));
     });
   }
 }
@@ -158,9 +150,9 @@ TEST_P(FunctionalWorlds, FunctionsCanBeDifferentiatedTwice) {
 
     const Tensor w = leaf(values.to(rank.device()));
     const Tensor gathered = allgather_with_gradient(scatter_to_group(w, 1, rank).pow(3), rank, 1, 12);
-    const Tensor reduced = reduce_scatter_in_group(gathered * own_weights / world, 1, rank);
+    const Tensor reduced = scatter_to_group(reduce_from_group(gathered * own_weights / world, rank), 1, rank);
     expect_near(second(gather_from_group(reduced, 1, rank, 12).pow(2).sum(), w), through_slices, 1e-11,
-                "gather and reduce_scatter");
+                "gather, reduce and scatter");
   });
 }
 
