@@ -26,10 +26,11 @@ namespace {
 // Bias and ReLU cost less where a tile is in the caches. That is worth so much of the products' time.
 constexpr double kWorthOfTiles = 1.15;
 
-// In larger products the micro-kernel loses up to a third of its pace, since columns leave the second-level cache,
-// while LibTorch's copy both factors. Where it is faster still, only the 32 bits that it has for offsets limit it.
-constexpr double kWorthOfCopies = 1.5;
-constexpr auto kNone = "0", kInCache = "1024", kIn32Bits = "262144";
+// LibTorch's products copy both factors. In large ones that is worth nearly half of the micro-kernel's time at most, as
+// columns of its second factor leave the caches (docs/decisions/0080).
+constexpr double kWorthOfCopies = 1.8;
+// The cache folder keeps one of these words. Up to the last, oneDNN's offsets of 32 bits are far from their limit.
+constexpr auto kNone = "0", kInCaches = "1024", kLarge = "262144";
 
 // Tries oneDNN, which promises no order of additions: adding must round like the sum of two numbers, and the width of a
 // tile must not matter.
@@ -55,7 +56,7 @@ bool adds_whole_products(int64_t rows, int64_t columns, int64_t depth) {
 }
 
 // Takes the best of several turns, in seconds of this thread, so that other programs do not decide.
-std::string measured_limit() {
+std::string measured_features() {
   constexpr int64_t rows = 128, size = 512, tile = 128;
   const at::Tensor a = at::full({rows, size}, 0.5, at::kFloat), b = at::full({size, size}, 0.25, at::kFloat);
   at::Tensor c = at::full({rows, size}, 0, at::kFloat);
@@ -74,20 +75,20 @@ std::string measured_limit() {
     });
     best(libtorch, [&] { at::mm_out(c, a, b); });
   }
-  if (own * kWorthOfCopies < libtorch) return kIn32Bits;
-  return own < kWorthOfTiles * libtorch ? kInCache : kNone;
+  if (own * kWorthOfCopies < libtorch) return kLarge;
+  return own < kWorthOfTiles * libtorch ? kInCaches : kNone;
 }
 
-std::string kept_limit() {
-  std::string key = "largest products|" + cpu_name() + "|" + at::get_cpu_capability() + "|" + TORCH_VERSION;
-  for (const char* const name : {"ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS"}) {
+std::string kept_features() {
+  std::string key = "features|" + cpu_name() + "|" + at::get_cpu_capability() + "|" + TORCH_VERSION;
+  for (const char* const name : {"ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "MKL_CBWR"}) {
     const char* const value = std::getenv(name);
     key += "|" + std::string(value ? value : "");
   }
-  return io::kept_choice(key, /*otherwise=*/kInCache, measured_limit);
+  return io::kept_choice(key, /*otherwise=*/kInCaches, measured_features);
 }
 
-int64_t find_limit() {
+int64_t find_most_features() {
   // Without oneDNN LibTorch would compute these calls by other kernels.
   if (at::get_cpu_capability() != "AVX512" || !at::globalContext().userEnabledMkldnn()) return 0;
   const OneThread one_thread;
@@ -96,17 +97,17 @@ int64_t find_limit() {
     const bool adds = adds_whole_products(48, 48, 48) && adds_whole_products(64, 128, 128) &&
                       adds_whole_products(6, 44, 127) && adds_whole_products(1, 127, 33) &&
                       adds_whole_products(64, 512, 128) && adds_whole_products(64, 256, 256);
-    return adds ? std::stoll(kept_limit()) : 0;
-  } catch (const std::exception&) {  // this LibTorch, or this CPU, has none
+    return adds ? std::stoll(kept_features()) : 0;
+  } catch (const std::exception&) {  // this LibTorch, or this CPU, has none, or no number is kept
     return 0;
   }
 }
 
 }  // namespace
 
-int64_t micro_kernel_limit() {
-  static const int64_t limit = find_limit();
-  return limit;
+int64_t most_micro_kernel_features() {
+  static const int64_t most = find_most_features();
+  return most;
 }
 
 void multiply(int64_t rows, int64_t columns, int64_t depth, const float* a, int64_t row_of_a, const float* b,

@@ -8,14 +8,14 @@
 
 namespace lockstep {
 
-// Gives how many features a layer may have on either side, at most, to multiply by the micro-kernel: 0 if LibTorch has
-// none on this CPU, or if LibTorch's own products are much faster. Four times as many rows are allowed. A measurement
-// of some 20 ms decides, which the cache folder keeps for later processes; without such a folder it is 1,024
-// (docs/decisions/0080). ATEN_CPU_CAPABILITY=avx2 turns the micro-kernel off for a process.
-int64_t micro_kernel_limit();
+// Gives how many features a layer may have at most, in or out, to multiply by the micro-kernel: 0 if LibTorch has none
+// on this CPU, or if LibTorch's own products are much faster. A measurement of some 20 ms decides, which the cache
+// folder keeps for later processes; without such a folder it is 1,024 (docs/decisions/0080). ATEN_CPU_CAPABILITY=avx2
+// turns the micro-kernel off for a process.
+int64_t most_micro_kernel_features();
 
 inline bool has_micro_kernel() {
-  return micro_kernel_limit() > 0;
+  return most_micro_kernel_features() > 0;
 }
 
 // Sets c = a * b, or adds: c += a * b, where each value of the product is summed up before it is added. `row_of_a` is

@@ -113,14 +113,15 @@ std::string cpu_kind() {
   const OneThread one_thread;
   const c10::AutoGradMode no_grad(false);
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+  const int64_t features = most_micro_kernel_features();
   ResultHash hash;
   add_products(hash);
-  if (has_micro_kernel()) add_micro_kernel(hash);
+  if (features > 0) add_micro_kernel(hash);
   add_convolutions(hash);
   add_sums_and_functions(hash);
   add_updates(hash);
   return at::get_cpu_capability() + " " + hash.text() +
-         (has_micro_kernel() ? ", products by oneDNN to " + std::to_string(micro_kernel_limit()) + " features" : "");
+         (features > 0 ? ", products by oneDNN up to " + std::to_string(features) + " features" : "");
 }
 
 }  // namespace

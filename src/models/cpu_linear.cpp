@@ -22,6 +22,9 @@ using torch::autograd::variable_list;
 // Below these, calls cost more than the micro-kernel saves.
 constexpr int64_t kFewestRows = 16, kFewestProducts = 1 << 15;
 
+// There may be so many rows for each feature of the most that there may be.
+constexpr int64_t kRowsPerFeature = 4;
+
 // Returns undefined if a FactorsScope has taken the factors.
 at::Tensor gradient_of_weight(const at::Tensor& transposed_grad, const at::Tensor& x, const at::Tensor& weight) {
   const GradientFactors factors = gradient_factors(transposed_grad, x);
@@ -77,8 +80,8 @@ bool suits_cpu_linear(const at::Tensor& x, const at::Tensor& weight, const at::T
          x.numel() * weight.size(0) >= kFewestProducts && weight.is_contiguous() &&
          (!bias.defined() ||
           (is_plain_float(bias) && bias.is_contiguous() && bias.sizes() == at::IntArrayRef({weight.size(0)}))) &&
-         takes_micro_kernel() &&
-         std::max({x.numel() / x.size(-1) / 4, weight.size(0), weight.size(1)}) <= micro_kernel_limit();
+         takes_micro_kernel() && x.numel() <= kRowsPerFeature * most_micro_kernel_features() * x.size(-1) &&
+         std::max(weight.size(0), weight.size(1)) <= most_micro_kernel_features();
 }
 
 at::Tensor cpu_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, bool relu) {

@@ -194,18 +194,6 @@ int64_t checked_dim(const char* function, const Tensor& x, int64_t dim) {
               std::to_string(dim));
 }
 
-}  // namespace
-
-Tensor copy_to_group(const Tensor& x, Rank& rank) {
-  return rank.world_size() == 1 ? x : Differentiable<CopyTo>::apply(x, Exchanged{rank});
-}
-
-Tensor reduce_from_group(const Tensor& x, Rank& rank) {
-  return rank.world_size() == 1 ? x : Differentiable<ReduceFrom>::apply(x, Exchanged{rank});
-}
-
-namespace {
-
 // Joins the ranks' slices, which may differ in size, to one tensor.
 template <class Gather>
 Tensor joined(const char* name, const Tensor& x, int64_t dim, Rank& rank, int64_t total) {
@@ -216,6 +204,14 @@ Tensor joined(const char* name, const Tensor& x, int64_t dim, Rank& rank, int64_
 }
 
 }  // namespace
+
+Tensor copy_to_group(const Tensor& x, Rank& rank) {
+  return rank.world_size() == 1 ? x : Differentiable<CopyTo>::apply(x, Exchanged{rank});
+}
+
+Tensor reduce_from_group(const Tensor& x, Rank& rank) {
+  return rank.world_size() == 1 ? x : Differentiable<ReduceFrom>::apply(x, Exchanged{rank});
+}
 
 Tensor allgather_with_gradient(const Tensor& x, Rank& rank, int64_t dim, int64_t total) {
   return joined<GatherAll>("allgather_with_gradient", x, dim, rank, total);

@@ -43,7 +43,9 @@ TEST(SumOfProductsTest, HasTheBitsOfTheProductsAddedInATree) {
                                       {1, 3, 2},
                                       {33, 129, 127},
                                       {10, 48, 48},
-                                      {600, 70, 512}}) {  // the last one's depth is more than a block
+                                      {600, 70, 512},  // these depths are more than a block
+                                      {100, 20, 2500},
+                                      {1100, 3, 20}}) {
     for (const size_t count : {1, 2, 4, 8, 16}) {
       std::vector<GradientFactors> factors;
       std::vector<Tensor> tree;

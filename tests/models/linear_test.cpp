@@ -96,8 +96,8 @@ TEST_F(FastLinearOnOneThread, ComputesWhatLibTorchComputesOfFewAndOfManyRows) {
     expect_alike(with_gradients(fast, x, weight, bias), with_gradients(plain, x, weight, bias));
   }
 }
-
-// Products in several blocks. Not every CPU's layers take these.
+// Layers of these sizes take the micro-kernel on some CPUs alone, so the products are called. They have several blocks.
+// It calls the products themselves, since layers of these sizes take them on some CPUs alone. They have several blocks.
 TEST(LinearProducts, OfManyFeaturesAreWhatLibTorchComputes) {
   if (!has_micro_kernel()) GTEST_SKIP() << "LibTorch has no micro-kernel for this CPU";
   torch::manual_seed(9);
@@ -120,17 +120,20 @@ TEST(LinearProducts, OfManyFeaturesAreWhatLibTorchComputes) {
 
 // Otherwise the other tests would compare LibTorch with itself.
 TEST(FastLinear, TakesTheMicroKernelUntilOneDnnIsTurnedOff) {
-  const auto is_own = [](int64_t rows, int64_t features) {
-    const Tensor x = torch::ones({rows, features}, torch::requires_grad());
-    return fast_linear(x, torch::ones({8, features})).grad_fn()->name().find("MicroKernelLinear") != std::string::npos;
+  const auto is_own = [](int64_t rows, int64_t in, int64_t out) {
+    const Tensor x = torch::ones({rows, in}, torch::requires_grad());
+    return fast_linear(x, torch::ones({out, in})).grad_fn()->name().find("MicroKernelLinear") != std::string::npos;
   };
-  EXPECT_EQ(is_own(48, 120), has_micro_kernel());
-  EXPECT_EQ(is_own(4096, 1024), has_micro_kernel());
-  EXPECT_EQ(is_own(48, 1025), micro_kernel_limit() > 1024);
-  EXPECT_EQ(is_own(4100, 24), micro_kernel_limit() > 1024);
-  EXPECT_FALSE(is_own(16, 262145));
+  EXPECT_EQ(is_own(48, 24, 120), has_micro_kernel());
+  EXPECT_EQ(is_own(4096, 1024, 16), has_micro_kernel());
+  const bool takes_large_layers = most_micro_kernel_features() > 1024;
+  EXPECT_EQ(is_own(4097, 24, 16), takes_large_layers);
+  EXPECT_EQ(is_own(48, 1025, 16), takes_large_layers);
+  EXPECT_EQ(is_own(48, 16, 1025), takes_large_layers);
+  EXPECT_EQ(is_own(16, 262144, 1), takes_large_layers);
+  EXPECT_FALSE(is_own(16, 262145, 1));
   at::globalContext().setUserEnabledMkldnn(false);
-  EXPECT_FALSE(is_own(48, 120));
+  EXPECT_FALSE(is_own(48, 24, 120));
   at::globalContext().setUserEnabledMkldnn(true);
 }
 
