@@ -96,8 +96,8 @@ TEST_F(FastLinearOnOneThread, ComputesWhatLibTorchComputesOfFewAndOfManyRows) {
     expect_alike(with_gradients(fast, x, weight, bias), with_gradients(plain, x, weight, bias));
   }
 }
+
 // Layers of these sizes take the micro-kernel on some CPUs alone, so the products are called. They have several blocks.
-// It calls the products themselves, since layers of these sizes take them on some CPUs alone. They have several blocks.
 TEST(LinearProducts, OfManyFeaturesAreWhatLibTorchComputes) {
   if (!has_micro_kernel()) GTEST_SKIP() << "LibTorch has no micro-kernel for this CPU";
   torch::manual_seed(9);
