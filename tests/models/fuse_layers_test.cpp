@@ -53,7 +53,7 @@ void expect_near(const torch::Tensor& actual, const torch::Tensor& expected, dou
 TEST(FuseLayers, KeepsNamesParametersAndResults) {
   for (const auto& device : devices()) {
     SCOPED_TRACE(device.str());
-    for (const torch::IntArrayRef sizes : {torch::IntArrayRef{5, 6}, torch::IntArrayRef{2, 3, 6}}) {
+    for (const auto& sizes : {std::vector<int64_t>{5, 6}, {2, 3, 6}}) {
       nn::Sequential plain = net_of(), fused = net_of();
       plain->to(device);
       fused->to(device);
