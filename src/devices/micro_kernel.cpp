@@ -26,10 +26,10 @@ namespace {
 // Bias and ReLU cost less where a tile is in the caches. That is worth so much of the products' time.
 constexpr double kWorthOfTiles = 1.15;
 
-// LibTorch's products copy both factors. In large ones that is worth nearly half of the micro-kernel's time at most, as
-// columns of its second factor leave the caches (docs/decisions/0080).
+// LibTorch's products copy both factors. In large ones, whose columns leave the caches, that may save nearly half of
+// LibTorch's time (docs/decisions/0080).
 constexpr double kWorthOfCopies = 1.8;
-// The cache folder keeps one of these words. Up to the last, oneDNN's offsets of 32 bits are far from their limit.
+// The cache folder keeps one of these words. With the last, oneDNN's offsets of 32 bits are still far from their limit.
 constexpr auto kNone = "0", kInCaches = "1024", kLarge = "262144";
 
 // Tries oneDNN, which promises no order of additions: adding must round like the sum of two numbers, and the width of a

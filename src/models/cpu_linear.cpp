@@ -22,7 +22,7 @@ using torch::autograd::variable_list;
 // Below these, calls cost more than the micro-kernel saves.
 constexpr int64_t kFewestRows = 16, kFewestProducts = 1 << 15;
 
-// There may be so many rows for each feature of the most that there may be.
+// Rows may be so many times the most features: 4,096, or 1,048,576.
 constexpr int64_t kRowsPerFeature = 4;
 
 // Returns undefined if a FactorsScope has taken the factors.

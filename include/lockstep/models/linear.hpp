@@ -15,9 +15,9 @@
 namespace lockstep {
 
 // Maps x [..., in] to [..., out], by a weight [out, in] and a bias [out] or none. The micro-kernel takes float32 on the
-// CPU, from 16 to 4,096 rows and up to 1,024 features. Where it was measured to be 1.8 times as fast as LibTorch's
-// products, as on AMD's Zen 5, there may be 262,144 features and a million rows. Under autocast, and for all else, this
-// is torch::linear. ATEN_CPU_CAPABILITY=avx2 turns the micro-kernel off, and so does
+// CPU, from 16 to 4,096 rows and up to 1,024 features. Where it was measured to be at least 1.8 times as fast as
+// LibTorch's products, as on AMD's Zen 5, there may be 262,144 features and 1,048,576 rows. Under autocast, and for all
+// else, this is torch::linear. ATEN_CPU_CAPABILITY=avx2 turns the micro-kernel off, and so does
 // at::globalContext().setUserEnabledMkldnn(false). Bits do not depend on the number of intra-op threads. A backward by
 // grains adds the weight's gradient straight to the grains' sum.
 at::Tensor fast_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias = {});

@@ -1,7 +1,7 @@
 // These are collectives through which gradients flow, as torch.distributed.nn.functional has them in Python.
 //
 // The first two are for losses over all ranks' outputs (docs/guide/contrastive.md). The other four are for layers that
-// divide their work (tensor parallelism). The gradient of each is such a collective too, its conjugate. So
+// divide their work (tensor parallelism). Each one's gradient is another collective, its conjugate. So
 // all can be differentiated twice. (Shoeybi et al. 2019, "Megatron-LM", section 3, call copy_to_group f and
 // reduce_from_group g.) Call the same functions in the same order on all ranks of the group. In backward the ranks do
 // so by themselves: autograd numbers nodes per thread as they are made, and runs ready nodes in the reverse order. So
