@@ -1,12 +1,11 @@
 // These are collectives through which gradients flow, as torch.distributed.nn.functional has them in Python.
 //
 // The first two are for losses over all ranks' outputs (docs/guide/contrastive.md). The other four are for layers that
-// divide their work (tensor parallelism). Each one's gradient is another collective, its conjugate. So
-// all can be differentiated twice. (Shoeybi et al. 2019, "Megatron-LM", section 3, call copy_to_group f and
-// reduce_from_group g.) Call the same functions in the same order on all ranks of the group. In backward the ranks do
-// so by themselves: autograd numbers nodes per thread as they are made, and runs ready nodes in the reverse order. So
-// the order depends on the graph alone, also where branches meet, and ranks that run the same layers have the same
-// graph.
+// divide their work (tensor parallelism). Each one's gradient is another collective, its conjugate. So all can be
+// differentiated twice. (Shoeybi et al. 2019, "Megatron-LM", section 3, call copy_to_group f and reduce_from_group g.)
+// Call the same functions in the same order on all ranks of the group. In backward the ranks do so by themselves:
+// autograd numbers nodes per thread as they are made, and runs ready nodes in the reverse order. So the order depends
+// on the graph alone, also where branches meet, and ranks that run the same layers have the same graph.
 //
 // Backward calls the group's backend on the thread that runs it, with forward's stream current. On the CPU this is the
 // rank's own thread. On a GPU it is autograd's thread of that GPU, while the rank's own thread waits. If ranks share a
@@ -22,9 +21,8 @@
 namespace lockstep {
 
 // Joins all ranks' x along `dim`, in the order of the ranks. x may have any size along `dim`, also 0. Backward adds the
-// ranks' gradients and gives each rank the slice of its x, in one exchange.
-// Let each rank compute the same loss of the result, or a share of the loss, and give it to
-// net.mean(loss, 1, rank.world_size()).
+// ranks' gradients and gives each rank the slice of its x, in one exchange. Let each rank compute the same loss of the
+// result, or a share of the loss, and give it to net.mean(loss, 1, rank.world_size()).
 //   total  the result's size along `dim`, of which every rank has total / ranks, and the first total % ranks one more;
 //          0: the ranks ask each other for their sizes, in one more small message
 // Throws Error if there is no such dimension, or if x is not this rank's slice of `total`. If total is 0, throws Error
