@@ -4,7 +4,7 @@
 //   models/fast_kernels    lockstep's kernels for nets of LibTorch's own layers
 //   models/fuse_layers     faster layers in the place of LibTorch's for a net of LibTorch's layers
 //   models/gpt             a language model of transformer blocks
-//   models/linear          a linear layer, with the faster of LibTorch's and oneDNN's kernels
+//   models/linear          a linear layer, with the fastest of LibTorch's, oneDNN's and lockstep's kernels
 //   models/models          LeNet, an MLP, AlexNet, ResNet-18
 //   models/residual_block  the blocks of ResNet-18
 //   models/text            the bytes of a file, for a language model

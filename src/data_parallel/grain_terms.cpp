@@ -185,11 +185,14 @@ void GrainTerms::take(size_t index) {
   slot.parameter.mutable_grad().reset();
 }
 
-// x may change after backward, as when a layer writes each grain's result to the same memory. So it is copied.
+// x may change after backward, as when a layer writes each grain's result to the same memory. So it is copied. So is a
+// gradient that is a view: its memory may be autograd's.
 bool GrainTerms::take_factors(size_t index, const GradientFactors& factors) {
   GradientSlot& slot = gradients_.slots[index];
   if (check_ || slot.factors || !slot.parameter.is_contiguous() || !GrainSums::takes(factors)) return false;
-  slot.factors = {.grad = factors.grad, .x = factors.x.clone(), .sum_products = factors.sum_products};
+  slot.factors = {.grad = factors.grad.is_view() ? factors.grad.clone() : factors.grad,
+                  .x = factors.x.clone(),
+                  .sum_products = factors.sum_products};
   return true;
 }
 

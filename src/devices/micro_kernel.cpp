@@ -2,6 +2,7 @@
 
 #include <ATen/Context.h>
 #include <ATen/Version.h>
+#include <ATen/cpu/Utils.h>
 #include <ATen/native/CPUBlas.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/mm.h>
@@ -97,7 +98,7 @@ int64_t find_most_features() {
     const bool adds = adds_whole_products(48, 48, 48) && adds_whole_products(64, 128, 128) &&
                       adds_whole_products(6, 44, 127) && adds_whole_products(1, 127, 33) &&
                       adds_whole_products(64, 512, 128) && adds_whole_products(64, 256, 256);
-    return adds ? std::stoll(kept_features()) : 0;
+    return adds ? std::stoll(has_amx() ? kLarge : kept_features()) : 0;
   } catch (const std::exception&) {  // this LibTorch, or this CPU, has none, or no number is kept
     return 0;
   }
@@ -108,6 +109,13 @@ int64_t find_most_features() {
 int64_t most_micro_kernel_features() {
   static const int64_t most = find_most_features();
   return most;
+}
+
+// LibTorch's words are: oneDNN can pack bfloat16, and the kernel has given this process the registers.
+bool has_amx() {
+  static const bool has =
+      at::get_cpu_capability() == "AVX512" && at::native::cpublas::could_pack(at::kBFloat16) && at::cpu::init_amx();
+  return has;
 }
 
 void multiply(int64_t rows, int64_t columns, int64_t depth, const float* a, int64_t row_of_a, const float* b,

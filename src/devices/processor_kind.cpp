@@ -120,8 +120,8 @@ std::string cpu_kind() {
   add_convolutions(hash);
   add_sums_and_functions(hash);
   add_updates(hash);
-  return at::get_cpu_capability() + " " + hash.text() +
-         (features > 0 ? ", products by oneDNN up to " + std::to_string(features) + " features" : "");
+  const std::string products = has_amx() ? "AMX" : "oneDNN up to " + std::to_string(features) + " features";
+  return at::get_cpu_capability() + " " + hash.text() + (features > 0 ? ", products by " + products : "");
 }
 
 }  // namespace

@@ -16,6 +16,9 @@ namespace {
 // rounded to vectors of so many floats.
 constexpr int64_t kTileRows = 64, kTileColumns = 128, kLanes = 16;
 
+// By AMX a tile has so many rows and columns, so that its factors' parts stay in the second-level cache.
+constexpr int64_t kAmxSide = 512;
+
 // Gives how many rows of a second factor are multiplied at once: they span 512 kB. Rows that are 2 or 4 kB apart
 // fall into the same places of the second-level cache, and 512 kB were faster than 1 MB (docs/decisions/0080). With
 // fewer than 64 rows the tile would be read and written too often. With 1,024 at most, a panel's width does not matter.
@@ -32,23 +35,23 @@ int64_t widest_for(int64_t depth, int64_t row_of_b) {
 // Cuts a matrix into tiles, all nearly as wide, and numbers them column by column: neighbours read the same columns of
 // the second factor.
 struct Tiles {
-  Tiles(int64_t rows, int64_t columns, int64_t widest = kTileColumns)
-      : rows(rows), columns(columns), down((rows + kTileRows - 1) / kTileRows) {
+  Tiles(int64_t rows, int64_t columns, int64_t widest = kTileColumns, int64_t height = kTileRows)
+      : rows(rows), columns(columns), height(height), down((rows + height - 1) / height) {
     const int64_t across = (columns + widest - 1) / widest;
     width = ((columns + across - 1) / across + kLanes - 1) / kLanes * kLanes;
   }
 
   int64_t count() const { return down * ((columns + width - 1) / width); }
 
-  const int64_t rows, columns, down;
+  const int64_t rows, columns, height, down;
   int64_t width;
 };
 
 struct Tile {
   Tile(const Tiles& of, int64_t number)
-      : row(number % of.down * kTileRows),
+      : row(number % of.down * of.height),
         column(number / of.down * of.width),
-        rows(std::min(kTileRows, of.rows - row)),
+        rows(std::min(of.height, of.rows - row)),
         columns(std::min(of.width, of.columns - column)) {}
 
   const int64_t row, column, rows, columns;
@@ -72,6 +75,45 @@ void product(const Tile& tile, int64_t depth, const float* a, const float* b, in
     multiply(tile.rows, tile.columns, std::min(block, depth - first), a + first, depth, b + first * row_of_b, row_of_b,
              c, row_of_c, adds || first > 0);
   }
+}
+
+// Gives the part of a matrix that begins with a row and a column. The matrix may lie transposed.
+kernels::Factor factor_of(const at::Tensor& matrix, int64_t row, int64_t column) {
+  const bool is_transposed = matrix.stride(1) != 1;
+  return {matrix.const_data_ptr<float>() + row * matrix.stride(0) + column * matrix.stride(1),
+          matrix.stride(is_transposed ? 1 : 0), is_transposed};
+}
+
+// Does so for matrices, which may lie transposed by AMX alone.
+void product(const Tile& tile, const at::Tensor& a, const at::Tensor& b, float* c, int64_t row_of_c, bool adds) {
+  const int64_t depth = a.size(1);
+  if (!has_amx()) {
+    return product(tile, depth, a.const_data_ptr<float>() + tile.row * depth, b.const_data_ptr<float>() + tile.column,
+                   b.size(1), c, row_of_c, adds);
+  }
+  const kernels::AmxKernels& amx = *kernels::of_this_cpu().amx;
+  const at::Tensor scratch = at::empty({amx.scratch(tile.rows, tile.columns)}, a.options());
+  amx.multiply(tile.rows, tile.columns, depth, factor_of(a, tile.row, 0), factor_of(b, 0, tile.column), c, row_of_c,
+               adds, scratch.mutable_data_ptr<float>());
+}
+
+// Cuts a product of matrices that lie as product() wants them. With AMX all threads get a tile.
+Tiles tiles_of(const at::Tensor& c, int64_t depth) {
+  const int64_t rows = c.size(0), columns = c.size(1);
+  if (!has_amx()) return {rows, columns, widest_for(depth, columns)};
+  return {rows, columns, std::clamp(columns / at::get_num_threads(), kTileRows, kAmxSide), kAmxSide};
+}
+
+// Computes y with bias and ReLU, where compute(tile, to, adds) sets a tile of the product or adds it.
+void linear_tiles(const Tiles& tiles, const float* bias, bool relu, const at::Tensor& y, const auto& compute) {
+  const int64_t out = y.size(1);
+  float* const to = y.mutable_data_ptr<float>();
+  for_each_tile(tiles, [&](const Tile& tile) {
+    float* const values = to + tile.row * out + tile.column;
+    for (int64_t i = 0; bias && i < tile.rows; ++i) std::copy_n(bias + tile.column, tile.columns, values + i * out);
+    compute(tile, values, /*adds=*/bias != nullptr);
+    if (relu) matrix_kernels().relu(values, out, tile.rows, tile.columns);
+  });
 }
 
 // Gives the transpose of a matrix as a second factor in panels: the columns of a tile lie together, row by row.
@@ -109,17 +151,11 @@ void product_of_transposed_x(const at::Tensor& x, const at::Tensor& weight, cons
 
 void product_with_transposed_weight(const at::Tensor& x, const at::Tensor& weight, const float* bias, bool relu,
                                     const at::Tensor& y) {
-  const int64_t rows = x.size(0), in = weight.size(1), out = weight.size(0);
+  const int64_t in = weight.size(1), out = weight.size(0);
   const at::Tensor panels = transposed(weight);
-  const float* const from = x.const_data_ptr<float>();
-  const float* const columns = panels.const_data_ptr<float>();
-  float* const to = y.mutable_data_ptr<float>();
-  for_each_tile({rows, out}, [&](const Tile& tile) {
-    float* const values = to + tile.row * out + tile.column;
-    for (int64_t i = 0; bias && i < tile.rows; ++i) std::copy_n(bias + tile.column, tile.columns, values + i * out);
-    product(tile, in, from + tile.row * in, columns + tile.column * in, tile.columns, values, out,
-            /*adds=*/bias != nullptr);
-    if (relu) matrix_kernels().relu(values, out, tile.rows, tile.columns);
+  const float *const from = x.const_data_ptr<float>(), *const columns = panels.const_data_ptr<float>();
+  linear_tiles({x.size(0), out}, bias, relu, y, [&](const Tile& tile, float* to, bool adds) {
+    product(tile, in, from + tile.row * in, columns + tile.column * in, tile.columns, to, out, adds);
   });
 }
 
@@ -130,11 +166,12 @@ class TileSum {
       : tile_(tile), sum_(sum), stride_(stride), scratch_(scratch) {}
 
   // Adds product `number`; give the products in their order. A right half is added to the left one at once, if it is
-  // one block: of two blocks l + (b1 + b2) would become (l + b1) + b2.
-  void add(size_t number, const float* a, int64_t depth, const float* b, int64_t row_of_b) {
-    const bool is_right_half = number % 2 == 1, adds = is_right_half && depth <= depth_of_block(row_of_b);
+  // one block: of two blocks l + (b1 + b2) would become (l + b1) + b2. AMX adds one number after the other.
+  void add(size_t number, const at::Tensor& a, const at::Tensor& b) {
+    const bool is_right_half = number % 2 == 1;
+    const bool adds = is_right_half && !has_amx() && a.size(1) <= depth_of_block(b.size(1));
     if (!adds) ++sums_;
-    product(tile_, depth, a, b, row_of_b, sum(sums_ - 1), stride_of(sums_ - 1), adds);
+    product(tile_, a, b, sum(sums_ - 1), stride_of(sums_ - 1), adds);
     if (!is_right_half) return;
     if (!adds) add_last_two();
     for (size_t pairs = (number + 1) / 2; pairs % 2 == 0; pairs /= 2) add_last_two();
@@ -161,21 +198,25 @@ class TileSum {
 at::Tensor linear_product(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
                           bool relu) {
   const at::Tensor dense = x.contiguous(), y = at::empty({x.size(0), weight.size(0)}, x.options());
+  const float* const biases = bias ? bias->const_data_ptr<float>() : nullptr;
+  if (has_amx()) {
+    linear_tiles(tiles_of(y, x.size(1)), biases, relu, y,
+                 [&, turned = weight.t()](const Tile& tile, float* to, bool adds) {
+                   product(tile, dense, turned, to, y.size(1), adds);
+                 });
+    return y;
+  }
   const bool weight_is_smaller = weight.numel() < x.numel() + y.numel();
-  (weight_is_smaller ? product_with_transposed_weight : product_of_transposed_x)(
-      dense, weight, bias ? bias->const_data_ptr<float>() : nullptr, relu, y);
+  (weight_is_smaller ? product_with_transposed_weight : product_of_transposed_x)(dense, weight, biases, relu, y);
   return y;
 }
 
 at::Tensor product_for_x(const at::Tensor& grad, const at::Tensor& weight) {
-  const int64_t rows = grad.size(0), in = weight.size(1), out = weight.size(0);
-  const at::Tensor result = at::empty({rows, in}, grad.options());
-  const float* const from = grad.const_data_ptr<float>();
-  const float* const weights = weight.const_data_ptr<float>();
+  const int64_t in = weight.size(1);
+  const at::Tensor result = at::empty({grad.size(0), in}, grad.options());
   float* const to = result.mutable_data_ptr<float>();
-  for_each_tile({rows, in, widest_for(out, in)}, [&](const Tile& tile) {
-    product(tile, out, from + tile.row * out, weights + tile.column, in, to + tile.row * in + tile.column, in,
-            /*adds=*/false);
+  for_each_tile(tiles_of(result, weight.size(0)), [&](const Tile& tile) {
+    product(tile, grad, weight, to + tile.row * in + tile.column, in, /*adds=*/false);
   });
   return result;
 }
@@ -184,20 +225,22 @@ OutputGradient output_gradient(const at::Tensor& grad, const std::optional<at::T
   const int64_t rows = grad.size(0), out = grad.size(1);
   const at::Tensor dense = grad.contiguous();
   OutputGradient result{.grad = y ? at::empty({rows, out}, grad.options()) : dense,
-                        .transposed = at::empty({out, rows}, grad.options()),
+                        .transposed = has_amx() ? at::Tensor() : at::empty({out, rows}, grad.options()),
                         .sums = at::empty({out}, grad.options())};
   const float* const from = dense.const_data_ptr<float>();
   const float* const results = y ? y->const_data_ptr<float>() : nullptr;
   float* const passed = y ? result.grad.mutable_data_ptr<float>() : nullptr;
-  float* const to = result.transposed.mutable_data_ptr<float>();
+  float* const to = has_amx() ? nullptr : result.transposed.mutable_data_ptr<float>();
   float* const sums = result.sums.mutable_data_ptr<float>();
   const RowRanges ranges{.rows = out, .size = rows, .most = kTileRows};
   for_each_in_parallel(ranges.count(), [&](int64_t range) {
     const int64_t first = range * kTileRows, count = ranges.rows_in(range);
     if (y) matrix_kernels().mask(from + first, results + first, out, rows, count, passed + first);
-    matrix_kernels().transpose((y ? passed : from) + first, out, rows, count, to + first * rows, rows);
-    matrix_kernels().row_sums(to + first * rows, rows, count, sums + first);
+    const float* const values = (y ? passed : from) + first;
+    matrix_kernels().column_sums(values, out, rows, count, sums + first);
+    if (to) matrix_kernels().transpose(values, out, rows, count, to + first * rows, rows);
   });
+  if (!to) result.transposed = result.grad.t();
   return result;
 }
 
@@ -210,14 +253,11 @@ void sum_products(const std::vector<GradientFactors>& factors, const at::Tensor&
   int64_t levels = 0;  // beside the first
   while ((size_t{1} << levels) < factors.size()) ++levels;
   float* const values = sum.mutable_data_ptr<float>();
-  for_each_tile({sum.size(0), in, widest_for(factors[0].x.size(0), in)}, [&](const Tile& tile) {
+  for_each_tile(tiles_of(sum, factors[0].x.size(0)), [&](const Tile& tile) {
     const at::Tensor scratch = levels > 0 ? at::empty({levels, tile.rows, tile.columns}, sum.options()) : sum;
     TileSum tile_sum(tile, values + tile.row * in + tile.column, in, scratch.mutable_data_ptr<float>());
     for (size_t number = 0; number < factors.size(); ++number) {
-      const auto& [grad, x, sums] = factors[number];
-      const int64_t depth = x.size(0);
-      tile_sum.add(number, grad.const_data_ptr<float>() + tile.row * depth, depth,
-                   x.const_data_ptr<float>() + tile.column, in);
+      tile_sum.add(number, factors[number].grad, factors[number].x);
     }
   });
 }

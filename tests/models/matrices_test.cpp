@@ -94,15 +94,18 @@ TEST(Matrices, LetGradientsPassWhereAReluHas) {
   }
 }
 
-TEST(Matrices, HaveSumsOfTheirRows) {
-  for (const int64_t columns : {0, 1, 5, 16, 33, 64, 150, 1000}) {
-    Matrix values(3, columns, 0);
-    std::vector<float> sums(3 + 1, kCanary), expected = {0, 0, 0, kCanary};
-    for (int64_t r = 0; r < 3; ++r) {
-      for (int64_t c = 0; c < columns; ++c) expected[r] += values.at(r, c) = static_cast<float>((r + 1) * (c % 7));
+TEST(Matrices, HaveSumsOfTheirColumns) {
+  for (const int64_t rows : {0, 1, 5, 256, 257, 1000}) {
+    for (const int64_t columns : {1, 16, 35}) {
+      Matrix values(rows, columns, 3);
+      std::vector<float> sums(columns + 1, kCanary), expected(columns + 1, 0);
+      expected.back() = kCanary;
+      for (int64_t r = 0; r < rows; ++r) {
+        for (int64_t c = 0; c < columns; ++c) expected[c] += values.at(r, c) = static_cast<float>((c + 1) * (r % 7));
+      }
+      of_this_cpu().matrices.column_sums(values.values.data(), values.row, rows, columns, sums.data());
+      ASSERT_EQ(sums, expected) << rows << " x " << columns;  // whole numbers add up exactly in any order
     }
-    of_this_cpu().matrices.row_sums(values.values.data(), columns, 3, sums.data());
-    ASSERT_EQ(sums, expected) << columns;  // whole numbers add up exactly in any order
   }
 }
 

@@ -1,8 +1,9 @@
-// fast_linear: computes x * weight^T + bias as torch::linear, by oneDNN's micro-kernel where that is no slower.
-// FastLinear is the layer.
+// fast_linear: computes x * weight^T + bias as torch::linear, by AMX, or by oneDNN's micro-kernel where that is no
+// slower. FastLinear is the layer.
 //
-// On CPUs with AVX-512 a measurement, made once per machine, decides between the micro-kernel and LibTorch's products
-// (docs/decisions/0080-micro-kernel.md). Results are LibTorch's but for rounding. Thread-safe for different layers.
+// Intel's CPUs with AMX take it (docs/decisions/0083-amx.md). On other CPUs with AVX-512 a measurement, made once per
+// machine, decides between the micro-kernel and LibTorch's products (0080-micro-kernel.md). Results are LibTorch's but
+// for rounding. Thread-safe for different layers.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,10 +15,11 @@
 
 namespace lockstep {
 
-// Maps x [..., in] to [..., out], by a weight [out, in] and a bias [out] or none. The micro-kernel takes float32 on the
-// CPU, from 16 to 4,096 rows and up to 1,024 features. Where it was measured to be at least 1.8 times as fast as
-// LibTorch's products, as on AMD's Zen 5, there may be 262,144 features and 1,048,576 rows. Under autocast, and for all
-// else, this is torch::linear. ATEN_CPU_CAPABILITY=avx2 turns the micro-kernel off, and so does
+// Maps x [..., in] to [..., out], by a weight [out, in] and a bias [out] or none. The kernels take float32 on the CPU:
+// AMX from 16 to 1,048,576 rows and up to 262,144 features, the micro-kernel to 4,096 rows and 1,024 features, or to
+// AMX's limits where it was measured to be at least 1.8 times as fast as LibTorch's products, as on AMD's Zen 5. Under
+// autocast, and for all else, this is torch::linear. AMX gives NaN for infinite numbers and those above 3.39e38.
+// ONEDNN_MAX_CPU_ISA=AVX512_CORE turns AMX off, ATEN_CPU_CAPABILITY=avx2 turns off both, and so does
 // at::globalContext().setUserEnabledMkldnn(false). Bits do not depend on the number of intra-op threads. A backward by
 // grains adds the weight's gradient straight to the grains' sum.
 at::Tensor fast_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias = {});

@@ -21,6 +21,6 @@ constexpr int64_t kTileRows = 4;
 
 namespace lockstep::kernels {
 
-extern constinit const Kernels avx2 = {kAttention, kConvReluPool, kBatchNormRelu, kMatrices, &kWinograd};
+extern constinit const Kernels avx2 = {kAttention, kConvReluPool, kBatchNormRelu, kMatrices, &kWinograd, nullptr};
 
 }  // namespace lockstep::kernels

@@ -21,6 +21,7 @@ constexpr int64_t kTileRows = 8;
 
 namespace lockstep::kernels {
 
-extern constinit const Kernels avx512 = {kAttention, kConvReluPool, kBatchNormRelu, kMatrices, &kWinograd};
+extern const AmxKernels amx;
+extern constinit const Kernels avx512 = {kAttention, kConvReluPool, kBatchNormRelu, kMatrices, &kWinograd, &amx};
 
 }  // namespace lockstep::kernels

@@ -19,6 +19,6 @@ constexpr int64_t kWeightRows = 2;
 
 namespace lockstep::kernels {
 
-extern constinit const Kernels generic = {kAttention, kConvReluPool, kBatchNormRelu, kMatrices, nullptr};
+extern constinit const Kernels generic = {kAttention, kConvReluPool, kBatchNormRelu, kMatrices, nullptr, nullptr};
 
 }  // namespace lockstep::kernels

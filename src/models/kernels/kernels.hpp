@@ -1,6 +1,7 @@
 // Kernels: holds all kernels of this folder, compiled for one instruction set.
 #pragma once
 
+#include "amx.hpp"
 #include "attention.hpp"
 #include "batch_norm_relu.hpp"
 #include "conv_relu_pool.hpp"
@@ -16,6 +17,7 @@ struct Kernels {
   BatchNormReluKernels batch_norm_relu;
   MatrixKernels matrices;
   const WinogradKernels* winograd;  // null without AVX2, where nobody has measured them
+  const AmxKernels* amx;            // null without AVX-512. Some CPUs with AVX-512 have no AMX
 };
 
 // Gives the kernels for the instructions that LibTorch uses here (ATEN_CPU_CAPABILITY=avx2 or =default restricts both).

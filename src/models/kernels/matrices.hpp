@@ -24,8 +24,8 @@ struct MatrixKernels {
   // the same `row`.
   void (*mask)(const float* grad, const float* y, int64_t row, int64_t rows, int64_t columns, float* passed);
 
-  // Sets `sums` [rows] to the sums of dense rows.
-  void (*row_sums)(const float* values, int64_t columns, int64_t rows, float* sums);
+  // Sets `sums` [columns] to the sums of values [rows][columns] over the rows.
+  void (*column_sums)(const float* values, int64_t row_of_values, int64_t rows, int64_t columns, float* sums);
 };
 
 }  // namespace lockstep::kernels
