@@ -14,10 +14,8 @@
 #include <lockstep/nn/dropout.hpp>
 #include <lockstep/tensor_parallel/parallel_transformer.hpp>
 
-#include "gathered.hpp"
 #include "layer_slices.hpp"
-#include "sharded_gpt.hpp"
-#include "sharded_residual_block.hpp"
+#include "sharded_blocks.hpp"
 
 #include <cstddef>
 #include <memory>

@@ -1,16 +1,25 @@
-#include "sharded_gpt.hpp"
+#include "sharded_blocks.hpp"
 
 #include <ATen/ops/gelu.h>
 #include <lockstep/base/error.hpp>
 #include <lockstep/models/linear.hpp>
 #include <lockstep/ranks/functional.hpp>
 
-#include <string>
-
 #include "layer_slices.hpp"
+#include "models/batch_norm_relu.hpp"
+
+#include <memory>
+#include <string>
+#include <utility>
 
 namespace lockstep {
 namespace {
+
+torch::nn::BatchNorm2d batch_norm(const torch::nn::AnyModule& norm) {
+  auto module = std::dynamic_pointer_cast<torch::nn::BatchNorm2dImpl>(norm.ptr());
+  if (module) return module;
+  throw Error("a ResidualBlock whose BatchNorms are synchronised over ranks cannot be split by channels");
+}
 
 int64_t heads_of_rank(const GptOptions& options, const Rank& rank) {
   if (options.heads % rank.world_size() == 0) return options.heads / rank.world_size();
@@ -25,6 +34,47 @@ std::optional<int64_t> tied_dimension(const std::optional<SlicedDimension>& how)
 }
 
 }  // namespace
+
+at::Tensor Activation::gathered(const at::Tensor& x, Rank& rank) const {
+  if (!in_slices) return x;
+  return gather_from_group(x, dim, rank, total > 0 ? total : x.size(dim) * rank.world_size());
+}
+
+GatheredImpl::GatheredImpl(torch::nn::AnyModule layer, const Activation& input, const Activation& output,
+                           const Rank& rank)
+    : layer_(std::move(layer)), input_(input), output_(output), rank_(rank) {
+  const auto module = layer_.ptr();
+  for (auto& item : module->named_parameters(/*recurse=*/false)) {
+    register_parameter(item.key(), item.value(), item.value().requires_grad());
+  }
+  for (auto& item : module->named_buffers(/*recurse=*/false)) register_buffer(item.key(), item.value());
+  for (auto& item : module->named_children()) register_module(item.key(), item.value());
+  if (const auto* sliced = dynamic_cast<const Sliced*>(module.get())) dimensions_ = sliced->sliced_dimensions();
+  train(module->is_training());
+}
+
+at::Tensor GatheredImpl::forward(const at::Tensor& x) {
+  return output_.gathered(layer_.forward(input_.gathered(x, rank_)), rank_);
+}
+
+void GatheredImpl::train(bool on) {
+  Module::train(on);
+  layer_.ptr()->train(on);
+}
+
+ShardedResidualBlock::ShardedResidualBlock(const ResidualBlockImpl& whole, Rank& rank)
+    : conv1_(register_module("conv1", OutputChannelParallelConv2d(whole.conv1, rank))),
+      norm1_(register_module("norm1", ParallelBatchNorm2d(batch_norm(whole.norm1), rank))),
+      conv2_(register_module("conv2", InputChannelParallelConv2d(whole.conv2, rank))),
+      norm2_(register_module("norm2", whole_copy(batch_norm(whole.norm2), rank))),
+      shortcut_(register_module("shortcut", whole_copy(whole.shortcut, rank))) {
+  train(whole.is_training());
+}
+
+at::Tensor ShardedResidualBlock::forward(const at::Tensor& x) {
+  const at::Tensor y = conv2_(batch_norm_relu(*norm1_, conv1_(x)));
+  return batch_norm_relu(*norm2_, y, shortcut_->is_empty() ? x : shortcut_->forward(x));
+}
 
 ShardedGptEmbedding::ShardedGptEmbedding(const GptEmbeddingImpl& whole, Rank& rank)
     : tokens_(register_module("tokens", VocabularyParallelEmbedding(whole.tokens, rank))),
