@@ -2,7 +2,6 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <torch/nn/module.h>
 #include <lockstep/ranks/rank.hpp>
 
 #include <cstdint>
@@ -31,9 +30,6 @@ inline at::Tensor copy_for(const Rank& rank, const at::Tensor& whole) {
   return whole.defined() ? whole.detach().to(rank.device(), whole.scalar_type(), /*non_blocking=*/false, /*copy=*/true)
                          : at::Tensor();
 }
-
-// Takes over which parameters are frozen, and the mode, which clone() leaves out.
-void take_over_flags(const torch::nn::Module& from, torch::nn::Module& to);
 
 inline bool is_trained(const at::Tensor& parameter) {
   return parameter.defined() && parameter.requires_grad();

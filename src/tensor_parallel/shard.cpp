@@ -54,6 +54,15 @@ bool works_channel_by_channel(const Module& module) {  // these layers take imag
                    UpsampleImpl>(module);
 }
 
+// Takes over which parameters are frozen, and the mode, which clone() leaves out.
+void take_over_flags(const Module& from, Module& to) {
+  auto parameters = to.named_parameters();
+  for (const auto& item : from.named_parameters()) {
+    parameters[item.key()].requires_grad_(item.value().requires_grad());
+  }
+  to.train(from.is_training());
+}
+
 constexpr int64_t kChannels = 1;
 constexpr int64_t kFeatures = -1;
 constexpr int64_t kSamples = 0;  // the dimension of samples, which is never split
@@ -264,6 +273,13 @@ std::optional<SlicedDimension> dimension_of(const torch::nn::Sequential& slices,
 }
 
 }  // namespace
+
+std::shared_ptr<Module> whole_copy(const Module& layer, const Rank& rank) {
+  const c10::AutoGradMode no_grad(false);
+  auto copy = layer.clone(rank.device());
+  take_over_flags(layer, *copy);
+  return copy;
+}
 
 torch::nn::Sequential shard(const torch::nn::Sequential& net, Rank& rank, TensorRule rule) {
   if (net.is_empty() || net->is_empty()) throw Error("shard: the net has no layers");
