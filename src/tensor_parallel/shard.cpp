@@ -90,10 +90,21 @@ class Sharder {
     if (const auto block = as<GptBlockImpl>(layer)) {
       return computed_whole(AnyModule(std::make_shared<ShardedGptBlock>(*block, rank_)));
     }
-    if (const auto norm = as<torch::nn::BatchNorm1dImpl>(layer)) return slice_of_norm_1d(norm, layer);
-    if (const auto norm = as<torch::nn::BatchNorm2dImpl>(layer)) return slice_of_norm_2d(norm, layer);
-    if (const auto norm = as<torch::nn::GroupNormImpl>(layer)) return slice_of_group_norm(norm, layer);
-    if (const auto norm = as<torch::nn::LayerNormImpl>(layer)) return slice_of_layer_norm(norm, layer);
+    if (const auto norm = as<torch::nn::BatchNorm1dImpl>(layer)) {
+      return slice_of_norm<ParallelBatchNorm1d>(norm, layer, holds_features(norm->options.num_features()));
+    }
+    if (const auto norm = as<torch::nn::BatchNorm2dImpl>(layer)) {
+      return slice_of_norm<ParallelBatchNorm2d>(norm, layer, held_.dim == kChannels);
+    }
+    if (const auto norm = as<torch::nn::GroupNormImpl>(layer)) {
+      // If groups lie across slices, ranks would need the others' sums.
+      const bool has_whole_groups = norm->options.num_groups() % rank_.world_size() == 0;
+      return slice_of_norm<ParallelGroupNorm>(norm, layer, held_.dim == kChannels && has_whole_groups);
+    }
+    if (const auto norm = as<torch::nn::LayerNormImpl>(layer)) {
+      const auto& shape = norm->options.normalized_shape();
+      return slice_of_norm<ParallelLayerNorm>(norm, layer, shape.size() == 1 && holds_features(shape[0]));
+    }
     if (const auto attention = as<torch::nn::MultiheadAttentionImpl>(layer)) return slice_of_attention(attention);
     if (is_one_of<DropoutImpl, torch::nn::DropoutImpl, torch::nn::Dropout2dImpl>(*module))
       return slice_of_dropout(name, layer);
@@ -165,31 +176,15 @@ class Sharder {
     });
   }
 
-  AnyModule slice_of_norm_1d(const std::shared_ptr<torch::nn::BatchNorm1dImpl>& whole, const AnyModule& layer) {
-    if (!held_.in_slices) return clone(layer);
-    const bool its_features =
-        held_.dim == kFeatures && (held_.total == 0 || held_.total == whole->options.num_features());
-    return its_features ? AnyModule(ParallelBatchNorm1d(whole, rank_)) : computed_whole(clone(layer));
+  // Tells whether an input in slices has `count` features in all.
+  bool holds_features(int64_t count) const {
+    return held_.dim == kFeatures && (held_.total == 0 || held_.total == count);
   }
 
-  AnyModule slice_of_norm_2d(const std::shared_ptr<torch::nn::BatchNorm2dImpl>& whole, const AnyModule& layer) {
-    if (!held_.in_slices) return clone(layer);
-    return held_.dim == kChannels ? AnyModule(ParallelBatchNorm2d(whole, rank_)) : computed_whole(clone(layer));
-  }
-
-  // If groups lie across slices, ranks would need the others' sums, so all slices are gathered.
-  AnyModule slice_of_group_norm(const std::shared_ptr<torch::nn::GroupNormImpl>& whole, const AnyModule& layer) {
-    if (!held_.in_slices) return clone(layer);
-    const bool has_whole_groups = held_.dim == kChannels && whole->options.num_groups() % rank_.world_size() == 0;
-    return has_whole_groups ? AnyModule(ParallelGroupNorm(whole, rank_)) : computed_whole(clone(layer));
-  }
-
-  AnyModule slice_of_layer_norm(const std::shared_ptr<torch::nn::LayerNormImpl>& whole, const AnyModule& layer) {
-    if (!held_.in_slices) return clone(layer);
-    const auto& shape = whole->options.normalized_shape();
-    const bool its_features =
-        held_.dim == kFeatures && shape.size() == 1 && (held_.total == 0 || held_.total == shape[0]);
-    return its_features ? AnyModule(ParallelLayerNorm(whole, rank_)) : computed_whole(clone(layer));
+  // Makes this rank's slice of a norm. `fits` tells whether slices of the input are enough; if not, they are gathered.
+  template <class Parallel, class Norm>
+  AnyModule slice_of_norm(const std::shared_ptr<Norm>& whole, const AnyModule& layer, bool fits) {
+    return held_.in_slices && fits ? AnyModule(Parallel(whole, rank_)) : computed_whole(clone(layer));
   }
 
   AnyModule slice_of_embedding(const std::shared_ptr<torch::nn::EmbeddingImpl>& whole) {
@@ -224,8 +219,7 @@ class Sharder {
   // Flatten puts channels in a row, with a feature for each pixel. So slices of channels become slices of features.
   AnyModule slice_of_flatten(const torch::nn::FlattenImpl& flatten, const AnyModule& layer) {
     const bool to_features = flatten.options.start_dim() == 1 && flatten.options.end_dim() == -1;
-    if (!held_.in_slices) return clone(layer);
-    if (held_.dim != kChannels || !to_features) return computed_whole(clone(layer));
+    if (!held_.in_slices || held_.dim != kChannels || !to_features) return computed_whole(clone(layer));
     held_ = {.in_slices = true, .dim = kFeatures, .total = 0};
     return clone(layer);
   }
