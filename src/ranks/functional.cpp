@@ -74,13 +74,17 @@ std::vector<int64_t> sizes_in_group(const char* function, const Tensor& x, int64
 
 // ---- Without gradients ---------------------------------------------------------------------------------------------
 
-Tensor sum_over_group(const Tensor& x, Rank& rank) {
+Tensor unchanged(const Tensor& x, Exchanged&) {
+  return x;
+}
+
+Tensor sum_over_group(const Tensor& x, Exchanged& how) {
   const Tensor sum = x.detach().clone();
-  rank.allreduce(sum);
+  how.rank.allreduce(sum);
   return sum;
 }
 
-Tensor own_slice(const Tensor& x, const Exchanged& how) {
+Tensor own_slice(const Tensor& x, Exchanged& how) {
   const int index = how.rank.index();
   const int64_t begin = std::accumulate(how.sizes.begin(), how.sizes.begin() + index, int64_t{0});
   return x.narrow(how.dim, begin, how.sizes[index]).clone();
@@ -105,7 +109,7 @@ Tensor join(const Tensor& x, Exchanged& how) {
 
 Tensor own_slice_of_sum(const Tensor& x, Exchanged& how) {
   const bool equal = std::equal(how.sizes.begin() + 1, how.sizes.end(), how.sizes.begin());
-  if (!equal) return own_slice(sum_over_group(x, how.rank), how);  // a reduce_scatter gives slices of one size
+  if (!equal) return own_slice(sum_over_group(x, how), how);  // a reduce_scatter gives slices of one size
   std::vector<std::vector<Tensor>> slices{x.detach().split_with_sizes(how.sizes, how.dim)};
   for (auto& slice : slices[0]) slice = slice.contiguous();
   std::vector<Tensor> output{at::empty(slices[0][0].sizes(), x.options())};
@@ -138,55 +142,28 @@ void check_equal(const Tensor& gradient, Exchanged& how) {
 
 // ---- With gradients: each by its conjugate -------------------------------------------------------------------------
 
-template <class Function>
-class Differentiable : public torch::autograd::Function<Differentiable<Function>> {
+// The conjugate's own conjugate is the operation, so each can be differentiated any number of times.
+template <auto compute, auto conjugate>
+class Differentiable : public torch::autograd::Function<Differentiable<compute, conjugate>> {
  public:
   static Tensor forward(AutogradContext* ctx, const Tensor& x, Exchanged how) {
     ctx->saved_data["how"] = c10::IValue::make_capsule(c10::make_intrusive<KeptForBackward>(how));
-    return Function::compute(x, how);
+    return compute(x, how);
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& gradients) {
     const auto kept = c10::static_intrusive_pointer_cast<KeptForBackward>(ctx->saved_data.at("how").toCapsule());
-    if constexpr (requires { Function::check; }) Function::check(gradients[0], kept->exchanged);
-    return {Differentiable<typename Function::Conjugate>::apply(gradients[0], kept->exchanged), Tensor()};
+    // A rank takes a slice of its own gradient alone, so the ranks' gradients must be equal.
+    if constexpr (conjugate == own_slice) check_equal(gradients[0], kept->exchanged);
+    return {Differentiable<conjugate, compute>::apply(gradients[0], kept->exchanged), Tensor()};
   }
 };
 
-struct ReduceFrom;
-struct ScatterTo;
-struct ReduceScatterIn;
-
-struct CopyTo {
-  using Conjugate = ReduceFrom;
-  static Tensor compute(const Tensor& x, Exchanged&) { return x; }
-};
-
-struct ReduceFrom {
-  using Conjugate = CopyTo;
-  static Tensor compute(const Tensor& x, Exchanged& how) { return sum_over_group(x, how.rank); }
-};
-
-struct GatherFrom {
-  using Conjugate = ScatterTo;
-  static constexpr auto check = check_equal;
-  static Tensor compute(const Tensor& x, Exchanged& how) { return join(x, how); }
-};
-
-struct ScatterTo {
-  using Conjugate = GatherFrom;
-  static Tensor compute(const Tensor& x, Exchanged& how) { return own_slice(x, how); }
-};
-
-struct GatherAll {
-  using Conjugate = ReduceScatterIn;
-  static Tensor compute(const Tensor& x, Exchanged& how) { return join(x, how); }
-};
-
-struct ReduceScatterIn {
-  using Conjugate = GatherAll;
-  static Tensor compute(const Tensor& x, Exchanged& how) { return own_slice_of_sum(x, how); }
-};
+using CopyTo = Differentiable<unchanged, sum_over_group>;
+using ReduceFrom = Differentiable<sum_over_group, unchanged>;
+using GatherFrom = Differentiable<join, own_slice>;
+using ScatterTo = Differentiable<own_slice, join>;
+using GatherAll = Differentiable<join, own_slice_of_sum>;
 
 int64_t checked_dim(const char* function, const Tensor& x, int64_t dim) {
   if (dim >= -x.dim() && dim < x.dim()) return at::maybe_wrap_dim(dim, x.dim());
@@ -200,17 +177,17 @@ Tensor joined(const char* name, const Tensor& x, int64_t dim, Rank& rank, int64_
   dim = checked_dim(name, x, dim);
   if (rank.world_size() == 1) return x;
   auto sizes = sizes_in_group(name, x, dim, rank, total);
-  return Differentiable<Gather>::apply(x, Exchanged{rank, dim, std::move(sizes), total == 0});
+  return Gather::apply(x, Exchanged{rank, dim, std::move(sizes), total == 0});
 }
 
 }  // namespace
 
 Tensor copy_to_group(const Tensor& x, Rank& rank) {
-  return rank.world_size() == 1 ? x : Differentiable<CopyTo>::apply(x, Exchanged{rank});
+  return rank.world_size() == 1 ? x : CopyTo::apply(x, Exchanged{rank});
 }
 
 Tensor reduce_from_group(const Tensor& x, Rank& rank) {
-  return rank.world_size() == 1 ? x : Differentiable<ReduceFrom>::apply(x, Exchanged{rank});
+  return rank.world_size() == 1 ? x : ReduceFrom::apply(x, Exchanged{rank});
 }
 
 Tensor allgather_with_gradient(const Tensor& x, Rank& rank, int64_t dim, int64_t total) {
@@ -228,7 +205,7 @@ Tensor gather_from_group(const Tensor& x, int64_t dim, Rank& rank, int64_t total
 Tensor scatter_to_group(const Tensor& x, int64_t dim, Rank& rank) {
   dim = checked_dim("scatter_to_group", x, dim);
   if (rank.world_size() == 1) return x;
-  return Differentiable<ScatterTo>::apply(x, Exchanged{rank, dim, equal_sizes(x.size(dim), rank)});
+  return ScatterTo::apply(x, Exchanged{rank, dim, equal_sizes(x.size(dim), rank)});
 }
 
 }  // namespace lockstep
