@@ -9,7 +9,6 @@
 #include "comm/members.hpp"
 #include "comm/texts.hpp"
 #include "comm/world.hpp"
-#include "mixed_processors.hpp"
 
 #include <atomic>
 #include <chrono>
@@ -34,12 +33,13 @@ struct RankRandom {
 // A RunningWorld is a run's world, as the ranks know it. Ranks may be kept longer than the world lasts.
 class RunningWorld {
  public:
-  RunningWorld(World& world, std::chrono::milliseconds timeout, std::function<void(const std::string&)> on_warning)
+  RunningWorld(World& world, std::chrono::milliseconds timeout, std::string mixed_processors,
+               std::function<void(const std::string&)> on_warning)
       : devices(world.devices()),
         ranks_here(world.ranks_here()),
         process(world.process()),
         timeout(timeout),
-        mixed_processors(lockstep::mixed_processors(world)),
+        mixed_processors(std::move(mixed_processors)),
         world_(&world),
         on_warning_(std::move(on_warning)) {}
 
@@ -57,7 +57,9 @@ class RunningWorld {
   const Range ranks_here;
   const int process;
   const std::chrono::milliseconds timeout;  // the timeout of a wait for other ranks
-  const std::string mixed_processors;       // see ranks/mixed_processors.hpp
+  // Names two ranks on two kinds of processor (devices/processor_kind.hpp); empty: none are known. Such ranks round
+  // differently: results depend on who computes what, and copies of one network drift apart.
+  const std::string mixed_processors;
 
   Succession* succession = nullptr;         // makes the run elastic (succession.hpp); null: it is not
   std::atomic<bool> told_of_graph = false;  // a rank was warned of a tensor with a graph

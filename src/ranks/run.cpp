@@ -12,10 +12,12 @@
 #include "base/start_thread.hpp"
 #include "comm/failure.hpp"
 #include "comm/processes/job.hpp"
+#include "comm/texts.hpp"
 #include "comm/world.hpp"
 #include "devices/check_devices.hpp"
 #include "devices/cpu_cores.hpp"
 #include "devices/device_streams.hpp"
+#include "devices/processor_kind.hpp"
 #include "open_ranks.hpp"
 #include "rank_exit.hpp"
 #include "rank_generators.hpp"
@@ -143,6 +145,22 @@ Process this_process() {
 }
 
 namespace {
+
+// Gives "rank 1 (cpu) computes on DEFAULT 1a2b3c4d, and rank 0 (cpu) on AVX512 …", or "" for one kind of processor.
+std::string mixed_processors(const comm::World& world) {
+  std::vector<std::string> kinds = world.processor_kinds();
+  if (kinds.empty()) {
+    for (const auto& device : world.devices()) kinds.push_back(device.is_cpu() ? "" : processor_kind(device));
+  }
+  size_t first = 0;
+  while (first < kinds.size() && kinds[first].empty()) ++first;
+  for (size_t rank = first + 1; rank < kinds.size(); ++rank) {
+    if (kinds[rank].empty() || kinds[rank] == kinds[first]) continue;
+    const auto name = [&](size_t index) { return comm::name_of(static_cast<int>(index), world.devices()); };
+    return name(rank) + " computes on " + kinds[rank] + ", and " + name(first) + " on " + kinds[first];
+  }
+  return "";
+}
 
 void warn_of_machine(comm::RunningWorld& running, comm::World& world, const RunOptions& options) {
   if (world.ranks_here().size() > 1 && options.threads_per_rank > 1 && openmp_binds_threads()) {
@@ -299,7 +317,8 @@ void run_once(const Devices& devices_here, const std::function<void(Rank&)>& bod
               Succession* succession) {
   const auto world = make_world(devices_here, options);
   world->shared_seed = shared_seed();
-  const auto running = std::make_shared<comm::RunningWorld>(*world, options.timeout, options.on_warning);
+  const auto running =
+      std::make_shared<comm::RunningWorld>(*world, options.timeout, mixed_processors(*world), options.on_warning);
   running->succession = succession;
   warn_of_machine(*running, *world, options);
   const auto end = [](comm::RunningWorld* run) { run->end(); };
