@@ -6,7 +6,7 @@
 
 #include "data/latest_batch.hpp"
 #include "ranks/rank_place.hpp"
-#include "ranks/shared_seed.hpp"
+#include "ranks/shared_generator.hpp"
 #include "replica.hpp"
 
 #include <algorithm>

@@ -7,7 +7,7 @@
 #include "nn/name_dropouts.hpp"
 #include "nn/random_layers.hpp"
 #include "ranks/equal_modules.hpp"
-#include "ranks/shared_seed.hpp"
+#include "ranks/shared_generator.hpp"
 #include "reducer.hpp"
 #include "trained_net.hpp"
 

@@ -13,7 +13,7 @@
 #include "nn/random_layers.hpp"
 #include "pipeline_checks.hpp"
 #include "ranks/gather.hpp"
-#include "ranks/shared_seed.hpp"
+#include "ranks/shared_generator.hpp"
 
 #include <algorithm>
 

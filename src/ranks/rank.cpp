@@ -12,7 +12,7 @@
 #include "comm/world.hpp"
 #include "gather.hpp"
 #include "rank_place.hpp"
-#include "shared_seed.hpp"
+#include "shared_generator.hpp"
 
 #include <algorithm>
 #include <bit>

@@ -20,9 +20,8 @@
 #include "devices/processor_kind.hpp"
 #include "open_ranks.hpp"
 #include "rank_exit.hpp"
-#include "rank_generators.hpp"
 #include "rank_place.hpp"
-#include "shared_seed.hpp"
+#include "shared_generator.hpp"
 #include "succession.hpp"
 
 #include <algorithm>

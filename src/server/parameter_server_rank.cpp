@@ -12,7 +12,7 @@
 #include "nn/weighed_backward.hpp"
 #include "ranks/equal_modules.hpp"
 #include "ranks/gather.hpp"
-#include "ranks/shared_seed.hpp"
+#include "ranks/shared_generator.hpp"
 
 #include <chrono>
 #include <exception>

@@ -10,8 +10,8 @@
 #include "nn/module_state.hpp"
 #include "rank_trainer.hpp"
 #include "ranks/gather.hpp"
-#include "ranks/rank_generators.hpp"
 #include "ranks/rank_wait.hpp"
+#include "ranks/shared_generator.hpp"
 #include "train_options.hpp"
 
 #include <algorithm>

@@ -6,7 +6,7 @@
 #include <lockstep/data_parallel/data_parallel.hpp>
 #include <lockstep/nn/dropout.hpp>
 
-#include "ranks/rank_generators.hpp"
+#include "ranks/shared_generator.hpp"
 #include "support/seed_warnings.hpp"
 #include "support/test_devices.hpp"
 
