@@ -12,7 +12,7 @@
 #include "devices/cuda_graph.hpp"
 #include "flat_view.hpp"
 #include "gradient_hook.hpp"
-#include "nn/graph_leaves.hpp"
+#include "nn/factors_scope.hpp"
 #include "nn/random_layers.hpp"
 #include "ranks/gather.hpp"
 #include "ranks/rank_place.hpp"

@@ -8,13 +8,16 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "graph_leaves.hpp"
-
 #include <functional>
 #include <optional>
+#include <unordered_map>
 #include <vector>
 
 namespace lockstep {
+
+// Counts, for each leaf of the graph that begins at `root`, the operators that read it.
+using GraphUses = std::unordered_map<const at::TensorImpl*, int>;
+GraphUses uses_in_graph(const at::Tensor& root);
 
 // Holds a weight's gradient [out, in] as the product of two matrices.
 struct GradientFactors {

@@ -4,7 +4,7 @@
 #include <ATen/ops/full_like.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 
-#include "nn/graph_leaves.hpp"
+#include "nn/factors_scope.hpp"
 
 #include <memory>
 #include <set>
