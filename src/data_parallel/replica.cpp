@@ -4,7 +4,6 @@
 #include <lockstep/base/error.hpp>
 
 #include "base/exception_text.hpp"
-#include "nn/name_dropouts.hpp"
 #include "nn/random_layers.hpp"
 #include "ranks/equal_modules.hpp"
 #include "ranks/shared_generator.hpp"

@@ -15,7 +15,6 @@
 #include "base/scramble.hpp"
 #include "data/parts.hpp"
 #include "devices/cuda_graph.hpp"
-#include "name_dropouts.hpp"
 #include "recorded_draws.hpp"
 
 #include <algorithm>
@@ -139,12 +138,6 @@ at::Tensor DropoutImpl::mask(const at::Tensor& x) const {
       scrambled(keys + values * as_signed(kGolden)).bitwise_and_(std::numeric_limits<int64_t>::max());  // 63 bits
   const double kept = std::min(1 - options.p, 1 - 0x1p-53);
   return random.lt(static_cast<int64_t>(kept * 0x1p63)).to(x.scalar_type()).div_(kept);
-}
-
-void name_dropouts(torch::nn::Module& module) {
-  for (const auto& item : module.named_modules()) {
-    if (auto* const dropout = dynamic_cast<DropoutImpl*>(item.value().get())) dropout->set_name(item.key());
-  }
 }
 
 }  // namespace lockstep

@@ -3,6 +3,7 @@
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/dropout.h>
 #include <torch/nn/modules/rnn.h>
+#include <lockstep/nn/dropout.hpp>
 
 namespace lockstep {
 namespace {
@@ -32,6 +33,12 @@ std::string first_random_layer(const torch::nn::Module& module) {
     }
   }
   return "";
+}
+
+void name_dropouts(torch::nn::Module& module) {
+  for (const auto& item : module.named_modules()) {
+    if (auto* const dropout = dynamic_cast<DropoutImpl*>(item.value().get())) dropout->set_name(item.key());
+  }
 }
 
 }  // namespace lockstep

@@ -9,7 +9,6 @@
 #include "data/part_weight.hpp"
 #include "data_parallel/counted_targets.hpp"
 #include "data_parallel/replica.hpp"
-#include "nn/name_dropouts.hpp"
 #include "nn/random_layers.hpp"
 #include "pipeline_checks.hpp"
 #include "ranks/gather.hpp"

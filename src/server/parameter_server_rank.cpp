@@ -8,7 +8,7 @@
 #include "data/latest_batch.hpp"
 #include "data/part_weight.hpp"
 #include "data_parallel/counted_targets.hpp"
-#include "nn/name_dropouts.hpp"
+#include "nn/random_layers.hpp"
 #include "nn/weighed_backward.hpp"
 #include "ranks/equal_modules.hpp"
 #include "ranks/gather.hpp"

@@ -5,7 +5,7 @@
 #include <lockstep/data_parallel/data_parallel.hpp>
 #include <lockstep/nn/dropout.hpp>
 
-#include "nn/name_dropouts.hpp"
+#include "nn/random_layers.hpp"
 #include "support/dropout_training.hpp"
 #include "support/group_tests.hpp"
 

@@ -9,7 +9,7 @@
 #include <lockstep/ranks/rank.hpp>
 
 #include "group_tests.hpp"
-#include "nn/name_dropouts.hpp"
+#include "nn/random_layers.hpp"
 #include "small_nets.hpp"
 #include "test_devices.hpp"
 

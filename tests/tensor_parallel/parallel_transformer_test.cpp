@@ -5,7 +5,7 @@
 #include <lockstep/nn/sample_scope.hpp>
 #include <lockstep/tensor_parallel/parallel_transformer.hpp>
 
-#include "nn/name_dropouts.hpp"
+#include "nn/random_layers.hpp"
 #include "support/error_of.hpp"
 #include "support/group_tests.hpp"
 #include "support/sharded_training.hpp"

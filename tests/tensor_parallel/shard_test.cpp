@@ -8,7 +8,7 @@
 #include <lockstep/nn/dropout.hpp>
 #include <lockstep/nn/sample_scope.hpp>
 
-#include "nn/name_dropouts.hpp"
+#include "nn/random_layers.hpp"
 #include "support/error_of.hpp"
 #include "support/group_tests.hpp"
 #include "support/sharded_training.hpp"
