@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <memory>
 
 #include "base/classic.hpp"
@@ -161,32 +162,17 @@ bool add_in_blocks(TensorPointers values, const Sum& sum, TensorPointers targets
 
 }  // namespace
 
+// c10d numbers its reductions in the order of the names below. Those that are offered come first.
+static_assert(ReduceOp::SUM == 0 && ReduceOp::MAX == 4 && ReduceOp::PREMUL_SUM == 8);
+
 std::string name_of(ReduceOp::RedOpType op) {
-  switch (op) {
-    case ReduceOp::SUM:
-      return "sum";
-    case ReduceOp::AVG:
-      return "avg";
-    case ReduceOp::PRODUCT:
-      return "product";
-    case ReduceOp::MIN:
-      return "min";
-    case ReduceOp::MAX:
-      return "max";
-    case ReduceOp::BAND:
-      return "bitwise and";
-    case ReduceOp::BOR:
-      return "bitwise or";
-    case ReduceOp::BXOR:
-      return "bitwise xor";
-    default:
-      return "sum of multiples";
-  }
+  constexpr const char* names[] = {"sum",        "avg",         "product",         "min", "max", "bitwise and",
+                                   "bitwise or", "bitwise xor", "sum of multiples"};
+  return names[std::min<size_t>(op, std::size(names) - 1)];
 }
 
 bool is_offered(ReduceOp::RedOpType op) {
-  return op == ReduceOp::SUM || op == ReduceOp::AVG || op == ReduceOp::PRODUCT || op == ReduceOp::MIN ||
-         op == ReduceOp::MAX;
+  return op <= ReduceOp::MAX;
 }
 
 std::string describe(at::ScalarType type, at::IntArrayRef sizes) {
