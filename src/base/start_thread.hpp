@@ -30,8 +30,4 @@ Thread start_thread(Work&& work) {
   return naming_thread_limit([&] { return Thread(std::forward<Work>(work)); });
 }
 
-// Starts `count` threads at once, and ends them. Call it before code of others that crashes if a thread cannot be
-// started. A success proves nothing, since other processes of this user may take threads in between.
-void check_that_threads_start(int count);
-
 }  // namespace lockstep

@@ -107,6 +107,17 @@ void end_forgotten_calls(const c10::intrusive_ptr<ProcessGroupGloo>& group) {
   [[maybe_unused]] const auto* const kept = c10::intrusive_ptr<ProcessGroupGloo>(group).release();
 }
 
+// Starts `count` threads at once, and ends them. c10d ends the process if only some of its threads can be started. A
+// success proves nothing, since other processes of this user may take threads in between.
+void check_that_threads_start(int count) {
+  std::mutex gate;
+  std::vector<std::jthread> threads;
+  const std::lock_guard closed(gate);  // the gate opens before the threads are joined
+  for (int i = 0; i < count; ++i) {
+    threads.push_back(start_thread<std::jthread>([&] { const std::lock_guard passes(gate); }));
+  }
+}
+
 // A Gate is the store as Gloo sees it while a guarded group connects. For each device, Gloo writes a listening address
 // there, and connects to the others after reading theirs. So a door is open from when all members have one until all
 // are connected, and nobody learns sooner where it is.
@@ -152,8 +163,7 @@ GroupMember make_gloo_group(const GroupPlace& place, const std::string& local_ad
   options->devices = naming_thread_limit([&] { return devices_for(local_address); });
   const auto contexts = static_cast<int>(options->devices.size());
   options->threads = 2 * contexts;
-  // c10d ends the process if only some of its threads can be started. Members on this machine, which have the same
-  // limit, start theirs at the same time.
+  // Members on this machine, which have the same limit, start their threads at the same time.
   check_that_threads_start(std::min(options->threads * place.size, kMostThreadsTried));
   const auto gate = place.guarded ? c10::make_intrusive<Gate>(place) : c10::intrusive_ptr<Gate>();
   const auto store = gate ? c10::intrusive_ptr<c10d::Store>(gate) : place.store;
