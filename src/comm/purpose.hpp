@@ -1,4 +1,4 @@
-// Purpose: says in errors what a thread's calls are for while it lives: "DataParallel's backward 3".
+// Texts go with a thread's calls: a Purpose, and AgreedParts.
 #pragma once
 
 #include <string>
@@ -26,12 +26,21 @@ class ThreadText {
   const std::string* const before_;
 };
 
-// Give a collective call the same purpose on all ranks: it is compared with the rest of the call.
+// Says in errors what the calls are for: "DataParallel's backward 3". Give a collective call the same purpose on all
+// ranks: it is compared with the rest of the call.
 class Purpose : public ThreadText<Purpose> {
  public:
   using ThreadText::ThreadText;
 
   static std::string text() { return current() == nullptr ? "" : *current(); }
+};
+
+// While one lives, all ranks know all parts of the alltoalls and of the averages in a tree that its thread posts. The
+// text names what decides all ranks' parts. It is compared with the rest of the call, so ranks with different texts get
+// an Error. Therefore ranks need not compare the parts, which between processes takes several calls of the store.
+class AgreedParts : public ThreadText<AgreedParts> {
+ public:
+  using ThreadText::ThreadText;
 };
 
 }  // namespace lockstep::comm

@@ -1,6 +1,5 @@
 #include "signature.hpp"
 
-#include "comm/agreed_parts.hpp"
 #include "comm/arguments.hpp"
 #include "comm/purpose.hpp"
 #include "comm/reduction.hpp"

@@ -6,7 +6,7 @@
 #include <lockstep/base/error.hpp>
 
 #include "base/classic.hpp"
-#include "comm/agreed_parts.hpp"
+#include "comm/purpose.hpp"
 #include "comm/reduction.hpp"
 #include "comm/tree_average.hpp"
 #include "flat_view.hpp"

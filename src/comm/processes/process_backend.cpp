@@ -9,7 +9,7 @@
 
 #include "base/classic.hpp"
 #include "base/signals.hpp"
-#include "comm/agreed_parts.hpp"
+#include "comm/purpose.hpp"
 #include "comm/reduction.hpp"
 #include "comm/signature.hpp"
 #include "comm/texts.hpp"
