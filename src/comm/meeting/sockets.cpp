@@ -114,23 +114,6 @@ bool begins_to_listen(int fd) {
   return false;
 }
 
-Listener listen_at(const std::string& address, int port, bool both_kinds = false) {
-  Address where = to_address(address, port);
-  Socket socket(where.storage.ss_family, SOCK_STREAM);
-  const int yes = 1, no = 0;
-  setsockopt(socket.fd(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);  // allows a port whose last owner has just ended
-  if (both_kinds) setsockopt(socket.fd(), IPPROTO_IPV6, IPV6_V6ONLY, &no, sizeof no);
-  if (bind(socket.fd(), where.get(), where.size) != 0 || !begins_to_listen(socket.fd())) {
-    const int error = errno;
-    throw Error("cannot listen at " + address + ", port " + std::to_string(port) + ": " + reason(error) +
-                    (error == EADDRNOTAVAIL ? ". MASTER_ADDR must be an address of the machine on which rank 0 runs"
-                                            : ". Another MASTER_PORT may be free"),
-                {Error::machine});
-  }
-  getsockname(socket.fd(), where.get(), &where.size);
-  return {socket.release(), where.port()};
-}
-
 }  // namespace
 
 // Addresses that this machine reaches come first, since a name may have addresses of a kind that it does not have.
@@ -157,15 +140,28 @@ bool is_loopback(const std::string& address) {
   return address.starts_with("127.") || address == "::1";
 }
 
-Listener listen_on(const std::string& address, int port) {
-  return listen_at(address, port);
+Listener listen_on(const std::string& address, int port, bool both_kinds) {
+  Address where = to_address(address, port);
+  Socket socket(where.storage.ss_family, SOCK_STREAM);
+  const int yes = 1, no = 0;
+  setsockopt(socket.fd(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);  // allows a port whose last owner has just ended
+  if (both_kinds) setsockopt(socket.fd(), IPPROTO_IPV6, IPV6_V6ONLY, &no, sizeof no);
+  if (bind(socket.fd(), where.get(), where.size) != 0 || !begins_to_listen(socket.fd())) {
+    const int error = errno;
+    throw Error("cannot listen at " + address + ", port " + std::to_string(port) + ": " + reason(error) +
+                    (error == EADDRNOTAVAIL ? ". MASTER_ADDR must be an address of the machine on which rank 0 runs"
+                                            : ". Another MASTER_PORT may be free"),
+                {Error::machine});
+  }
+  getsockname(socket.fd(), where.get(), &where.size);
+  return {socket.release(), where.port()};
 }
 
 Listener listen_everywhere(int port) {
   const int probe = socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  if (probe < 0) return listen_at("0.0.0.0", port);  // the kernel has no IPv6
+  if (probe < 0) return listen_on("0.0.0.0", port);  // the kernel has no IPv6
   close(probe);
-  return listen_at("::", port, /*both_kinds=*/true);
+  return listen_on("::", port, /*both_kinds=*/true);
 }
 
 int connect_to(const std::string& address, int port, std::chrono::steady_clock::time_point deadline) {

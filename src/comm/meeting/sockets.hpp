@@ -19,8 +19,9 @@ struct Listener {
   int port;
 };
 
-// Makes a socket that listens at this address alone; port 0 takes a free one. Throws Error that names both.
-Listener listen_on(const std::string& address, int port);
+// Makes a socket that listens at this address alone; port 0 takes a free one. With `both_kinds`, "::" takes
+// connections over IPv4 too. Throws Error that names address and port.
+Listener listen_on(const std::string& address, int port, bool both_kinds = false);
 
 // Makes one that listens at every address of this machine, IPv4 and IPv6.
 Listener listen_everywhere(int port);
