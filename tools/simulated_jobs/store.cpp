@@ -224,7 +224,7 @@ StorePtr connect_to_tcp_store(const std::string& address, int port) {
   return connect_to_store(address, port, JobKey::known_to_all());
 }
 
-bool store_answers(const std::string&, int port, std::chrono::steady_clock::time_point) {
+bool answers(const std::string&, int port, std::chrono::steady_clock::time_point) {
   network().scheduler.sleep(simulation::kMillisecond);
   return simulation::host_at(port) != nullptr;
 }

@@ -1,5 +1,6 @@
 #include "job_store.hpp"
 
+#include <unistd.h>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "base/start_thread.hpp"
@@ -55,8 +56,10 @@ StorePtr connect_to_tcp_store(const std::string& address, int port) {
   return store;
 }
 
-bool store_answers(const std::string& address, int port, std::chrono::steady_clock::time_point deadline) {
-  return answers(address, port, deadline);
+bool answers(const std::string& address, int port, std::chrono::steady_clock::time_point deadline) {
+  const int fd = connect_to(address, port, deadline);
+  if (fd >= 0) close(fd);
+  return fd >= 0;
 }
 
 }  // namespace lockstep::comm

@@ -30,7 +30,7 @@ StorePtr connect_to_store(const std::string& address, int port, const JobKey& ke
 // Connects likewise to torchrun's store, which is c10d's TCPStore and lets everybody in.
 StorePtr connect_to_tcp_store(const std::string& address, int port);
 
-// Tells whether a store accepts connections there now. Never waits past the deadline.
-bool store_answers(const std::string& address, int port, std::chrono::steady_clock::time_point deadline);
+// Tells whether a store, or whatever else listens there, accepts connections now. Never waits past the deadline.
+bool answers(const std::string& address, int port, std::chrono::steady_clock::time_point deadline);
 
 }  // namespace lockstep::comm

@@ -120,7 +120,7 @@ void Rendezvous::find_host(Clock::time_point deadline, const WaitLimit& limit) {
     limit.check(process_name());
     // The note is read each time, since it may be left from a job that was killed.
     if (note_) port_ = note_->read();
-    if (port_ != 0 && store_answers(address_, port_, deadline)) return note_.reset();
+    if (port_ != 0 && answers(address_, port_, deadline)) return note_.reset();
     if (Clock::now() + kPause >= deadline) break;
     std::this_thread::sleep_for(kPause);
   }

@@ -178,12 +178,6 @@ int connect_to(const std::string& address, int port, std::chrono::steady_clock::
   return connected ? socket.release() : -1;
 }
 
-bool answers(const std::string& address, int port, std::chrono::steady_clock::time_point deadline) {
-  const int fd = connect_to(address, port, deadline);
-  if (fd >= 0) close(fd);
-  return fd >= 0;
-}
-
 void send_at_once(int fd) {
   const int yes = 1;
   setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);

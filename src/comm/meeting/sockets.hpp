@@ -30,9 +30,6 @@ Listener listen_everywhere(int port);
 // within 3 s.
 int connect_to(const std::string& address, int port, std::chrono::steady_clock::time_point deadline);
 
-// Tells whether something accepts connections there now. Never waits past the deadline.
-bool answers(const std::string& address, int port, std::chrono::steady_clock::time_point deadline);
-
 void send_at_once(int fd);         // sends small messages without waiting for more
 std::string own_address(int fd);   // gives a socket's address, as place_text does, or ""
 std::string peer_address(int fd);  // gives the address of a connection's other end

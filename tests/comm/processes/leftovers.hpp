@@ -3,7 +3,7 @@
 
 #include "job.hpp"
 
-#include "comm/meeting/sockets.hpp"
+#include "comm/meeting/job_store.hpp"
 
 #include <chrono>
 #include <cstdlib>

@@ -3,7 +3,7 @@
 // What goes wrong between processes: every process says who is to blame, soon, and nothing waits for ever.
 #include "timed_job.hpp"
 
-#include "comm/meeting/sockets.hpp"
+#include "comm/meeting/job_store.hpp"
 
 #include <algorithm>
 #include <chrono>
