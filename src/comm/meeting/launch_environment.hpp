@@ -29,6 +29,9 @@ struct LaunchEnvironment {
   std::string key_file = {};  // the file of the job's key (LOCKSTEP_JOB_KEY_FILE); empty: the job has none
   int member = -1;  // this process's number in an elastic job (LOCKSTEP_ELASTIC_MEMBER); -1: it is not elastic
   int fewest = 1;   // the fewest processes with which an elastic job goes on (LOCKSTEP_ELASTIC_MIN)
+
+  // Gives "process 0 of 2", for texts.
+  std::string process_name() const { return "process " + std::to_string(rank) + " of " + std::to_string(world_size); }
 };
 
 // Gives the value of a variable, or null.

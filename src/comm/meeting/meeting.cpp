@@ -24,10 +24,6 @@ using nlohmann::json;
 
 constexpr auto kBetweenLooks = std::chrono::milliseconds(20);
 
-std::string process_name(int process, const LaunchEnvironment& launch) {
-  return "process " + std::to_string(process) + " of " + std::to_string(launch.world_size);
-}
-
 std::string key_of(int process) {
   return "config/" + std::to_string(process);
 }
@@ -43,7 +39,7 @@ void leave_another_job_alone(c10d::Store& store, const LaunchEnvironment& launch
   if (!store.check({kMet})) return;
   const std::string size = store.get_to_str(kMet);
   if (size == std::to_string(launch.world_size)) return;
-  throw NobodyMissed(process_name(launch.rank, launch) + ": " + another_job_text(size + " processes"));
+  throw NobodyMissed(launch.process_name() + ": " + another_job_text(size + " processes"));
 }
 
 std::string numbers(const std::vector<int>& list) {
@@ -69,11 +65,11 @@ void wait_for_all(c10d::Store& store, const LaunchEnvironment& launch, const Wai
     }
     leave_another_job_alone(store, launch);
     if (store.check({"failure"})) failure_from(store.get_to_str("failure")).raise();
-    limit.check(process_name(launch.rank, launch));
+    limit.check(launch.process_name());
     if (Clock::now() >= deadline) {
       const auto missing = absent(store, launch.world_size);
       if (missing.empty()) return;
-      throw Error(process_name(launch.rank, launch) + " waited " + seconds(limit.timeout) + " for " +
+      throw Error(launch.process_name() + " waited " + seconds(limit.timeout) + " for " +
                       (missing.size() == 1 ? "process " : "processes ") + numbers(missing) +
                       ", which did not come to run(). " +
                       "If starting only takes long, raise LOCKSTEP_RENDEZVOUS_TIMEOUT (seconds)",
@@ -217,7 +213,7 @@ std::string run_prefix(int run) {
 Roster meet(c10d::Store& store, const LaunchEnvironment& launch, const Devices& devices_here,
             const std::string& configuration, const WaitLimit& limit) {
   if (add_to_count(store, came_key(launch.rank), 1) != 1) {
-    const std::string text = "two processes say that they are " + process_name(launch.rank, launch) +
+    const std::string text = "two processes say that they are " + launch.process_name() +
                              ": each needs a rank of its own, and each job a MASTER_PORT of its own. Jobs with "
                              "different keys (LOCKSTEP_JOB_KEY_FILE) do not mix";
     if (store.check({kMet}) || absent(store, launch.world_size).empty()) throw NobodyMissed(text);
@@ -277,7 +273,7 @@ Error::Data death_data(const ProcessEnd& process) {
 
 // Names the process by its ranks if the processes have met.
 Failure end_in(c10d::Store& run, const LaunchEnvironment& launch, const ProcessEnd& process) {
-  const Failure before_they_met{process_name(launch.rank, launch) + " is gone: " + process.how, death_data(process)};
+  const Failure before_they_met{launch.process_name() + " is gone: " + process.how, death_data(process)};
   if (!absent(run, launch.world_size).empty()) return before_they_met;
   try {
     const Roster roster = roster_of(read_all(run, launch.world_size));
@@ -296,7 +292,7 @@ void announce_end(const StorePtr& store, const LaunchEnvironment& launch, const 
     const auto last = store_of_run(store, launch, run);
     call_off(*last, end_in(*last, launch, process));
   }
-  const std::string absence = process_name(launch.rank, launch) + " did not come to run(): " + process.how;
+  const std::string absence = launch.process_name() + " did not come to run(): " + process.how;
   call_off(*store_of_run(store, launch, run + 1), {absence, death_data(process)});
 }
 

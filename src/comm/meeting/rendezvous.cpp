@@ -100,10 +100,10 @@ void Rendezvous::host() {
 void Rendezvous::learn_local_address(Clock::time_point deadline, const WaitLimit& limit) {
   const auto store = connect("network");
   while (!store->check({"address"})) {
-    limit.check(process_name());
+    limit.check(launch_.process_name());
     if (Clock::now() >= deadline) {
       throw Error(
-          process_name() + " on " + host_name() + " waited " + seconds(limit.timeout) +
+          launch_.process_name() + " on " + host_name() + " waited " + seconds(limit.timeout) +
               " for the first process of another machine, and none came. Was one started there? Here " +
               given_address() + " means this machine itself (" + address_ +
               "): if it means another one there, set it to an address of " + host_name() +
@@ -117,7 +117,7 @@ void Rendezvous::learn_local_address(Clock::time_point deadline, const WaitLimit
 
 void Rendezvous::find_host(Clock::time_point deadline, const WaitLimit& limit) {
   for (;;) {
-    limit.check(process_name());
+    limit.check(launch_.process_name());
     // The note is read each time, since it may be left from a job that was killed.
     if (note_) port_ = note_->read();
     if (port_ != 0 && answers(address_, port_, deadline)) return note_.reset();
@@ -129,7 +129,8 @@ void Rendezvous::find_host(Clock::time_point deadline, const WaitLimit& limit) {
       on_several_machines() && is_loopback(address_) ? "; " + given_address() + " means this machine itself here" : "";
   const std::string where = note_ ? "the port that should be in " + note_->place()
                                   : place_text(address_, port_) + " (MASTER_ADDR and MASTER_PORT" + itself + ")";
-  throw Error(process_name() + " waited " + seconds(limit.timeout) + " for the store that " + whose + " at " + where +
+  throw Error(launch_.process_name() + " waited " + seconds(limit.timeout) + " for the store that " + whose + " at " +
+                  where +
                   ", but nothing answers. Was rank 0 started, and does it call run()? If it only takes long, raise "
                   "LOCKSTEP_RENDEZVOUS_TIMEOUT (seconds)",
               {Error::late});
@@ -141,12 +142,12 @@ void Rendezvous::check_size(Clock::time_point deadline, const WaitLimit& limit) 
   const StorePtr store = idle_client();
   deadline = std::min(deadline, Clock::now() + std::chrono::seconds(5));  // an older release does not say its size
   while (!store->check({kSize})) {                                        // the store may have just begun to listen
-    limit.check(process_name());
+    limit.check(launch_.process_name());
     if (Clock::now() >= deadline) return;
     std::this_thread::sleep_for(kPause);
   }
   const std::string size = store->get_to_str(kSize);
-  if (size != size_text()) throw Error(process_name() + ": " + another_job_text(size));
+  if (size != size_text()) throw Error(launch_.process_name() + ": " + another_job_text(size));
 }
 
 std::string Rendezvous::size_text() const {
@@ -159,10 +160,6 @@ StorePtr Rendezvous::connect(const std::string& prefix) {
 
 std::string Rendezvous::given_address() const {
   return "MASTER_ADDR=" + launch_.address;
-}
-
-std::string Rendezvous::process_name() const {
-  return "process " + std::to_string(launch_.rank) + " of " + std::to_string(launch_.world_size);
 }
 
 void Rendezvous::take_note_away() {
@@ -191,7 +188,7 @@ StorePtr Rendezvous::idle_client() {
     clients_.push_back(new_client());
   } catch (const c10::Error& error) {
     throw Error(
-        process_name() + " cannot use the store at " + place_text(address_, port_) + ", which " +
+        launch_.process_name() + " cannot use the store at " + place_text(address_, port_) + ", which " +
             (launch_.agent_store ? "the launcher" : "the process of rank 0") +
             " keeps: " + error.what_without_backtrace() +
             (launch_.agent_store ? ""

@@ -67,7 +67,6 @@ class Rendezvous {
   void learn_local_address(std::chrono::steady_clock::time_point deadline, const WaitLimit& limit);
   void check_size(std::chrono::steady_clock::time_point deadline, const WaitLimit& limit);
   std::string size_text() const;
-  std::string process_name() const;
   std::string given_address() const;
   bool on_several_machines() const { return launch_.local_world_size < launch_.world_size; }
 

@@ -146,8 +146,7 @@ std::unique_ptr<World> make_processes_world(const Devices& devices, const JobOpt
     auto place = Place::take(*launch, seat ? seat->keys : run_prefix(turn->run), devices, options);
     return std::make_unique<ProcessesWorld>(std::move(turn), std::move(place), options);
   } catch (const c10::DistError&) {  // the store's error does not say whose the store was
-    throw Error("process " + std::to_string(launch->rank) + " of " + std::to_string(launch->world_size) + ": " +
-                    (launch->agent_store ? "the launcher" : "the process of rank 0") +
+    throw Error(launch->process_name() + ": " + (launch->agent_store ? "the launcher" : "the process of rank 0") +
                     " is gone: the store that it keeps does not answer",
                 {Error::machine});
   }
