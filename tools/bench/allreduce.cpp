@@ -30,9 +30,9 @@
 #include "comm/group_member.hpp"
 #include "data_parallel/grain_terms.hpp"
 #include "devices/check_devices.hpp"
-#include "io/run_program.hpp"
 #include "ranks/rank_wait.hpp"
 #include "report.hpp"
+#include "run_program.hpp"
 #include "trainer/report_page.hpp"
 
 namespace lockstep::cli {
@@ -190,7 +190,7 @@ void time_openmpi(const Devices& devices, Sizes& sizes) {
     command.push_back(std::to_string(size.bytes));
     command.push_back(std::to_string(calls_for(size.bytes)));
   }
-  std::istringstream lines(io::run_program(command, "", std::chrono::minutes(2)));
+  std::istringstream lines(run_program(command, std::chrono::minutes(2)));
   for (auto& size : sizes) {
     int64_t bytes = 0;
     double seconds = 0;

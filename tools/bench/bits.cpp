@@ -28,8 +28,8 @@
 #include "comm/world.hpp"
 #include "io/links.hpp"
 #include "io/reason.hpp"
-#include "io/run_program.hpp"
 #include "report.hpp"
+#include "run_program.hpp"
 #include "trainer/train_options.hpp"
 
 namespace lockstep::cli {
@@ -245,7 +245,7 @@ std::string command_of(const LaidOut& run) {
 
 BitsResult result_of(const LaidOut& run, const fs::path& folder) {
   const auto start = std::chrono::steady_clock::now();
-  io::run_program(run.words, "", std::chrono::hours(24));
+  run_program(run.words, std::chrono::hours(24));
   return {run, read_metrics(folder / run.folder / kMetricsFile).back(), seconds_since(start)};
 }
 

@@ -1,4 +1,5 @@
-#include "io/run_program.hpp"
+// lockstep-bench starts other programs, and says how they failed.
+#include "bench/run_program.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,26 +11,23 @@
 #include "support/error_of.hpp"
 #include "support/scratch_folder.hpp"
 
-namespace lockstep::io {
+namespace lockstep::cli {
 namespace run_program_test {
 
 using namespace std::chrono_literals;
 
-TEST(RunProgram, GivesInputAndTakesOutput) {
-  std::string much(3'000'000, 'x');  // more than any pipe holds
-  much += std::string("\0\n\xff", 3);
-  EXPECT_EQ(run_program({"cat"}, much, 10s), much);
-  EXPECT_EQ(run_program({"true"}, much, 10s), "");
+TEST(RunProgram, GivesNoInputAndTakesOutput) {
+  EXPECT_EQ(run_program({"cat"}, 10s), "");
+  const std::string much(3'000'000, '\0');  // more than any pipe holds
+  EXPECT_EQ(run_program({"head", "-c", std::to_string(much.size()), "/dev/zero"}, 10s), much);
 }
 
 TEST(RunProgram, PassesArgumentsWithoutAShell) {
-  EXPECT_EQ(run_program({"printf", "%s|", "a b", "$HOME", "`ls`", ""}, "", 10s), "a b|$HOME|`ls`||");
+  EXPECT_EQ(run_program({"printf", "%s|", "a b", "$HOME", "`ls`", ""}, 10s), "a b|$HOME|`ls`||");
 }
 
 TEST(RunProgram, NamesTheProgramThatFails) {
-  auto error = [](const std::vector<std::string>& arguments) {
-    return error_of([&] { run_program(arguments, "", 10s); });
-  };
+  auto error = [](const std::vector<std::string>& arguments) { return error_of([&] { run_program(arguments, 10s); }); };
   EXPECT_THAT(error({"no-such-program"}), Fails(Error::machine));
   EXPECT_THAT(error({"/"}), Fails(Error::machine));
   EXPECT_THAT(error({"sh", "-c", "echo why >&2; exit 4"}), Fails(Error::machine));
@@ -39,15 +37,13 @@ TEST(RunProgram, NamesTheProgramThatFails) {
 TEST(RunProgram, WorksWhereSigchldIsIgnored) {
   for (const int flags : {0, SA_NOCLDWAIT}) {
     struct sigaction ignored {
-    }, before{}, after{};
+    }, before{};
     ignored.sa_handler = flags == 0 ? SIG_IGN : SIG_DFL;
     ignored.sa_flags = flags;
     sigaction(SIGCHLD, &ignored, &before);
-    EXPECT_EQ(run_program({"echo", "it", "works"}, "", 10s), "it works\n");
-    EXPECT_THAT(error_of([] { run_program({"sh", "-c", "echo why >&2; exit 4"}, "", 10s); }), Fails(Error::machine));
-    sigaction(SIGCHLD, &before, &after);
-    EXPECT_EQ(after.sa_handler, ignored.sa_handler);
-    EXPECT_EQ(after.sa_flags & SA_NOCLDWAIT, flags);
+    EXPECT_EQ(run_program({"echo", "it", "works"}, 10s), "it works\n");
+    EXPECT_THAT(error_of([] { run_program({"sh", "-c", "echo why >&2; exit 4"}, 10s); }), Fails(Error::machine));
+    sigaction(SIGCHLD, &before, nullptr);
   }
 }
 
@@ -55,7 +51,7 @@ TEST(RunProgram, KillsAProgramThatHangsAndItsChildren) {
   ScratchFolder folder;
   std::string script = "sleep 60 & echo $! > '" + (folder / "pid").string() + "'; wait";
   auto start = std::chrono::steady_clock::now();
-  EXPECT_THAT(error_of([&] { run_program({"sh", "-c", script}, "", 500ms); }), Fails(Error::machine));
+  EXPECT_THAT(error_of([&] { run_program({"sh", "-c", script}, 500ms); }), Fails(Error::machine));
   EXPECT_LT(std::chrono::steady_clock::now() - start, 30s);
   pid_t sleeper = std::stoi(folder.read("pid"));
   // Gone, or dead and waiting for init to notice.
@@ -76,7 +72,7 @@ TEST(RunProgram, LetsSignalsThrough) {
   sigaddset(&blocked, SIGTERM);
   pthread_sigmask(SIG_BLOCK, &blocked, &old);
   auto old_handler = signal(SIGPIPE, SIG_IGN);
-  std::string status = run_program({"cat", "/proc/self/status"}, "", 10s);
+  std::string status = run_program({"cat", "/proc/self/status"}, 10s);
   signal(SIGPIPE, old_handler);
   pthread_sigmask(SIG_SETMASK, &old, nullptr);
   auto contains = [&](const std::string& key, int signal) {
@@ -88,4 +84,4 @@ TEST(RunProgram, LetsSignalsThrough) {
 }
 
 }  // namespace run_program_test
-}  // namespace lockstep::io
+}  // namespace lockstep::cli

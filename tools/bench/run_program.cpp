@@ -1,27 +1,28 @@
 #include "run_program.hpp"
 
-#include "reason.hpp"
-
+#include <fcntl.h>
 #include <spawn.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include <lockstep/base/error.hpp>
 
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
-#include <optional>
 #include <thread>
 
-namespace lockstep::io {
+#include "io/reason.hpp"
+
+namespace lockstep::cli {
+
 namespace {
 
-// MemoryFile: makes a file in memory. Unlike a pipe it never fills up, so nobody has to read and write at the same
-// time.
+// MemoryFile: makes a file in memory. Unlike a pipe it never fills up, so nobody has to read while the program writes.
 class MemoryFile {
  public:
   explicit MemoryFile(const char* name) : fd_(memfd_create(name, MFD_CLOEXEC)) {
-    if (fd_ < 0) throw Error("memfd_create failed: " + reason(errno), {Error::machine});
+    if (fd_ < 0) throw Error("memfd_create failed: " + io::reason(errno), {Error::machine});
   }
   ~MemoryFile() { ::close(fd_); }
   MemoryFile(const MemoryFile&) = delete;
@@ -29,20 +30,12 @@ class MemoryFile {
 
   int fd() const { return fd_; }
 
-  void fill(const std::string& text) {
-    for (size_t done = 0; done < text.size();) {
-      ssize_t written = ::pwrite(fd_, text.data() + done, text.size() - done, static_cast<off_t>(done));
-      if (written < 0) throw Error("writing to a file in memory failed: " + reason(errno), {Error::machine});
-      done += static_cast<size_t>(written);
-    }
-  }
-
   std::string content() const {
     std::string bytes;
     char buffer[1 << 16];
     for (;;) {
       ssize_t count = ::pread(fd_, buffer, sizeof buffer, static_cast<off_t>(bytes.size()));
-      if (count < 0) throw Error("reading a file in memory failed: " + reason(errno), {Error::machine});
+      if (count < 0) throw Error("reading a file in memory failed: " + io::reason(errno), {Error::machine});
       if (count == 0) return bytes;
       bytes.append(buffer, static_cast<size_t>(count));
     }
@@ -52,7 +45,7 @@ class MemoryFile {
   int fd_;
 };
 
-pid_t start(const std::vector<std::string>& arguments, int in, int out, int err) {
+pid_t start(const std::vector<std::string>& arguments, int out, int err) {
   std::vector<char*> argv;
   argv.reserve(arguments.size() + 1);
   for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
@@ -60,7 +53,7 @@ pid_t start(const std::vector<std::string>& arguments, int in, int out, int err)
 
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_adddup2(&actions, in, STDIN_FILENO);
+  posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
   posix_spawn_file_actions_adddup2(&actions, out, STDOUT_FILENO);
   posix_spawn_file_actions_adddup2(&actions, err, STDERR_FILENO);
 
@@ -78,24 +71,23 @@ pid_t start(const std::vector<std::string>& arguments, int in, int out, int err)
   int error = posix_spawnp(&child, argv[0], &actions, &attributes, argv.data(), environ);
   posix_spawnattr_destroy(&attributes);
   posix_spawn_file_actions_destroy(&actions);
-  if (error == ENOENT) throw ProgramNotFound("the program '" + arguments[0] + "' is not installed, or not in PATH");
+  if (error == ENOENT)
+    throw Error("the program '" + arguments[0] + "' is not installed, or not in PATH", {Error::machine});
   if (error != 0)
-    throw Error("the program '" + arguments[0] + "' could not be started: " + reason(error), {Error::machine});
+    throw Error("the program '" + arguments[0] + "' could not be started: " + io::reason(error), {Error::machine});
   return child;
 }
 
-// Gives the child's status as waitpid does, or none where SIGCHLD is ignored and the system forgets the status. Kills
-// the child and its whole group when the time is over.
-std::optional<int> wait_for(pid_t child, const std::string& program, std::chrono::milliseconds limit) {
+// Gives the child's status as waitpid does. Kills the child and its whole group when the time is over.
+int wait_for(pid_t child, const std::string& program, std::chrono::milliseconds limit) {
   auto deadline = std::chrono::steady_clock::now() + limit;
   auto pause = std::chrono::milliseconds(1);
   int status = 0;
   for (;;) {
     pid_t ended = ::waitpid(child, &status, WNOHANG);
     if (ended == child) return status;
-    if (ended < 0 && errno == ECHILD) return std::nullopt;
     if (ended < 0 && errno != EINTR)
-      throw Error("waiting for '" + program + "' failed: " + reason(errno), {Error::machine});
+      throw Error("waiting for '" + program + "' failed: " + io::reason(errno), {Error::machine});
     if (std::chrono::steady_clock::now() >= deadline) break;
     std::this_thread::sleep_for(pause);
     pause = std::min(2 * pause, std::chrono::milliseconds(20));
@@ -109,19 +101,11 @@ std::optional<int> wait_for(pid_t child, const std::string& program, std::chrono
 
 }  // namespace
 
-std::string run_program(const std::vector<std::string>& arguments, const std::string& input,
-                        std::chrono::milliseconds limit) {
+std::string run_program(const std::vector<std::string>& arguments, std::chrono::milliseconds limit) {
   const std::string& program = arguments.at(0);
-  MemoryFile in("input"), out("output"), err("errors");
-  in.fill(input);
-  const auto ended = wait_for(start(arguments, in.fd(), out.fd(), err.fd()), program, limit);
-  if (!ended && !err.content().empty()) {
-    throw Error("'" + program +
-                    "' may have failed; with SIGCHLD ignored, its exit code is not known. It wrote: " + err.content(),
-                {Error::machine});
-  }
-
-  const int status = ended.value_or(0);
+  const MemoryFile out("output"), err("errors");
+  std::signal(SIGCHLD, SIG_DFL);  // where it is ignored, the system forgets how the program ended
+  const int status = wait_for(start(arguments, out.fd(), err.fd()), program, limit);
   if (status == 0) return out.content();
   throw Error("'" + program + "' " +
                   (WIFSIGNALED(status) ? "was ended by signal " + std::to_string(WTERMSIG(status))
@@ -130,4 +114,4 @@ std::string run_program(const std::vector<std::string>& arguments, const std::st
               {Error::machine});
 }
 
-}  // namespace lockstep::io
+}  // namespace lockstep::cli
