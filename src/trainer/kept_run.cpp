@@ -5,6 +5,8 @@
 #include "take_over.hpp"
 #include "train_options.hpp"
 
+#include <chrono>
+#include <cmath>
 #include <filesystem>
 #include <lockstep/base/version.hpp>
 #include <lockstep/devices/device_info.hpp>
@@ -21,6 +23,16 @@ bool goes_on_in_its_folder(const TrainOptions& options) {
   if (options.keep.resume.empty() || options.keep.run_dir.empty()) return false;
   std::error_code different;
   return fs::equivalent(run_to_go_on(options.keep.resume), options.keep.run_dir, different);
+}
+
+// TensorBoard reads a folder's files in the order of their names, and takes the number for a time. If a run goes on
+// within the same second, it needs another number.
+fs::path new_events_in(const fs::path& folder, double now) {
+  for (auto second = static_cast<int64_t>(now);; ++second) {
+    auto file = folder / ("events.out.tfevents." + std::to_string(second) + ".lockstep");
+    std::error_code unreadable;
+    if (!fs::exists(file, unreadable)) return file;
+  }
 }
 
 }  // namespace
@@ -40,12 +52,32 @@ void KeptRun::create(const Workload& workload) {
   notes_.set("best", {{"by", judge_.measure}, {"more_is_better", judge_.more_is_better}});
   samples_ = samples_of_epoch(settings_.batch, workload.task.train.size());
   folder_->create(settings_, judge_, callbacks_.on_warning);
-  if (settings_.keep.tensorboard && !settings_.keep.run_dir.empty()) board_.emplace(settings_.keep.run_dir);
 }
 
 void KeptRun::epoch(const std::vector<EpochMetrics>& history, const torch::nn::Module& net) {
   folder_->write(history, net);
-  if (board_) board_->write(history.back(), history.back().lr, samples_);
+  if (settings_.keep.tensorboard && !settings_.keep.run_dir.empty()) write_events(history.back());
+}
+
+// Writes the metrics as TensorBoard shows them, a point per epoch. Throws Error if the file cannot be written.
+//
+//   loss/train  loss/test  accuracy/train  accuracy/test  learning_rate
+//   NAME/test             a metric of a Task
+//   images_per_second     of the training, all ranks together
+//   wait_for_data/rank_0  seconds of the epoch in which the rank had no minibatch yet; so for every rank
+void KeptRun::write_events(const EpochMetrics& metrics) {
+  const double now = std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+  if (!events_) events_.emplace(new_events_in(settings_.keep.run_dir, now), now, metrics.epoch);
+  io::Scalars scalars = {{"loss/train", metrics.train_loss},
+                         {"learning_rate", metrics.lr},
+                         {"images_per_second", static_cast<double>(samples_) / metrics.seconds}};
+  if (!std::isnan(metrics.train_accuracy)) scalars.emplace_back("accuracy/train", metrics.train_accuracy);
+  if (!std::isnan(metrics.test_accuracy)) scalars.emplace_back("accuracy/test", metrics.test_accuracy);
+  for (const auto& [name, value] : metrics.test) scalars.emplace_back(name + "/test", value);
+  for (size_t rank = 0; rank < metrics.ranks.size(); ++rank) {
+    scalars.emplace_back("wait_for_data/rank_" + std::to_string(rank), metrics.ranks[rank].data_wait);
+  }
+  events_->add(now, metrics.epoch, scalars);
 }
 
 void KeptRun::tell(const EpochMetrics& metrics) {

@@ -5,11 +5,11 @@
 #include <torch/nn/module.h>
 #include <lockstep/trainer/trainer.hpp>
 
+#include "io/tfevents.hpp"
 #include "measures.hpp"
 #include "run_folder.hpp"
 #include "run_notes.hpp"
 #include "run_state.hpp"
-#include "tensorboard_log.hpp"
 #include "workload.hpp"
 
 #include <cstdint>
@@ -41,12 +41,14 @@ class KeptRun {
   void finish(const std::vector<EpochMetrics>& history) { folder_->finish(history); }
 
  private:
+  void write_events(const EpochMetrics& metrics);
+
   const TrainOptions& settings_;
   const TrainCallbacks& callbacks_;
   RunNotes& notes_;
   bool is_keeper_;
-  std::optional<RunFolder> folder_;  // the run's folder; one without a path keeps nothing
-  std::optional<TensorBoardLog> board_;
+  std::optional<RunFolder> folder_;     // the run's folder; one without a path keeps nothing
+  std::optional<io::TfEvents> events_;  // TensorBoard's file, which begins with the first epoch written here
   Judge judge_;
   int64_t samples_ = 0;  // samples of an epoch
   int kept_epochs_ = 0;  // epochs whose files and checkpoint this process has written
