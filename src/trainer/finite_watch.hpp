@@ -40,8 +40,8 @@ class FiniteWatch {
   // Gives what mark() writes if updates on the GPU are to look at it, float [1]; undefined: they are not.
   at::Tensor found() const;
 
-  // Lets a graph skip steps (graph_skip.hpp), of which the host learns later. look() and settle() call `skipped` for
-  // each such step, with what is wrong in words. `bad_loss` is the sum of losses in the last of them.
+  // Lets a graph skip steps (GraphSkip in step.cpp), of which the host learns later. look() and settle() call `skipped`
+  // for each such step, with what is wrong in words. `bad_loss` is the sum of losses in the last of them.
   void skip_in_graph(const at::Tensor& bad_loss, std::function<void(const std::string& wrong)> skipped) {
     bad_loss_ = bad_loss;
     skipped_ = std::move(skipped);

@@ -1,5 +1,8 @@
 #include "step.hpp"
 
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
 #include <lockstep/base/error.hpp>
 #include <lockstep/devices/autocast.hpp>
@@ -8,7 +11,6 @@
 #include "base/exception_text.hpp"
 #include "batch_settings.hpp"
 #include "data_parallel/replica.hpp"
-#include "graph_skip.hpp"
 #include "lab/graphed_step.hpp"
 #include "measures.hpp"
 #include "train_options.hpp"
@@ -212,6 +214,36 @@ class SkippingStep : public PlainStep {
     }
     with_.totals.left_out += samples;
   }
+};
+
+// GraphSkip lets a CUDA graph leave out a step that is not finite. The graph puts back what the step has changed, but
+// for the update, which looks at the mark itself (Update::skip_where). Use it while the step is recorded.
+class GraphSkip {
+ public:
+  // `mark` is FiniteWatch::found(), and `loss` the sum of losses.
+  GraphSkip(at::Tensor mark, at::Tensor loss)
+      : mark_(std::move(mark)), loss_(std::move(loss)), bad_loss_(at::zeros_like(loss_)) {}
+
+  // Call begin() before the step, with the tensors that change, and end() behind FiniteWatch::mark().
+  void begin(std::vector<at::Tensor> tensors) {
+    const c10::NoGradGuard no_grad;
+    mark_.zero_();
+    tensors.push_back(loss_);
+    for (const auto& tensor : tensors) before_.emplace_back(tensor, tensor.clone());
+  }
+  void end() {
+    const c10::NoGradGuard no_grad;
+    const at::Tensor is_bad = mark_[0] > 0;
+    bad_loss_.copy_(at::where(is_bad, loss_, bad_loss_));
+    for (auto& [tensor, before] : std::exchange(before_, {})) tensor.copy_(at::where(is_bad, before, tensor));
+  }
+
+  // Gives the sum of losses in the last step that was left out.
+  const at::Tensor& bad_loss() const { return bad_loss_; }
+
+ private:
+  const at::Tensor mark_, loss_, bad_loss_;
+  std::vector<std::pair<at::Tensor, at::Tensor>> before_;  // tensors, and their values before the step
 };
 
 // A graph holds a step up to its gradients, and the exchange if this can be recorded, beside backward. Otherwise the
