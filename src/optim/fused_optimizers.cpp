@@ -61,41 +61,6 @@ State& state_of(States& states, const at::Tensor& parameter, const Make& make) {
   return static_cast<State&>(*kept);
 }
 
-template <class Options, class State>
-bool fits_adam(const std::vector<OptimizerParamGroup>& groups, const States& states) {
-  const auto members_of = [](const torch::optim::OptimizerParamState& kept) {
-    const auto& state = static_cast<const State&>(kept);
-    return std::array{state.exp_avg(), state.exp_avg_sq()};
-  };
-  return std::all_of(groups.begin(), groups.end(), [&](const auto& group) {
-    return !static_cast<const Options&>(group.options()).amsgrad() && fits_kernel(group, states, members_of);
-  });
-}
-
-template <class Options, class State>
-void count_adam(const auto& all, const std::vector<OptimizerParamGroup>& groups, States& states,
-                DeviceNumbers& numbers) {
-  numbers.begin_step();
-  for (const auto& [number, parameter] : all) {
-    auto& state = state_of<State>(states, parameter, [&parameter = parameter](auto& made) {
-      made.exp_avg(at::zeros_like(parameter));
-      made.exp_avg_sq(at::zeros_like(parameter));
-    });
-    state.step(state.step() + 1);
-    numbers.set_rate(parameter.device(), number, static_cast<const Options&>(groups[number].options()).lr());
-    numbers.set_count(parameter.device(), state.step());
-  }
-  numbers.end_step();
-}
-
-template <class State>
-void uncount_adam(const auto& all, States& states) {
-  for (const auto& [number, parameter] : all) {
-    auto& state = static_cast<State&>(*states.at(parameter.unsafeGetTensorImpl()));
-    state.step(state.step() - 1);
-  }
-}
-
 // A rate on the device is a float, by which float64 would lose its digits.
 bool takes_rate_from_host(const at::Tensor& parameter) {
   return parameter.is_cpu() || parameter.scalar_type() == at::kDouble;
@@ -105,32 +70,6 @@ bool takes_rate_from_host(const at::Tensor& parameter) {
 struct Launch {
   std::vector<at::Tensor> parameters, gradients, first, second, steps;
 };
-
-template <class Options, class State, class Kernel>
-void queue_adam(const auto& all, const std::vector<OptimizerParamGroup>& groups, States& states, DeviceNumbers& numbers,
-                const std::optional<at::Tensor>& found, const Kernel& kernel) {
-  numbers.count_up();
-  std::map<std::pair<size_t, at::ScalarType>, Launch> launches;
-  for (const auto& [number, parameter] : all) {
-    Launch& launch = launches[{number, parameter.scalar_type()}];
-    const auto& state = static_cast<const State&>(*states.at(parameter.unsafeGetTensorImpl()));
-    launch.parameters.push_back(parameter);
-    launch.gradients.push_back(parameter.grad());
-    launch.first.push_back(state.exp_avg());
-    launch.second.push_back(state.exp_avg_sq());
-    launch.steps.push_back(numbers.count(parameter.device(), state.step()));
-  }
-  for (const auto& [place, launch] : launches) {
-    const auto& options = static_cast<const Options&>(groups[place.first].options());
-    const auto [beta1, beta2] = options.betas();
-    const auto call = [&, of = &launch, beta1 = beta1, beta2 = beta2](const auto& rate) {
-      kernel(of->parameters, of->gradients, of->first, of->second, /*max_exp_avg_sqs=*/at::TensorList(), of->steps,
-             rate, beta1, beta2, options.weight_decay(), options.eps(), /*amsgrad=*/false, /*maximize=*/false,
-             /*grad_scale=*/std::optional<at::Tensor>(), found);
-    };
-    takes_rate_from_host(launch.parameters[0]) ? call(options.lr()) : call(numbers.rate(place.first));
-  }
-}
 
 }  // namespace
 
@@ -286,29 +225,69 @@ std::vector<at::Tensor> FusedAdamOf<Base, Options, State>::states_of(const std::
 
 template <class Base, class Options, class State>
 bool FusedAdamOf<Base, Options, State>::fits() const {
-  return fits_adam<Options, State>(this->param_groups_, this->state_);
+  const auto members_of = [](const torch::optim::OptimizerParamState& kept) {
+    const auto& state = static_cast<const State&>(kept);
+    return std::array{state.exp_avg(), state.exp_avg_sq()};
+  };
+  return std::all_of(groups().begin(), groups().end(), [&](const auto& group) {
+    return !static_cast<const Options&>(group.options()).amsgrad() && fits_kernel(group, this->state_, members_of);
+  });
 }
 
 template <class Base, class Options, class State>
 void FusedAdamOf<Base, Options, State>::count(const std::vector<Stepped>& all) {
-  count_adam<Options, State>(all, this->param_groups_, this->state_, numbers_);
+  numbers_.begin_step();
+  for (const auto& [number, parameter] : all) {
+    auto& state = state_of<State>(this->state_, parameter, [&parameter = parameter](auto& made) {
+      made.exp_avg(at::zeros_like(parameter));
+      made.exp_avg_sq(at::zeros_like(parameter));
+    });
+    state.step(state.step() + 1);
+    numbers_.set_rate(parameter.device(), number, static_cast<const Options&>(groups()[number].options()).lr());
+    numbers_.set_count(parameter.device(), state.step());
+  }
+  numbers_.end_step();
 }
 
 template <class Base, class Options, class State>
 void FusedAdamOf<Base, Options, State>::queue(const std::vector<Stepped>& all) {
-  queue_adam<Options, State>(all, this->param_groups_, this->state_, numbers_, found(), [](const auto&... arguments) {
+  const auto kernel = [](const auto&... arguments) {
     if constexpr (std::is_same_v<Base, torch::optim::Adam>) {
       at::_fused_adam_(arguments...);
     } else {
       at::_fused_adamw_(arguments...);
     }
-  });
+  };
+  numbers_.count_up();
+  std::map<std::pair<size_t, at::ScalarType>, Launch> launches;
+  for (const auto& [number, parameter] : all) {
+    Launch& launch = launches[{number, parameter.scalar_type()}];
+    const auto& state = static_cast<const State&>(*this->state_.at(parameter.unsafeGetTensorImpl()));
+    launch.parameters.push_back(parameter);
+    launch.gradients.push_back(parameter.grad());
+    launch.first.push_back(state.exp_avg());
+    launch.second.push_back(state.exp_avg_sq());
+    launch.steps.push_back(numbers_.count(parameter.device(), state.step()));
+  }
+  for (const auto& [place, launch] : launches) {
+    const auto& options = static_cast<const Options&>(groups()[place.first].options());
+    const auto [beta1, beta2] = options.betas();
+    const auto call = [&, of = &launch, beta1 = beta1, beta2 = beta2](const auto& rate) {
+      kernel(of->parameters, of->gradients, of->first, of->second, /*max_exp_avg_sqs=*/at::TensorList(), of->steps,
+             rate, beta1, beta2, options.weight_decay(), options.eps(), /*amsgrad=*/false, /*maximize=*/false,
+             /*grad_scale=*/std::optional<at::Tensor>(), found());
+    };
+    takes_rate_from_host(launch.parameters[0]) ? call(options.lr()) : call(numbers_.rate(place.first));
+  }
   if (counts_back()) numbers_.count_back(*found());
 }
 
 template <class Base, class Options, class State>
 void FusedAdamOf<Base, Options, State>::uncount(const std::vector<Stepped>& all) {
-  uncount_adam<State>(all, this->state_);
+  for (const auto& [number, parameter] : all) {
+    auto& state = static_cast<State&>(*this->state_.at(parameter.unsafeGetTensorImpl()));
+    state.step(state.step() - 1);
+  }
 }
 
 template <class Base, class Options, class State>
