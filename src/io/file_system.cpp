@@ -1,39 +1,15 @@
 #include "file_system.hpp"
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <cerrno>
 #include <csignal>
-#include <cstdio>
 
 #include "base/signals.hpp"
 
 namespace lockstep::io {
 
-int FileSystem::create(const std::filesystem::path& file) {
-  return ::open(file.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-}
-
 ssize_t FileSystem::write(int fd, const void* data, size_t bytes) {
   const SignalBlocked blocked(SIGXFSZ);  // write() beyond the limit then fails as on a full disk
   return ::write(fd, data, bytes);
-}
-
-int FileSystem::fsync(int fd) {
-  return ::fsync(fd);
-}
-
-int FileSystem::close(int fd) {
-  return ::close(fd);
-}
-
-int FileSystem::rename(const std::filesystem::path& from, const std::filesystem::path& to) {
-  return ::rename(from.c_str(), to.c_str());
-}
-
-int FileSystem::unlink(const std::filesystem::path& file) {
-  return ::unlink(file.c_str());
 }
 
 int FileSystem::sync_folder(const std::filesystem::path& folder) {
