@@ -67,30 +67,6 @@ void Update::prepare() {
   prepared_ = true;
 }
 
-Fused* Update::fused() const {
-  return dynamic_cast<Fused*>(&optimizer_.inner());
-}
-
-void Update::skip_where(const at::Tensor& found, bool goes_on) {
-  if (fused() != nullptr) fused()->skip_where(found, goes_on);
-}
-
-void Update::forget_step() {
-  fused()->forget_step();
-}
-
-bool Update::can_be_recorded() const {
-  return fused() != nullptr && fused()->can_be_recorded() && (!average_ || average_->is_begun());
-}
-
-void Update::before_replay() {
-  fused()->before_replay();
-}
-
-void Update::after_replay() {
-  fused()->after_replay();
-}
-
 void Update::step() {
   RECORD_USER_SCOPE("lockstep::update");
   if (!prepared_) prepare();

@@ -45,16 +45,20 @@ class Update {
 
   // Tells whether step() can be recorded. Then, for each step that a graph does, call before_replay() and
   // after_replay(): the first counts the step, and writes the learning rate.
-  bool can_be_recorded() const;
-  void before_replay();
-  void after_replay();
+  bool can_be_recorded() const {
+    return fused() != nullptr && fused()->can_be_recorded() && (!average_ || average_->is_begun());
+  }
+  void before_replay() { fused()->before_replay(); }
+  void after_replay() { fused()->after_replay(); }
 
   // Lets step() leave everything as it was where `found`, float [1] on the GPU, is 1; undefined: it never does. An
   // optimizer that is not fused (fused_optimizers.hpp) does not look there: can_skip() tells. If the run goes on, say
   // so, and call forget_step() for each such step of a graph when the host knows of it.
-  void skip_where(const at::Tensor& found, bool goes_on);
+  void skip_where(const at::Tensor& found, bool goes_on) {
+    if (fused() != nullptr) fused()->skip_where(found, goes_on);
+  }
   bool can_skip() const { return fused() != nullptr && !average_; }
-  void forget_step();
+  void forget_step() { fused()->forget_step(); }
 
   // Gives the averaged gradients that step() uses; with zero_stage the rank's slices of them.
   std::vector<at::Tensor> gradients() const { return optimizer_.gradients(); }
@@ -89,7 +93,8 @@ class Update {
   void load(const RunState& state, const Rank& rank);
 
  private:
-  Fused* fused() const;  // gives null for another optimizer
+  // Gives null for another optimizer.
+  Fused* fused() const { return dynamic_cast<Fused*>(&optimizer_.inner()); }
   bool divides_parameters() const { return optimizer_.sharded() && optimizer_.sharded()->divides_parameters(); }
   void load_of_ranks(const RunState& state, const Rank& rank);
   io::NamedTensors parameters() const;  // gives this rank's parameters
