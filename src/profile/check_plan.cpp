@@ -8,7 +8,7 @@
 #include <string>
 
 #include "base/classic.hpp"
-#include "plan/plan_shape.hpp"
+#include "plan/cost_model.hpp"
 
 namespace lockstep {
 namespace {
