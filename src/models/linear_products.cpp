@@ -97,11 +97,17 @@ void product(const Tile& tile, const at::Tensor& a, const at::Tensor& b, float* 
                adds, scratch.mutable_data_ptr<float>());
 }
 
-// Cuts a product of matrices that lie as product() wants them. With AMX all threads get a tile.
+// Cuts a product of matrices that lie as product() wants them. For AMX the longer side of the tiles is halved until all
+// threads have one: a tile splits its factors anew, which takes as long as its sides together.
 Tiles tiles_of(const at::Tensor& c, int64_t depth) {
   const int64_t rows = c.size(0), columns = c.size(1);
   if (!has_amx()) return {rows, columns, widest_for(depth, columns)};
-  return {rows, columns, std::clamp(columns / at::get_num_threads(), kTileRows, kAmxSide), kAmxSide};
+  int64_t height = std::min(rows, kAmxSide), width = std::min(columns, kAmxSide);
+  while (Tiles(rows, columns, width, height).count() < at::get_num_threads() && std::max(height, width) > kTileRows) {
+    int64_t& longer = height > width ? height : width;
+    longer = (longer / 2 + 31) / 32 * 32;  // whole squares of AMX
+  }
+  return {rows, columns, width, height};
 }
 
 // Computes y with bias and ReLU, where compute(tile, to, adds) sets a tile of the product or adds it.

@@ -96,7 +96,7 @@ TEST(Matrices, LetGradientsPassWhereAReluHas) {
 
 TEST(Matrices, HaveSumsOfTheirColumns) {
   for (const int64_t rows : {0, 1, 5, 256, 257, 1000}) {
-    for (const int64_t columns : {1, 16, 35}) {
+    for (const int64_t columns : {1, 16, 35, 150}) {
       Matrix values(rows, columns, 3);
       std::vector<float> sums(columns + 1, kCanary), expected(columns + 1, 0);
       expected.back() = kCanary;
