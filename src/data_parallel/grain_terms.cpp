@@ -186,7 +186,7 @@ void GrainTerms::take(size_t index) {
 }
 
 // x may change after backward, as when a layer writes each grain's result to the same memory. So it is copied. So is a
-// gradient that is a view: its memory may be autograd's.
+// gradient that is a view, since autograd may own its memory.
 bool GrainTerms::take_factors(size_t index, const GradientFactors& factors) {
   GradientSlot& slot = gradients_.slots[index];
   if (check_ || slot.factors || !slot.parameter.is_contiguous() || !GrainSums::takes(factors)) return false;

@@ -82,7 +82,7 @@ std::string measured_features() {
 }
 
 std::string kept_features() {
-  std::string key = "features|" + cpu_name() + "|" + at::get_cpu_capability() + "|" + TORCH_VERSION;
+  std::string key = "most features|" + cpu_name() + "|" + at::get_cpu_capability() + "|" + TORCH_VERSION;
   for (const char* const name : {"ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "MKL_CBWR"}) {
     const char* const value = std::getenv(name);
     key += "|" + std::string(value ? value : "");

@@ -120,6 +120,7 @@ std::string cpu_kind() {
   add_convolutions(hash);
   add_sums_and_functions(hash);
   add_updates(hash);
+  // The hash has no products by AMX, whose order of additions Intel defines.
   const std::string products = has_amx() ? "AMX" : "oneDNN up to " + std::to_string(features) + " features";
   return at::get_cpu_capability() + " " + hash.text() + (features > 0 ? ", products by " + products : "");
 }

@@ -19,7 +19,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// Below these, calls cost more than the micro-kernel saves.
+// Below these, calls cost more than the kernels save.
 constexpr int64_t kFewestRows = 16, kFewestProducts = 1 << 15;
 
 // Rows may be so many times the most features: 4,096, or 1,048,576.
@@ -34,7 +34,7 @@ at::Tensor gradient_of_weight(const at::Tensor& transposed_grad, const at::Tenso
   return gradient;
 }
 
-class MicroKernelLinear : public torch::autograd::Function<MicroKernelLinear> {
+class CpuLinear : public torch::autograd::Function<CpuLinear> {
  public:
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight,
                             const std::optional<at::Tensor>& bias, bool relu) {
@@ -85,7 +85,7 @@ bool suits_cpu_linear(const at::Tensor& x, const at::Tensor& weight, const at::T
 }
 
 at::Tensor cpu_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, bool relu) {
-  return MicroKernelLinear::apply(x, weight, bias.defined() ? std::optional(bias) : std::nullopt, relu);
+  return CpuLinear::apply(x, weight, bias.defined() ? std::optional(bias) : std::nullopt, relu);
 }
 
 }  // namespace lockstep

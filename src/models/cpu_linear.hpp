@@ -1,4 +1,4 @@
-// cpu_linear: computes x * weight^T + bias on the CPU by oneDNN's micro-kernel, with a ReLU and with gradients.
+// cpu_linear: computes x * weight^T + bias on the CPU by linear_products.hpp, with a ReLU and with gradients.
 // fast_linear() and linear_relu() take it for tensors that suit.
 #pragma once
 

@@ -12,11 +12,11 @@
 namespace lockstep {
 namespace {
 
-// Tiles are that high. Those of forward are at most that wide: 32 kB, which the first-level cache holds. Widths are
-// rounded to vectors of so many floats.
+// The micro-kernel's tiles are that high. Those of forward are at most that wide: 32 kB, which the first-level cache
+// holds. Widths are rounded to vectors of so many floats.
 constexpr int64_t kTileRows = 64, kTileColumns = 128, kLanes = 16;
 
-// By AMX a tile has so many rows and columns, so that its factors' parts stay in the second-level cache.
+// AMX's tiles have at most so many rows and columns, so that their factors' parts stay in the second-level cache.
 constexpr int64_t kAmxSide = 512;
 
 // Gives how many rows of a second factor are multiplied at once: they span 512 kB. Rows that are 2 or 4 kB apart
@@ -84,7 +84,7 @@ kernels::Factor factor_of(const at::Tensor& matrix, int64_t row, int64_t column)
           matrix.stride(is_transposed ? 1 : 0), is_transposed};
 }
 
-// Does so for matrices, which may lie transposed by AMX alone.
+// Computes a tile of a * b, or adds it. Only AMX can take a matrix that lies transposed.
 void product(const Tile& tile, const at::Tensor& a, const at::Tensor& b, float* c, int64_t row_of_c, bool adds) {
   const int64_t depth = a.size(1);
   if (!has_amx()) {
@@ -97,15 +97,15 @@ void product(const Tile& tile, const at::Tensor& a, const at::Tensor& b, float* 
                adds, scratch.mutable_data_ptr<float>());
 }
 
-// Cuts a product of matrices that lie as product() wants them. For AMX the longer side of the tiles is halved until all
-// threads have one: a tile splits its factors anew, which takes as long as its sides together.
-Tiles tiles_of(const at::Tensor& c, int64_t depth) {
+// Cuts c into tiles for product(). For AMX their longer side is halved until all threads have one, since the time to
+// split a tile's factors grows with both sides' sum.
+Tiles tiles_of(const at::Tensor& c, int64_t depth, int64_t longest = kAmxSide) {
   const int64_t rows = c.size(0), columns = c.size(1);
   if (!has_amx()) return {rows, columns, widest_for(depth, columns)};
-  int64_t height = std::min(rows, kAmxSide), width = std::min(columns, kAmxSide);
+  int64_t height = std::min(rows, longest), width = std::min(columns, longest);
   while (Tiles(rows, columns, width, height).count() < at::get_num_threads() && std::max(height, width) > kTileRows) {
     int64_t& longer = height > width ? height : width;
-    longer = (longer / 2 + 31) / 32 * 32;  // whole squares of AMX
+    longer = (longer / 2 + 31) / 32 * 32;  // AMX computes squares of 32 x 32
   }
   return {rows, columns, width, height};
 }
@@ -172,7 +172,7 @@ class TileSum {
       : tile_(tile), sum_(sum), stride_(stride), scratch_(scratch) {}
 
   // Adds product `number`; give the products in their order. A right half is added to the left one at once, if it is
-  // one block: of two blocks l + (b1 + b2) would become (l + b1) + b2. AMX adds one number after the other.
+  // one block: of two blocks l + (b1 + b2) would become (l + b1) + b2. AMX would add number by number.
   void add(size_t number, const at::Tensor& a, const at::Tensor& b) {
     const bool is_right_half = number % 2 == 1;
     const bool adds = is_right_half && !has_amx() && a.size(1) <= depth_of_block(b.size(1));
@@ -259,7 +259,8 @@ void sum_products(const std::vector<GradientFactors>& factors, const at::Tensor&
   int64_t levels = 0;  // beside the first
   while ((size_t{1} << levels) < factors.size()) ++levels;
   float* const values = sum.mutable_data_ptr<float>();
-  for_each_tile(tiles_of(sum, factors[0].x.size(0)), [&](const Tile& tile) {
+  const int64_t longest = levels > 0 ? kAmxSide / 2 : kAmxSide;  // the cache holds the levels' sums too
+  for_each_tile(tiles_of(sum, factors[0].x.size(0), longest), [&](const Tile& tile) {
     const at::Tensor scratch = levels > 0 ? at::empty({levels, tile.rows, tile.columns}, sum.options()) : sum;
     TileSum tile_sum(tile, values + tile.row * in + tile.column, in, scratch.mutable_data_ptr<float>());
     for (size_t number = 0; number < factors.size(); ++number) {

@@ -1,8 +1,8 @@
 // Computes the products of a linear layer by AMX (kernels/amx.hpp), or else by oneDNN's micro-kernel
 // (devices/micro_kernel.hpp), tile by tile, on the calling thread's intra-op threads.
 //
-// Bias and ReLU are applied to a tile while the tile is in the caches. Bits depend on the shapes alone, and not on
-// the number of threads. Give float32 tensors that are dense and in the CPU's memory. Thread-safe.
+// Bias and ReLU are applied to a tile while the tile is in the caches. Bits depend on shapes and the kind of processor,
+// and not on the number of threads. Give float32 tensors that are dense and in the CPU's memory. Thread-safe.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -28,7 +28,7 @@ at::Tensor product_for_x(const at::Tensor& grad, const at::Tensor& weight);
 // Holds what backward takes from the gradient of a layer's result.
 struct OutputGradient {
   at::Tensor grad;        // [rows, out], dense, behind the ReLU if there is one
-  at::Tensor transposed;  // [out, rows], for AMX a view of `grad`
+  at::Tensor transposed;  // [out, rows]; a view of `grad` where AMX multiplies
   at::Tensor sums;        // [out], which is the bias's gradient
 };
 

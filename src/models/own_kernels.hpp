@@ -18,7 +18,7 @@ inline bool is_plain_float(const at::Tensor& tensor) {
   return tensor.is_cpu() && tensor.scalar_type() == at::kFloat && tensor.layout() == at::kStrided && !tensor.is_neg();
 }
 
-// Tells whether lockstep's operators multiply by the micro-kernel here, and now on this thread.
+// Tells whether lockstep's operators multiply by the micro-kernel or AMX here, and now on this thread.
 inline bool takes_micro_kernel() {
   return !at::autocast::is_autocast_enabled(at::kCPU) && at::globalContext().userEnabledMkldnn() && has_micro_kernel();
 }

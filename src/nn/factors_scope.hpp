@@ -21,7 +21,7 @@ GraphUses uses_in_graph(const at::Tensor& root);
 
 // Holds a weight's gradient [out, in] as the product of two matrices.
 struct GradientFactors {
-  at::Tensor grad;  // [out, rows]
+  at::Tensor grad;  // [out, rows]; of a view, keep a copy beyond backward, as autograd may own its memory
   at::Tensor x;     // [rows, in]
   // The layer's own kernel. It sets `sum` [out, in] to the sum of the products, in a balanced binary tree. Give it a
   // power of two of factors. The bits are those of computing each product first and adding the products then.

@@ -83,9 +83,9 @@ class CostModel {
   int copies_ = 1;                  // the number of pipelines that share a node
 };
 
-// Checks a plan before its net is known. Throws Error, which says what would fit: a number is below 1; there are
-// several stages per rank without the interleaved schedule, or more stages than `layers`; cuts are fewer or more than
-// the stages need, do not ascend, or do not lie within the layers.
+// Checks a plan before its net is known. Throws Error, which says what would fit, for a number below 1, for several
+// stages per rank without the interleaved schedule, and for more stages than `layers`. It also throws for cuts that are
+// fewer or more than the stages need, do not ascend, or do not lie within the layers.
 void check_plan_shape(const Plan& plan, int64_t layers);
 
 }  // namespace lockstep

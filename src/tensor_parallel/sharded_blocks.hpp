@@ -1,9 +1,8 @@
-// These are the modules that shard() puts into a net beside the parallel layers: Gathered, which computes a layer
-// between slices, and one rank's slices of a ResidualBlock, of a Gpt's layers, and of any layer that is tied to another
-// layer's weight.
+// shard() puts these modules into a net, beside the parallel layers. Gathered computes a layer between slices. Others
+// are one rank's slices of a ResidualBlock, of a Gpt's layers, and of any layer that is tied to another's weight.
 //
-// Each slice takes whole activations and gives whole ones. So a Gpt's block makes two sums over the ranks in forward
-// and two in backward (Shoeybi et al. 2019, "Megatron-LM", section 3), and a ResidualBlock one in each.
+// A block's slice takes whole activations and gives whole ones. So a Gpt's block makes two sums over the ranks in
+// forward and two in backward (Shoeybi et al. 2019, "Megatron-LM", section 3), and a ResidualBlock one in each.
 #pragma once
 
 #include <torch/nn/module.h>

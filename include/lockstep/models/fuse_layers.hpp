@@ -28,7 +28,7 @@ namespace lockstep {
 int64_t fuse_layers(torch::nn::Module& net);
 
 // Computes relu(x * weight^T + bias) in one kernel: on a CUDA GPU where cuBLASLt can, and on the CPU where
-// fast_linear() takes the micro-kernel. Can be differentiated, also twice.
+// fast_linear() does not take LibTorch's. Can be differentiated, also twice.
 //   x       [..., in]
 //   weight  [out, in]
 //   bias    [out]

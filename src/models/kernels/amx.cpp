@@ -15,11 +15,12 @@ constexpr int64_t kLanes = 16;
 namespace lockstep::kernels {
 namespace {
 
-// A tile has 16 rows of 16 words, which are pairs of bfloat16: of a, 16 of its rows and 32 of the depth; of b, 16 pairs
-// of the depth and 16 columns. A square of c is 2 by 2 tiles. So much of the depth is split at once, that the parts of
-// 512 rows and of 512 columns stay in a second-level cache of 2 MB.
+// A tile has 16 rows of 16 words, which are pairs of bfloat16 from along the depth. A row is one of a's rows with 16
+// pairs, or a pair with 16 of b's columns. A square of c is 2 by 2 tiles. kDepth of the depth are split at once. So the
+// parts of 512 rows and of 512 columns stay in a second-level cache of 2 MB.
 constexpr int64_t kSide = 16, kSquare = 2 * kSide, kStep = 32, kDepth = 128;
-constexpr int64_t kTile = kSide * kStep, kParts = 3;  // values of a tile
+static_assert(kAmxSum % kDepth == 0);
+constexpr int64_t kTile = kSide * kStep, kParts = 3;  // kTile is the number of a tile's values
 
 using Words [[gnu::vector_size(kLanes * 4), gnu::aligned(4), gnu::may_alias]] = uint32_t;
 
@@ -34,6 +35,9 @@ int64_t in_squares(int64_t lines) {
 // ---- Parts ---------------------------------------------------------------------------------------------------------
 
 // Gives a factor's lines, which are the rows of a or the columns of b, along the depth.
+//   a, and b where it lies transposed      lines are rows in memory
+//   b, and a where it lies transposed      lines are columns in memory
+// A tile's words come from memory as the tile has them, but for factors that lie transposed.
 struct Lines {
   Lines(const Factor& factor, bool is_left)
       : values(factor.values),
@@ -47,10 +51,11 @@ struct Lines {
 
   const float* const values;
   const int64_t row;
-  const bool are_rows;  // a line's values lie one after the other
-  const bool turns;     // a tile's words lie transposed in memory
+  const bool are_rows;
+  const bool turns;  // a tile's words must be transposed
 };
 
+// Takes every second value from `first` on.
 template <int first>
 Vector every_second(Vector a, Vector b) {
   return __builtin_shufflevector(a, b, first, first + 2, first + 4, first + 6, first + 8, first + 10, first + 12,
@@ -62,19 +67,19 @@ Vector every_second(Vector a, Vector b) {
 // left out are small and of either sign. What is left has no more than 8 bits; and of a NaN, all is left.
 template <bool are_rows>
 void split_tile(const float* from, int64_t row, bool turns, uint16_t* parts) {
-  constexpr uint32_t high = 0xffff0000;
+  constexpr uint32_t upper_half = 0xffff0000;
   for (int64_t i = 0; i < kSide; ++i) {
     const float* const at = from + (are_rows ? i : 2 * i) * row;
-    Vector first = load(at), second = load(at + (are_rows ? kLanes : row));
+    Vector low = load(at), high = load(at + (are_rows ? kLanes : row));
     if (are_rows) {
-      const Vector all = first;
-      first = every_second<0>(all, second), second = every_second<1>(all, second);
+      const Vector left = low;
+      low = every_second<0>(left, high), high = every_second<1>(left, high);
     }
     for (int64_t part = 0; part < kParts; ++part) {
-      const uint32_t half = part < kParts - 1 ? 0x8000 : 0;
-      const Words one = ((Words)first + half) & high, other = ((Words)second + half) & high;
-      store(reinterpret_cast<float*>(parts + part * kTile + i * kStep), (Vector)(one >> 16 | other));
-      first -= (Vector)one, second -= (Vector)other;
+      const uint32_t rounding = part < kParts - 1 ? 0x8000 : 0;
+      const Words of_low = ((Words)low + rounding) & upper_half, of_high = ((Words)high + rounding) & upper_half;
+      store(reinterpret_cast<float*>(parts + part * kTile + i * kStep), (Vector)(of_low >> 16 | of_high));
+      low -= (Vector)of_low, high -= (Vector)of_high;
     }
   }
   for (int64_t part = 0; turns && part < kParts; ++part, parts += kTile) {
@@ -139,7 +144,7 @@ inline void add_products() {
   _tile_dpbf16ps(3, 5, 7);
 }
 
-// Computes a square of c, or adds to it.
+// Sums up a square of a product, from 0 or from what is in c.
 void multiply_square(const uint16_t* a, const uint16_t* b, int64_t steps, float* c, int64_t row_of_c, bool adds) {
   const int64_t row_of_tiles = steps * kParts * kTile;
   float* const below = c + kSide * row_of_c;
@@ -174,17 +179,36 @@ void multiply_square(const uint16_t* a, const uint16_t* b, int64_t steps, float*
   _tile_stored(1, c + kSide, 4 * row_of_c);
   _tile_stored(2, below, 4 * row_of_c);
   _tile_stored(3, below + kSide, 4 * row_of_c);
-  asm volatile("" ::: "memory");
+  asm volatile("" ::: "memory");  // nor that they are stored there
 }
 
-void copy(const float* from, int64_t row_of_from, int64_t rows, int64_t columns, float* to, int64_t row_of_to) {
-  for (int64_t i = 0; i < rows; ++i) {
-    for (int64_t j = 0; j < columns; ++j) to[i * row_of_to + j] = from[i * row_of_from + j];
+// Multiplies the parts of rows and columns.
+void multiply_parts(const uint16_t* left, int64_t rows, const uint16_t* right, int64_t columns, int64_t steps, float* c,
+                    int64_t row_of_c, bool adds) {
+  for (int64_t i = 0; i < rows; i += kSquare) {
+    for (int64_t j = 0; j < columns; j += kSquare) {
+      const uint16_t *const a = left + i * steps * kStep * kParts, *const b = right + j * steps * kStep * kParts;
+      float* const to = c + i * row_of_c + j;
+      const int64_t high = smaller_of(kSquare, rows - i), wide = smaller_of(kSquare, columns - j);
+      if (high == kSquare && wide == kSquare) {
+        multiply_square(a, b, steps, to, row_of_c, adds);
+        continue;
+      }
+      alignas(64) float square[kSquare][kSquare] = {};
+      for (int64_t row = 0; adds && row < high; ++row) {
+        for (int64_t column = 0; column < wide; ++column) square[row][column] = to[row * row_of_c + column];
+      }
+      multiply_square(a, b, steps, square[0], kSquare, adds);
+      for (int64_t row = 0; row < high; ++row) {
+        for (int64_t column = 0; column < wide; ++column) to[row * row_of_c + column] = square[row][column];
+      }
+    }
   }
 }
 
 int64_t scratch_of(int64_t rows, int64_t columns) {
-  return (in_squares(rows) + in_squares(columns)) * kDepth * kParts / 2;  // two bfloat16 per value
+  const int64_t of_parts = (in_squares(rows) + in_squares(columns)) * kDepth * kParts / 2;  // two bfloat16 per value
+  return of_parts + rows * columns;
 }
 
 void multiply(int64_t rows, int64_t columns, int64_t depth, const Factor& a, const Factor& b, float* c,
@@ -192,27 +216,19 @@ void multiply(int64_t rows, int64_t columns, int64_t depth, const Factor& a, con
   static constexpr TileSizes sizes;
   _tile_loadconfig(&sizes);
   const Lines of_a(a, /*is_left=*/true), of_b(b, /*is_left=*/false);
-  auto* const left = reinterpret_cast<uint16_t*>(scratch);
+  float* const sums = scratch;
+  auto* const left = reinterpret_cast<uint16_t*>(sums + rows * columns);
   uint16_t* const right = left + in_squares(rows) * kDepth * kParts;
-  for (int64_t k = 0; k < depth; k += kDepth, adds = true) {
+  for (int64_t k = 0; k < depth; k += kDepth) {
     const int64_t size = smaller_of(kDepth, depth - k), steps = (size + kStep - 1) / kStep;
     split(of_a, rows, k, size, left);
     split(of_b, columns, k, size, right);
-    for (int64_t i = 0; i < rows; i += kSquare) {
-      for (int64_t j = 0; j < columns; j += kSquare) {
-        const uint16_t *const from_a = left + i * steps * kStep * kParts, *const from_b =
-                                                                              right + j * steps * kStep * kParts;
-        float* const to = c + i * row_of_c + j;
-        const int64_t high = smaller_of(kSquare, rows - i), wide = smaller_of(kSquare, columns - j);
-        if (high == kSquare && wide == kSquare) {
-          multiply_square(from_a, from_b, steps, to, row_of_c, adds);
-          continue;
-        }
-        float whole[kSquare * kSquare] = {};
-        if (adds) copy(to, row_of_c, high, wide, whole, kSquare);
-        multiply_square(from_a, from_b, steps, whole, kSquare, adds);
-        copy(whole, kSquare, high, wide, to, row_of_c);
-      }
+    const bool is_first = k < kAmxSum, begins = k % kAmxSum == 0;
+    multiply_parts(left, rows, right, columns, steps, is_first ? c : sums, is_first ? row_of_c : columns,
+                   k == 0 ? adds : !begins);
+    if (is_first || ((k + kDepth) % kAmxSum != 0 && k + kDepth < depth)) continue;
+    for (int64_t row = 0; row < rows; ++row) {
+      for (int64_t column = 0; column < columns; ++column) c[row * row_of_c + column] += sums[row * columns + column];
     }
   }
   _tile_release();

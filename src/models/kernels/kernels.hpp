@@ -17,7 +17,7 @@ struct Kernels {
   BatchNormReluKernels batch_norm_relu;
   MatrixKernels matrices;
   const WinogradKernels* winograd;  // null without AVX2, where nobody has measured them
-  const AmxKernels* amx;            // null without AVX-512. Some CPUs with AVX-512 have no AMX
+  const AmxKernels* amx;            // null without AVX-512. Ask has_amx() too (devices/micro_kernel.hpp)
 };
 
 // Gives the kernels for the instructions that LibTorch uses here (ATEN_CPU_CAPABILITY=avx2 or =default restricts both).
