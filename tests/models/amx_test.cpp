@@ -1,5 +1,5 @@
 // Products of float32 by AMX are as near to the exact ones as LibTorch's, wherever their factors lie. A value's bits
-// depend on its row and its column alone.
+// depend on one row and one column alone.
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>

@@ -25,7 +25,7 @@ struct AmxKernels {
   int64_t (*scratch)(int64_t rows, int64_t columns);
 
   // Sets c [rows][columns] to a * b, or begins its sums with what is in c. Sums over further kAmxSum of the depth are
-  // added to c. A value's bits depend on its row of a and its column of b alone. Call it only if has_amx()
+  // added to c. A value's bits depend on a row of a and a column of b alone. Call it only if has_amx()
   // (devices/micro_kernel.hpp).
   //   a  [rows, depth]
   //   b  [depth, columns]
