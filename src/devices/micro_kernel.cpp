@@ -112,7 +112,7 @@ int64_t most_micro_kernel_features() {
   return most;
 }
 
-// LibTorch's words are: oneDNN can pack bfloat16, and the kernel has given this process the registers.
+// LibTorch does not tell directly. oneDNN packs bfloat16 for AMX alone, and the system must give AMX's registers.
 bool has_amx() {
   static const bool has =
       at::get_cpu_capability() == "AVX512" && at::native::cpublas::could_pack(at::kBFloat16) && at::cpu::init_amx();

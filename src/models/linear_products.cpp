@@ -92,7 +92,7 @@ void product(const Tile& tile, const at::Tensor& a, const at::Tensor& b, float* 
                    b.size(1), c, row_of_c, adds);
   }
   const kernels::AmxKernels& amx = *kernels::of_this_cpu().amx;
-  const at::Tensor scratch = at::empty({amx.scratch(tile.rows, tile.columns)}, a.options());
+  const at::Tensor scratch = at::empty({amx.scratch(tile.rows, tile.columns, depth)}, a.options());
   amx.multiply(tile.rows, tile.columns, depth, factor_of(a, tile.row, 0), factor_of(b, 0, tile.column), c, row_of_c,
                adds, scratch.mutable_data_ptr<float>());
 }
@@ -172,7 +172,7 @@ class TileSum {
       : tile_(tile), sum_(sum), stride_(stride), scratch_(scratch) {}
 
   // Adds product `number`; give the products in their order. A right half is added to the left one at once, if it is
-  // one block: of two blocks l + (b1 + b2) would become (l + b1) + b2. AMX would add number by number.
+  // one block: of two blocks l + (b1 + b2) would become (l + b1) + b2. AMX would add parts of a product.
   void add(size_t number, const at::Tensor& a, const at::Tensor& b) {
     const bool is_right_half = number % 2 == 1;
     const bool adds = is_right_half && !has_amx() && a.size(1) <= depth_of_block(b.size(1));

@@ -206,9 +206,10 @@ void multiply_parts(const uint16_t* left, int64_t rows, const uint16_t* right, i
   }
 }
 
-int64_t scratch_of(int64_t rows, int64_t columns) {
-  const int64_t of_parts = (in_squares(rows) + in_squares(columns)) * kDepth * kParts / 2;  // two bfloat16 per value
-  return of_parts + rows * columns;
+int64_t scratch_of(int64_t rows, int64_t columns, int64_t depth) {
+  const int64_t deep = smaller_of(kDepth, (depth + kStep - 1) / kStep * kStep);
+  const int64_t of_parts = (in_squares(rows) + in_squares(columns)) * deep * kParts / 2;  // two bfloat16 per value
+  return of_parts + (depth > kAmxSum ? rows * columns : 0);
 }
 
 void multiply(int64_t rows, int64_t columns, int64_t depth, const Factor& a, const Factor& b, float* c,
@@ -216,11 +217,11 @@ void multiply(int64_t rows, int64_t columns, int64_t depth, const Factor& a, con
   static constexpr TileSizes sizes;
   _tile_loadconfig(&sizes);
   const Lines of_a(a, /*is_left=*/true), of_b(b, /*is_left=*/false);
-  float* const sums = scratch;
-  auto* const left = reinterpret_cast<uint16_t*>(sums + rows * columns);
-  uint16_t* const right = left + in_squares(rows) * kDepth * kParts;
+  auto* const left = reinterpret_cast<uint16_t*>(scratch);
+  float* const sums = scratch + scratch_of(rows, columns, kDepth);
   for (int64_t k = 0; k < depth; k += kDepth) {
     const int64_t size = smaller_of(kDepth, depth - k), steps = (size + kStep - 1) / kStep;
+    uint16_t* const right = left + in_squares(rows) * steps * kStep * kParts;
     split(of_a, rows, k, size, left);
     split(of_b, columns, k, size, right);
     const bool is_first = k < kAmxSum, begins = k % kAmxSum == 0;

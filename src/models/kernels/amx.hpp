@@ -18,15 +18,15 @@ struct Factor {
   bool is_transposed;
 };
 
-constexpr int64_t kAmxSum = 1024;  // a longer sum one number after the other would lose bits
+constexpr int64_t kAmxSum = 1024;  // sums over more of the depth would lose bits
 
 struct AmxKernels {
-  // Gives the number of values of `scratch` for a product [rows][columns].
-  int64_t (*scratch)(int64_t rows, int64_t columns);
+  // Gives the number of values of `scratch` for a product.
+  int64_t (*scratch)(int64_t rows, int64_t columns, int64_t depth);
 
-  // Sets c [rows][columns] to a * b, or begins its sums with what is in c. Sums over further kAmxSum of the depth are
-  // added to c. A value's bits depend on a row of a and a column of b alone. Call it only if has_amx()
-  // (devices/micro_kernel.hpp).
+  // Sets c [rows][columns] to a * b, or begins its sums with what is in c. After each kAmxSum of the depth a
+  // new sum begins, which is added to c. A value's bits depend on a row of a and a column of b alone. Call it only if
+  // has_amx() (devices/micro_kernel.hpp).
   //   a  [rows, depth]
   //   b  [depth, columns]
   void (*multiply)(int64_t rows, int64_t columns, int64_t depth, const Factor& a, const Factor& b, float* c,
