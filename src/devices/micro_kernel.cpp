@@ -99,7 +99,7 @@ int64_t find_most_features() {
     const bool adds = adds_whole_products(48, 48, 48) && adds_whole_products(64, 128, 128) &&
                       adds_whole_products(6, 44, 127) && adds_whole_products(1, 127, 33) &&
                       adds_whole_products(64, 512, 128) && adds_whole_products(64, 256, 256);
-    return adds ? std::stoll(has_amx() ? kLarge : kept_features()) : 0;
+    return adds ? std::stoll(has_amx() ? kInCaches : kept_features()) : 0;
   } catch (const std::exception&) {  // this LibTorch, or this CPU, has none, or no number is kept
     return 0;
   }

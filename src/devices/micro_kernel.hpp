@@ -19,7 +19,7 @@ inline bool has_micro_kernel() {
 }
 
 // Tells whether this CPU has AMX, which multiplies fastest, and this process may use it (models/kernels/amx.hpp). Take
-// it for layers only where has_micro_kernel() too. With AMX nothing is measured, and layers have 262,144 features at
+// it for layers only where has_micro_kernel() too. With AMX nothing is measured, and layers have 1,024 features at
 // most. ONEDNN_MAX_CPU_ISA=AVX512_CORE turns AMX off. The answer stays as it was at the first call, while oneDNN may
 // have been turned off.
 bool has_amx();

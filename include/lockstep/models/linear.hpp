@@ -15,14 +15,13 @@
 
 namespace lockstep {
 
-// Maps x [..., in] to [..., out], by a weight [out, in] and a bias [out] or none. The kernels take float32 on the CPU:
-// AMX from 16 to 1,048,576 rows and up to 262,144 features, the micro-kernel to 4,096 rows and 1,024 features. The
-// micro-kernel has AMX's limits where a measurement finds 1.8 times the speed of LibTorch's products, as on AMD's
-// Zen 5. Under autocast, and for all else, this is torch::linear. By AMX infinite numbers and those above 3.39e38 give
-// NaN, and those below 1e-31 lose their last bits. ONEDNN_MAX_CPU_ISA=AVX512_CORE turns AMX off,
-// ATEN_CPU_CAPABILITY=avx2 turns off both, and so does at::globalContext().setUserEnabledMkldnn(false). Bits do not
-// depend on the number of intra-op threads. A backward by grains adds the weight's gradient straight to the grains'
-// sum.
+// Maps x [..., in] to [..., out], by a weight [out, in] and a bias [out] or none. AMX and the micro-kernel take float32
+// on the CPU, from 16 to 4,096 rows and up to 1,024 features. Where a measurement finds 1.8 times the speed of
+// LibTorch's products, as on AMD's Zen 5, the micro-kernel takes 262,144 features and 1,048,576 rows. Under autocast,
+// and for all else, this is torch::linear. By AMX infinite numbers and those above 3.39e38 give NaN, and those below
+// 1e-31 lose bits. ONEDNN_MAX_CPU_ISA=AVX512_CORE turns AMX off, ATEN_CPU_CAPABILITY=avx2 turns off both, and so does
+// at::globalContext().setUserEnabledMkldnn(false). Bits do not depend on the number of intra-op threads. A backward by
+// grains adds the weight's gradient straight to the grains' sum.
 at::Tensor fast_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias = {});
 
 // This torch::nn::Linear computes with fast_linear(). shard() and plans treat it as a torch::nn::Linear.
