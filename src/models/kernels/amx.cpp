@@ -10,6 +10,7 @@ constexpr int64_t kLanes = 16;
 }  // namespace
 }  // namespace lockstep::kernels
 
+#include "groups.inc"
 #include "vectors.inc"
 
 namespace lockstep::kernels {
@@ -24,12 +25,8 @@ constexpr int64_t kTile = kSide * kStep, kParts = 3;  // kTile is the number of 
 
 using Words [[gnu::vector_size(kLanes * 4), gnu::aligned(4), gnu::may_alias]] = uint32_t;
 
-int64_t smaller_of(int64_t a, int64_t b) {
-  return a < b ? a : b;
-}
-
 int64_t in_squares(int64_t lines) {
-  return (lines + kSquare - 1) / kSquare * kSquare;
+  return groups_of(lines, kSquare) * kSquare;
 }
 
 // ---- Parts ---------------------------------------------------------------------------------------------------------
@@ -207,7 +204,7 @@ void multiply_parts(const uint16_t* left, int64_t rows, const uint16_t* right, i
 }
 
 int64_t scratch_of(int64_t rows, int64_t columns, int64_t depth) {
-  const int64_t deep = smaller_of(kDepth, (depth + kStep - 1) / kStep * kStep);
+  const int64_t deep = smaller_of(kDepth, groups_of(depth, kStep) * kStep);
   const int64_t of_parts = (in_squares(rows) + in_squares(columns)) * deep * kParts / 2;  // two bfloat16 per value
   return of_parts + (depth > kAmxSum ? rows * columns : 0);
 }
@@ -220,7 +217,7 @@ void multiply(int64_t rows, int64_t columns, int64_t depth, const Factor& a, con
   auto* const left = reinterpret_cast<uint16_t*>(scratch);
   float* const sums = scratch + scratch_of(rows, columns, kDepth);
   for (int64_t k = 0; k < depth; k += kDepth) {
-    const int64_t size = smaller_of(kDepth, depth - k), steps = (size + kStep - 1) / kStep;
+    const int64_t size = smaller_of(kDepth, depth - k), steps = groups_of(size, kStep);
     uint16_t* const right = left + in_squares(rows) * steps * kStep * kParts;
     split(of_a, rows, k, size, left);
     split(of_b, columns, k, size, right);
