@@ -25,6 +25,7 @@ namespace lockstep {
 namespace {
 
 using kernels::ConvReluPoolKernels;
+using kernels::ConvReluPoolPasses;
 using kernels::ConvReluPoolShape;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
@@ -71,16 +72,12 @@ at::Tensor floats(at::IntArrayRef sizes) {
   return at::empty(sizes, at::kFloat);
 }
 
-std::vector<int64_t> tap_offsets(const ConvReluPoolShape& shape, int64_t lanes) {
-  std::vector<int64_t> offsets;
-  for (int64_t c = 0; c < shape.channels; ++c) {
-    for (int64_t y = 0; y < shape.kernel_height; ++y) {
-      for (int64_t x = 0; x < shape.kernel_width; ++x) {
-        offsets.push_back(((c * shape.height + y) * shape.width + x) * lanes);
-      }
-    }
-  }
-  return offsets;
+// Takes AMX where there is enough to fill its tiles.
+const ConvReluPoolPasses& passes_for(const ConvReluPoolShape& shape) {
+  const auto suits = [](int64_t channels) { return channels % 2 == 0 && channels >= 8; };
+  const bool takes_amx = suits(shape.channels) && suits(shape.out_channels) && shape.kernel_width < 12 &&
+                         takes_micro_kernel() && has_amx();
+  return takes_amx ? kernels::of_this_cpu().amx->conv_relu_pool : kernels::of_this_cpu().conv_relu_pool.passes;
 }
 
 struct Result {
@@ -91,24 +88,25 @@ struct Result {
 Result run_forward(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
   const ConvReluPoolKernels& kernels = kernels::of_this_cpu().conv_relu_pool;
   const ConvReluPoolShape shape = shape_of(x, weight);
+  const ConvReluPoolPasses& passes = passes_for(shape);
   const at::Tensor images = x.contiguous(), weights = weight.contiguous(), biases = bias.contiguous();
   Result result;
   result.out = floats({x.size(0), shape.out_channels, shape.pooled_height, shape.pooled_width});
   const RowRanges in = blocks_of(images), out = blocks_of(result.out);
   result.x_blocks = floats({in.count(), in.size, in.most});
   result.passed = at::empty({out.count(), out.size, out.most}, at::kByte);
-  const at::Tensor packed = floats({weight.numel()});
-  kernels.pack_for_forward(shape, weights.const_data_ptr<float>(), packed.mutable_data_ptr<float>());
-  const std::vector<int64_t> offsets = tap_offsets(shape, kernels.lanes);
+  const at::Tensor packed = floats({passes.packed_size(shape)});
+  passes.pack_for_forward(shape, weights.const_data_ptr<float>(), packed.mutable_data_ptr<float>());
 
   const float* const from = images.const_data_ptr<float>();
   float* const to = result.out.mutable_data_ptr<float>();
   float* const x_blocks = result.x_blocks.mutable_data_ptr<float>();
   uint8_t* const passed = result.passed.mutable_data_ptr<uint8_t>();
-  for_each_with_scratch(in.count(), out.size * out.most, [&](int64_t i, float* out_block) {
+  const int64_t out_block_size = out.size * out.most;  // the pass's scratch lies behind the block
+  for_each_with_scratch(in.count(), out_block_size + passes.scratch_size(shape), [&](int64_t i, float* out_block) {
     kernels.to_block(from + in.first_value(i), in.rows_in(i), in.size, x_blocks + in.first_value(i));
-    kernels.forward(shape, x_blocks + in.first_value(i), packed.const_data_ptr<float>(), biases.const_data_ptr<float>(),
-                    offsets.data(), out_block, passed + out.first_value(i));
+    passes.forward(shape, x_blocks + in.first_value(i), packed.const_data_ptr<float>(), biases.const_data_ptr<float>(),
+                   out_block + out_block_size, out_block, passed + out.first_value(i));
     kernels.from_block(out_block, out.rows_in(i), out.size, to + out.first_value(i));
   });
   return result;
@@ -129,16 +127,16 @@ at::Tensor gradient_of_x(const at::Tensor& x, const at::Tensor& weight, const at
                          const at::Tensor& grad_blocks) {
   const ConvReluPoolKernels& kernels = kernels::of_this_cpu().conv_relu_pool;
   const ConvReluPoolShape shape = shape_of(x, weight);
+  const ConvReluPoolPasses& passes = passes_for(shape);
   const at::Tensor grad_x = floats(x.sizes());
   const RowRanges in = blocks_of(grad_x);
-  const at::Tensor weights = weight.contiguous(), packed = floats({weight.numel()});
-  kernels.pack_for_backward(shape, weights.const_data_ptr<float>(), packed.mutable_data_ptr<float>());
-  const int64_t in_block = in.size * in.most;  // the kernel's scratch lies behind the block
-  for_each_with_scratch(in.count(), in_block + shape.out_channels * 4 * in.most, [&](int64_t i, float* block) {
-    std::fill_n(block, in_block, 0.0F);
-    kernels.backward_input(shape, grad_blocks.select(0, i).const_data_ptr<float>(),
-                           passed.select(0, i).const_data_ptr<uint8_t>(), packed.const_data_ptr<float>(),
-                           block + in_block, block);
+  const at::Tensor weights = weight.contiguous(), packed = floats({passes.packed_size(shape)});
+  passes.pack_for_backward(shape, weights.const_data_ptr<float>(), packed.mutable_data_ptr<float>());
+  const int64_t in_block = in.size * in.most;  // the pass's scratch lies behind the block
+  for_each_with_scratch(in.count(), in_block + passes.scratch_size(shape), [&](int64_t i, float* block) {
+    passes.backward_input(shape, grad_blocks.select(0, i).const_data_ptr<float>(),
+                          passed.select(0, i).const_data_ptr<uint8_t>(), packed.const_data_ptr<float>(),
+                          block + in_block, block);
     kernels.from_block(block, in.rows_in(i), in.size, grad_x.mutable_data_ptr<float>() + in.first_value(i));
   });
   return grad_x;
@@ -150,15 +148,14 @@ struct ParameterGradients {
 
 ParameterGradients gradients_of_parameters(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& x_blocks,
                                            const at::Tensor& passed, const at::Tensor& grad_blocks) {
-  const ConvReluPoolKernels& kernels = kernels::of_this_cpu().conv_relu_pool;
   const ConvReluPoolShape shape = shape_of(x, weight);
+  const ConvReluPoolPasses& passes = passes_for(shape);
   const ParameterGradients grads{floats(weight.sizes()), floats({shape.out_channels})};
-  for_each_with_scratch(
-      kernels.weight_groups(shape), kernels.weight_scratch(shape), [&](int64_t group, float* scratch) {
-        kernels.backward_weight(shape, x_blocks.size(0), group, x_blocks.const_data_ptr<float>(),
-                                grad_blocks.const_data_ptr<float>(), passed.const_data_ptr<uint8_t>(), scratch,
-                                grads.weight.mutable_data_ptr<float>(), grads.bias.mutable_data_ptr<float>());
-      });
+  for_each_with_scratch(passes.weight_groups(shape), passes.scratch_size(shape), [&](int64_t group, float* scratch) {
+    passes.backward_weight(shape, x_blocks.size(0), group, x_blocks.const_data_ptr<float>(),
+                           grad_blocks.const_data_ptr<float>(), passed.const_data_ptr<uint8_t>(), scratch,
+                           grads.weight.mutable_data_ptr<float>(), grads.bias.mutable_data_ptr<float>());
+  });
   return grads;
 }
 

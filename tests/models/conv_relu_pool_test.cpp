@@ -91,18 +91,18 @@ TEST_P(Shapes, AgreeWithLibTorch) {
   expect_agreement(random_inputs(GetParam()));
 }
 
-INSTANTIATE_TEST_SUITE_P(ConvReluPool, Shapes,
-                         testing::Values(Sizes{128, 1, 28, 28, 20, 3, 3},  // LeNet's
-                                         Sizes{128, 20, 13, 13, 50, 5, 5}, Sizes{1, 1, 28, 28, 20, 3, 3},
-                                         Sizes{5, 20, 13, 13, 50, 5, 5}, Sizes{0, 3, 9, 9, 4, 3, 3},
-                                         Sizes{6, 1, 2, 2, 1, 1, 1},    // one pooled pixel
-                                         Sizes{8, 1, 3, 2, 1, 2, 1},    // the same
-                                         Sizes{17, 3, 33, 6, 7, 1, 5},  // kernels that are not square
-                                         Sizes{15, 2, 12, 31, 6, 5, 1},
-                                         Sizes{16, 4, 20, 20, 8, 7, 11},  // wider than a tile
-                                         Sizes{33, 5, 8, 50, 3, 2, 2},    // a row of many pooled pixels
-                                         Sizes{7, 130, 5, 6, 70, 3, 3},   // many channels
-                                         Sizes{300, 2, 6, 6, 2, 3, 3}));
+INSTANTIATE_TEST_SUITE_P(
+    ConvReluPool, Shapes,
+    testing::Values(Sizes{128, 1, 28, 28, 20, 3, 3},  // LeNet's
+                    Sizes{128, 20, 13, 13, 50, 5, 5}, Sizes{1, 1, 28, 28, 20, 3, 3}, Sizes{5, 20, 13, 13, 50, 5, 5},
+                    Sizes{0, 3, 9, 9, 4, 3, 3}, Sizes{6, 1, 2, 2, 1, 1, 1},         // one pooled pixel
+                    Sizes{8, 1, 3, 2, 1, 2, 1},                                     // the same
+                    Sizes{17, 3, 33, 6, 7, 1, 5},                                   // kernels that are not square
+                    Sizes{15, 2, 12, 31, 6, 5, 1}, Sizes{16, 4, 20, 20, 8, 7, 11},  // wider than a tile
+                    Sizes{33, 5, 8, 50, 3, 2, 2},                                   // a row of many pooled pixels
+                    Sizes{7, 130, 5, 6, 70, 3, 3},   // many channels; this and the next by AMX
+                    Sizes{33, 8, 9, 12, 34, 3, 11},  // a row is as wide as the kernel and one more
+                    Sizes{16, 10, 5, 6, 8, 1, 1}, Sizes{40, 12, 31, 8, 66, 5, 2}, Sizes{300, 2, 6, 6, 2, 3, 3}));
 
 TEST(ConvReluPool, AgreesOnRandomShapes) {
   torch::manual_seed(2);
@@ -115,6 +115,29 @@ TEST(ConvReluPool, AgreesOnRandomShapes) {
     sizes.width = sizes.kernel_width + draw(1, 12);
     SCOPED_TRACE(testing::Message() << sizes);
     expect_agreement(random_inputs(sizes));
+  }
+}
+
+// Nearly all sums are positive, so that no ReLU is near its edge. Sums are short, so that a part that a
+// factor lost would show.
+TEST(ConvReluPool, IsAsExactAsFloat32) {
+  torch::manual_seed(14);
+  for (const int64_t channels : {7, 8}) {
+    const at::Tensor x = torch::rand({32, channels, 3, 3}), weight = torch::rand({8, channels, 1, 1}) - 0.1,
+                     bias = torch::rand({8}), grad = torch::rand({32, 8, 1, 1}) - 0.1;
+    const auto results = [&](const auto& layer, torch::Dtype type) {
+      variable_list inputs;
+      for (const auto& tensor : {x, weight, bias}) inputs.push_back(tensor.to(type).requires_grad_());
+      const at::Tensor out = layer(inputs[0], inputs[1], inputs[2]);
+      variable_list all = torch::autograd::grad({out}, inputs, {grad.to(type)});
+      all.push_back(out);
+      return all;
+    };
+    const variable_list exact = results(reference, torch::kDouble), actual = results(conv_relu_pool, torch::kFloat);
+    for (size_t i = 0; i < exact.size(); ++i) {
+      const at::Tensor error = (actual[i] - exact[i]).abs().mean() / exact[i].abs().mean();
+      EXPECT_LE(error.item<double>(), 1.5e-7) << i;
+    }
   }
 }
 
@@ -225,18 +248,33 @@ TEST(ConvReluPool, PassesNanOnAsLibTorchDoes) {
   expect_close(grad, expected_grad, 100, "gradient past NaN");
 }
 
+// AMX multiplies by 0 what lies beside a window.
+TEST(ConvReluPool, KeepsNanInItsSample) {
+  torch::manual_seed(13);
+  const Inputs in = random_inputs({40, 8, 9, 9, 10, 3, 3});
+  at::Tensor x = in.x.detach().clone();
+  x[35][1][4][4] = std::numeric_limits<float>::quiet_NaN();
+  const at::Tensor out = conv_relu_pool(x, in.weight, in.bias), expected = reference(x, in.weight, in.bias);
+  EXPECT_TRUE(out[35].isnan().logical_or(expected[35].isnan().logical_not()).all().item<bool>());
+  const auto others = [](const at::Tensor& of) { return torch::cat({of.narrow(0, 0, 35), of.narrow(0, 36, 4)}); };
+  expect_close(others(out), others(expected), 72, "other samples");
+}
+
 TEST(ConvReluPool, GivesTheSameBitsOnAnyNumberOfThreads) {
   torch::manual_seed(10);
-  const Inputs in = random_inputs({70, 6, 13, 12, 10, 3, 5});
-  const auto run_on = [&](int threads) {
-    const IntraOpThreads set(threads);
-    const at::Tensor out = conv_relu_pool(in.x, in.weight, in.bias);
-    variable_list results = torch::autograd::grad({out}, {in.x, in.weight, in.bias}, {out.detach()});
-    results.push_back(out);
-    return results;
-  };
-  const variable_list alone = run_on(1), together = run_on(3);
-  for (size_t i = 0; i < alone.size(); ++i) EXPECT_TRUE(alone[i].equal(together[i])) << i;
+  for (const Sizes& sizes : {Sizes{70, 6, 13, 12, 10, 3, 5}, Sizes{70, 8, 13, 12, 70, 3, 5}}) {
+    Inputs in = random_inputs(sizes);
+    in.x = torch::randn_like(in.x).requires_grad_();
+    const auto run_on = [&](int threads) {
+      const IntraOpThreads set(threads);
+      const at::Tensor out = conv_relu_pool(in.x, in.weight, in.bias);
+      variable_list results = torch::autograd::grad({out}, {in.x, in.weight, in.bias}, {out.detach()});
+      results.push_back(out);
+      return results;
+    };
+    const variable_list alone = run_on(1), together = run_on(3);
+    for (size_t i = 0; i < alone.size(); ++i) EXPECT_TRUE(alone[i].equal(together[i])) << sizes << ", " << i;
+  }
 }
 
 TEST(ConvReluPool, ManyThreadsMayCallAtOnce) {

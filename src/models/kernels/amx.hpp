@@ -9,6 +9,8 @@
 
 #include <cstdint>
 
+#include "conv_relu_pool.hpp"
+
 namespace lockstep::kernels {
 
 // Value (i, j) of the matrix is values[i * row + j], or values[j * row + i] if the matrix lies transposed.
@@ -31,6 +33,8 @@ struct AmxKernels {
   //   b  [depth, columns]
   void (*multiply)(int64_t rows, int64_t columns, int64_t depth, const Factor& a, const Factor& b, float* c,
                    int64_t row_of_c, bool adds, float* scratch);
+
+  const ConvReluPoolPasses& conv_relu_pool;
 };
 
 }  // namespace lockstep::kernels

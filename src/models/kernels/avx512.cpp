@@ -12,6 +12,7 @@ constexpr int64_t kTileRows = 8;
 }  // namespace
 }  // namespace lockstep::kernels
 
+#include "amx_kernels.inc"
 #include "attention_kernels.inc"
 #include "batch_norm_relu_kernels.inc"
 #include "conv_relu_pool_kernels.inc"
@@ -21,7 +22,6 @@ constexpr int64_t kTileRows = 8;
 
 namespace lockstep::kernels {
 
-extern const AmxKernels amx;
-extern constinit const Kernels avx512 = {kAttention, kConvReluPool, kBatchNormRelu, kMatrices, &kWinograd, &amx};
+extern constinit const Kernels avx512 = {kAttention, kConvReluPool, kBatchNormRelu, kMatrices, &kWinograd, &kAmx};
 
 }  // namespace lockstep::kernels

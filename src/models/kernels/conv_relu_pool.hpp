@@ -23,6 +23,31 @@ struct ConvReluPoolShape {
   int64_t pooled_height, pooled_width;
 };
 
+// Computes a layer, by AMX (amx.hpp) on blocks of 16 samples. Each `scratch` needs scratch_size(shape) values.
+struct ConvReluPoolPasses {
+  int64_t (*scratch_size)(const ConvReluPoolShape& shape);
+
+  // Packs the weight in the order in which forward and backward_input read it. `packed` has packed_size(shape) values.
+  int64_t (*packed_size)(const ConvReluPoolShape& shape);
+  void (*pack_for_forward)(const ConvReluPoolShape& shape, const float* weight, float* packed);
+  void (*pack_for_backward)(const ConvReluPoolShape& shape, const float* weight, float* packed);
+
+  // Computes one block.
+  void (*forward)(const ConvReluPoolShape& shape, const float* x, const float* packed, const float* bias,
+                  float* scratch, float* out, uint8_t* passed);
+
+  // Sets one block's gradient.
+  void (*backward_input)(const ConvReluPoolShape& shape, const float* grad, const uint8_t* passed, const float* packed,
+                         float* scratch, float* grad_x);
+
+  // Sets grad_weight and grad_bias of one group of output channels, over all blocks; give at least one block. Groups
+  // count from 0 to weight_groups(shape).
+  int64_t (*weight_groups)(const ConvReluPoolShape& shape);
+  void (*backward_weight)(const ConvReluPoolShape& shape, int64_t blocks, int64_t group, const float* x,
+                          const float* grad, const uint8_t* passed, float* scratch, float* grad_weight,
+                          float* grad_bias);
+};
+
 struct ConvReluPoolKernels {
   int64_t lanes;  // samples per block
 
@@ -31,26 +56,7 @@ struct ConvReluPoolKernels {
   void (*to_block)(const float* rows, int64_t samples, int64_t size, float* block);
   void (*from_block)(const float* block, int64_t samples, int64_t size, float* rows);
 
-  // Packs the weight in the order in which forward and backward_input read it; `packed` has the weight's size.
-  void (*pack_for_forward)(const ConvReluPoolShape& shape, const float* weight, float* packed);
-  void (*pack_for_backward)(const ConvReluPoolShape& shape, const float* weight, float* packed);
-
-  // Computes one block. tap_offsets[i] says where in x the i-th value of a convolution window lies, counted from the
-  // window's first value, in the weight's order (channel, row, column).
-  void (*forward)(const ConvReluPoolShape& shape, const float* x, const float* packed, const float* bias,
-                  const int64_t* tap_offsets, float* out, uint8_t* passed);
-
-  // Adds one block's gradient to grad_x. `scratch` needs out_channels * 4 * lanes values.
-  void (*backward_input)(const ConvReluPoolShape& shape, const float* grad, const uint8_t* passed, const float* packed,
-                         float* scratch, float* grad_x);
-
-  // Sets grad_weight and grad_bias of one group of output channels, over all blocks; give at least one block. Groups
-  // count from 0 to weight_groups(shape). `scratch` needs weight_scratch(shape) values.
-  int64_t (*weight_groups)(const ConvReluPoolShape& shape);
-  int64_t (*weight_scratch)(const ConvReluPoolShape& shape);
-  void (*backward_weight)(const ConvReluPoolShape& shape, int64_t blocks, int64_t group, const float* x,
-                          const float* grad, const uint8_t* passed, float* scratch, float* grad_weight,
-                          float* grad_bias);
+  ConvReluPoolPasses passes;
 };
 
 }  // namespace lockstep::kernels
