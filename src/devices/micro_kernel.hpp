@@ -18,10 +18,10 @@ inline bool has_micro_kernel() {
   return most_micro_kernel_features() > 0;
 }
 
-// Tells whether this CPU has AMX, which multiplies fastest, and this process may use it (models/kernels/amx.hpp). Take
-// it for layers only where has_micro_kernel() too. With AMX nothing is measured, and layers have 1,024 features at
-// most. ONEDNN_MAX_CPU_ISA=AVX512_CORE turns AMX off. The answer stays as it was at the first call, while oneDNN may
-// have been turned off.
+// Tells whether this CPU has AMX, which multiplies many rows fastest, and this process may use it
+// (models/kernels/amx.hpp). Take it for layers only where has_micro_kernel() too, which multiplies few rows. With AMX
+// nothing is measured, and layers have 1,024 features at most. ONEDNN_MAX_CPU_ISA=AVX512_CORE turns AMX off. The answer
+// stays as it was at the first call, while oneDNN may have been turned off.
 bool has_amx();
 
 // Sets c = a * b, or adds: c += a * b, where each value of the product is summed up before it is added. `row_of_a` is

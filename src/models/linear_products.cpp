@@ -19,6 +19,12 @@ constexpr int64_t kTileRows = 64, kTileColumns = 128, kLanes = 16;
 // AMX's tiles have at most so many rows and columns, so that their factors' parts stay in the second-level cache.
 constexpr int64_t kAmxSide = 512;
 
+// Chooses AMX or the micro-kernel for all three products of a layer. `rows` are those of x and of y's gradient, and so
+// the depth of the weight's gradient. Few rows do not pay for splitting the weight (docs/decisions/0083).
+bool takes_amx(int64_t rows) {
+  return rows >= 64 && has_amx();
+}
+
 // Gives how many rows of a second factor are multiplied at once: they span 512 kB. Rows that are 2 or 4 kB apart
 // fall into the same places of the second-level cache, and 512 kB were faster than 1 MB (docs/decisions/0080). With
 // fewer than 64 rows the tile would be read and written too often. With 1,024 at most, a panel's width does not matter.
@@ -84,10 +90,11 @@ kernels::Factor factor_of(const at::Tensor& matrix, int64_t row, int64_t column)
           matrix.stride(is_transposed ? 1 : 0), is_transposed};
 }
 
-// Computes a tile of a * b, or adds it. Only AMX can take a matrix that lies transposed.
-void product(const Tile& tile, const at::Tensor& a, const at::Tensor& b, float* c, int64_t row_of_c, bool adds) {
+// Computes a tile of a * b, or adds it. AMX alone can take a matrix that lies transposed.
+void product(bool by_amx, const Tile& tile, const at::Tensor& a, const at::Tensor& b, float* c, int64_t row_of_c,
+             bool adds) {
   const int64_t depth = a.size(1);
-  if (!has_amx()) {
+  if (!by_amx) {
     return product(tile, depth, a.const_data_ptr<float>() + tile.row * depth, b.const_data_ptr<float>() + tile.column,
                    b.size(1), c, row_of_c, adds);
   }
@@ -97,11 +104,11 @@ void product(const Tile& tile, const at::Tensor& a, const at::Tensor& b, float* 
                adds, scratch.mutable_data_ptr<float>());
 }
 
-// Cuts c into tiles for product(). For AMX their longer side is halved until all threads have one, since the time to
-// split a tile's factors grows with both sides' sum.
-Tiles tiles_of(const at::Tensor& c, int64_t depth, int64_t longest = kAmxSide) {
+// Cuts c into tiles for product(). AMX may take the micro-kernel's too. The longer side of its own is halved until all
+// threads have one, since the time to split a tile's factors grows with both sides' sum.
+Tiles tiles_of(bool by_amx, const at::Tensor& c, int64_t depth, int64_t longest = kAmxSide) {
   const int64_t rows = c.size(0), columns = c.size(1);
-  if (!has_amx()) return {rows, columns, widest_for(depth, columns)};
+  if (!by_amx) return {rows, columns, widest_for(depth, columns)};
   int64_t height = std::min(rows, longest), width = std::min(columns, longest);
   while (Tiles(rows, columns, width, height).count() < at::get_num_threads() && std::max(height, width) > kTileRows) {
     int64_t& longer = height > width ? height : width;
@@ -174,10 +181,10 @@ class TileSum {
   // Adds product `number`; give the products in their order. A right half is added to the left one at once, if it is
   // one block: of two blocks l + (b1 + b2) would become (l + b1) + b2. AMX would add parts of a product.
   void add(size_t number, const at::Tensor& a, const at::Tensor& b) {
-    const bool is_right_half = number % 2 == 1;
-    const bool adds = is_right_half && !has_amx() && a.size(1) <= depth_of_block(b.size(1));
+    const bool is_right_half = number % 2 == 1, by_amx = takes_amx(a.size(1));
+    const bool adds = is_right_half && !by_amx && a.size(1) <= depth_of_block(b.size(1));
     if (!adds) ++sums_;
-    product(tile_, a, b, sum(sums_ - 1), stride_of(sums_ - 1), adds);
+    product(by_amx, tile_, a, b, sum(sums_ - 1), stride_of(sums_ - 1), adds);
     if (!is_right_half) return;
     if (!adds) add_last_two();
     for (size_t pairs = (number + 1) / 2; pairs % 2 == 0; pairs /= 2) add_last_two();
@@ -205,10 +212,10 @@ at::Tensor linear_product(const at::Tensor& x, const at::Tensor& weight, const s
                           bool relu) {
   const at::Tensor dense = x.contiguous(), y = at::empty({x.size(0), weight.size(0)}, x.options());
   const float* const biases = bias ? bias->const_data_ptr<float>() : nullptr;
-  if (has_amx()) {
-    linear_tiles(tiles_of(y, x.size(1)), biases, relu, y,
+  if (takes_amx(x.size(0))) {
+    linear_tiles(tiles_of(/*by_amx=*/true, y, x.size(1)), biases, relu, y,
                  [&, turned = weight.t()](const Tile& tile, float* to, bool adds) {
-                   product(tile, dense, turned, to, y.size(1), adds);
+                   product(/*by_amx=*/true, tile, dense, turned, to, y.size(1), adds);
                  });
     return y;
   }
@@ -219,10 +226,11 @@ at::Tensor linear_product(const at::Tensor& x, const at::Tensor& weight, const s
 
 at::Tensor product_for_x(const at::Tensor& grad, const at::Tensor& weight) {
   const int64_t in = weight.size(1);
+  const bool by_amx = takes_amx(grad.size(0));
   const at::Tensor result = at::empty({grad.size(0), in}, grad.options());
   float* const to = result.mutable_data_ptr<float>();
-  for_each_tile(tiles_of(result, weight.size(0)), [&](const Tile& tile) {
-    product(tile, grad, weight, to + tile.row * in + tile.column, in, /*adds=*/false);
+  for_each_tile(tiles_of(by_amx, result, weight.size(0)), [&](const Tile& tile) {
+    product(by_amx, tile, grad, weight, to + tile.row * in + tile.column, in, /*adds=*/false);
   });
   return result;
 }
@@ -231,12 +239,12 @@ OutputGradient output_gradient(const at::Tensor& grad, const std::optional<at::T
   const int64_t rows = grad.size(0), out = grad.size(1);
   const at::Tensor dense = grad.contiguous();
   OutputGradient result{.grad = y ? at::empty({rows, out}, grad.options()) : dense,
-                        .transposed = has_amx() ? at::Tensor() : at::empty({out, rows}, grad.options()),
+                        .transposed = takes_amx(rows) ? at::Tensor() : at::empty({out, rows}, grad.options()),
                         .sums = at::empty({out}, grad.options())};
   const float* const from = dense.const_data_ptr<float>();
   const float* const results = y ? y->const_data_ptr<float>() : nullptr;
   float* const passed = y ? result.grad.mutable_data_ptr<float>() : nullptr;
-  float* const to = has_amx() ? nullptr : result.transposed.mutable_data_ptr<float>();
+  float* const to = result.transposed.defined() ? result.transposed.mutable_data_ptr<float>() : nullptr;
   float* const sums = result.sums.mutable_data_ptr<float>();
   const RowRanges ranges{.rows = out, .size = rows, .most = kTileRows};
   for_each_in_parallel(ranges.count(), [&](int64_t range) {
@@ -260,7 +268,8 @@ void sum_products(const std::vector<GradientFactors>& factors, const at::Tensor&
   while ((size_t{1} << levels) < factors.size()) ++levels;
   float* const values = sum.mutable_data_ptr<float>();
   const int64_t longest = levels > 0 ? kAmxSide / 2 : kAmxSide;  // the cache holds the levels' sums too
-  for_each_tile(tiles_of(sum, factors[0].x.size(0), longest), [&](const Tile& tile) {
+  const bool by_amx = std::all_of(factors.begin(), factors.end(), [](auto& each) { return takes_amx(each.x.size(0)); });
+  for_each_tile(tiles_of(by_amx, sum, factors[0].x.size(0), longest), [&](const Tile& tile) {
     const at::Tensor scratch = levels > 0 ? at::empty({levels, tile.rows, tile.columns}, sum.options()) : sum;
     TileSum tile_sum(tile, values + tile.row * in + tile.column, in, scratch.mutable_data_ptr<float>());
     for (size_t number = 0; number < factors.size(); ++number) {

@@ -65,6 +65,29 @@ TEST(SumOfProductsTest, HasTheBitsOfTheProductsAddedInATree) {
   }
 }
 
+// Where a CPU has AMX, the micro-kernel multiplies the grains of few rows.
+TEST(SumOfProductsTest, MayHaveFactorsOfFewAndOfManyRows) {
+  if (!has_micro_kernel()) GTEST_SKIP() << "LibTorch has no micro-kernel for this CPU";
+  torch::manual_seed(2);
+  for (const auto& grains : {std::array<int64_t, 4>{16, 128, 128, 128}, {128, 16, 16, 16}}) {
+    std::vector<GradientFactors> factors;
+    Tensor exact = torch::zeros({300, 700}, torch::kDouble);
+    for (const int64_t rows : grains) {
+      const Tensor grad = torch::randn({rows, 300}), x = torch::randn({rows, 700});
+      factors.push_back(gradient_factors(output_gradient(grad, {}).transposed, x));
+      exact += grad.t().to(torch::kDouble).mm(x.to(torch::kDouble));
+    }
+    const auto pair = [&](size_t first) { return product_of(factors[first]) + product_of(factors[first + 1]); };
+    const Tensor tree = pair(0) + pair(2), sum = torch::empty_like(tree);
+    EXPECT_LE((tree - exact).abs().max().item<double>(), 1e-6 * exact.abs().max().item<double>());
+    for (const int threads : {1, 2, 3}) {
+      const IntraOpThreads number(threads);
+      sum_products(factors, sum.fill_(NAN));
+      EXPECT_TRUE(sum.equal(tree)) << grains[0] << ", " << threads;
+    }
+  }
+}
+
 TEST(LinearFactors, AreHandedOverInsteadOfTheWeightsGradient) {
   const IntraOpThreads one(1);
   if (!has_micro_kernel()) GTEST_SKIP() << "linear layers compute by LibTorch on this CPU";

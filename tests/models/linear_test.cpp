@@ -84,13 +84,13 @@ TEST_F(FastLinearOnOneThread, ComputesWhatLibTorchComputes) {
   expect_what_libtorch_computes();
 }
 
-// Where LibTorch's products and ours meet, and where x is transposed and where the weight is.
+// Where LibTorch's products, the micro-kernel's and AMX's meet, and where x is transposed and where the weight is.
 TEST_F(FastLinearOnOneThread, ComputesWhatLibTorchComputesOfFewAndOfManyRows) {
   torch::manual_seed(6);
   const auto fast = [](const auto&... tensors) { return fast_linear(tensors...); };
   const auto plain = [](const auto&... tensors) { return torch::linear(tensors...); };
   const Tensor weight = torch::randn({150, 200}), bias = torch::randn({150});
-  for (const int64_t rows : {1, 15, 16, 64, 65, 128, 129, 300}) {
+  for (const int64_t rows : {1, 15, 16, 63, 64, 65, 128, 129, 300}) {
     SCOPED_TRACE(rows);
     const Tensor x = torch::randn({rows, 200});
     expect_alike(with_gradients(fast, x, weight, bias), with_gradients(plain, x, weight, bias));
@@ -112,6 +112,27 @@ TEST(LinearProducts, OfManyFeaturesAreWhatLibTorchComputes) {
     sum_products({gradient_factors(grad.t().contiguous(), x)}, sum);
     expect_alike({linear_product(x, weight, {}, /*relu=*/false), product_for_x(grad, weight), sum},
                  {exact(x, weight.t()), exact(grad, weight), exact(grad.t(), x)});
+  }
+}
+
+// By AMX a value's bits depend on its row and its column alone, and zeros behind these change none. The micro-kernel
+// gives other bits.
+TEST(LinearProducts, TakeAmxFrom64RowsOn) {
+  if (!has_micro_kernel() || !has_amx()) GTEST_SKIP() << "linear layers do not take AMX on this CPU";
+  torch::manual_seed(10);
+  const Tensor x = torch::randn({128, 512}), weight = torch::randn({512, 512}), other = torch::randn({512, 512});
+  const Tensor y = linear_product(x, weight, {}, /*relu=*/false), for_x = product_for_x(x, other);
+  const auto for_weight = [](const Tensor& both) {
+    const Tensor sum = torch::empty({512, 512});
+    sum_products({gradient_factors(output_gradient(both, {}).transposed, both)}, sum);
+    return sum;
+  };
+  for (const int64_t rows : {16, 63, 64, 127}) {
+    const Tensor few = x.narrow(0, 0, rows);
+    EXPECT_EQ(linear_product(few, weight, {}, /*relu=*/false).equal(y.narrow(0, 0, rows)), rows >= 64) << rows;
+    EXPECT_EQ(product_for_x(few, other).equal(for_x.narrow(0, 0, rows)), rows >= 64) << rows;
+    const Tensor with_zeros = torch::cat({few, torch::zeros({128 - rows, 512})});
+    EXPECT_EQ(for_weight(few).equal(for_weight(with_zeros)), rows >= 64) << rows;
   }
 }
 
@@ -176,7 +197,7 @@ TEST(FastLinear, ComputesTheSameBitsOnSeveralThreadsAtOnce) {
     Tensor x, weight, bias;
   };
   std::vector<Layer> layers;
-  for (const int64_t rows : {1, 16, 32, 48}) {
+  for (const int64_t rows : {1, 16, 48, 64}) {
     for (const int64_t out : {22, 64}) {
       layers.push_back({torch::randn({rows, 96}), torch::randn({out, 96}), torch::randn({out})});
     }
@@ -208,13 +229,19 @@ TEST(FastLinear, ComputesTheSameBitsOnSeveralThreadsAtOnce) {
 
 TEST(FastLinear, ComputesTheSameWithSeveralIntraOpThreads) {
   torch::manual_seed(4);
-  const Tensor x = torch::randn({128, 512}), weight = torch::randn({512, 512}), bias = torch::randn({512});
+  const Tensor weight = torch::randn({512, 512}), bias = torch::randn({512});
   const auto fast = [](const auto&... tensors) { return fast_linear(tensors...); };
-  const Computed one = with_gradients(fast, x, weight, bias);
-  const IntraOpThreads threads(2);
-  const Computed two = with_gradients(fast, x, weight, bias);
-  expect_alike(two, one);
-  for (size_t i = 0; has_micro_kernel() && i < one.size(); ++i) EXPECT_TRUE(two[i].equal(one[i])) << i;
+  for (const int64_t rows : {48, 128}) {
+    SCOPED_TRACE(rows);
+    const Tensor x = torch::randn({rows, 512});
+    const auto compute = [&](int threads) {
+      const IntraOpThreads number(threads);
+      return with_gradients(fast, x, weight, bias);
+    };
+    const Computed one = compute(1), two = compute(2);
+    expect_alike(two, one);
+    for (size_t i = 0; has_micro_kernel() && i < one.size(); ++i) EXPECT_TRUE(two[i].equal(one[i])) << i;
+  }
 }
 
 TEST_F(FastLinearOnOneThread, HasASecondDerivative) {

@@ -1,9 +1,9 @@
 // fast_linear: computes x * weight^T + bias as torch::linear, by AMX, or by oneDNN's micro-kernel where that is no
 // slower. FastLinear is the layer.
 //
-// Intel's CPUs with AMX take it (docs/decisions/0083-amx.md). On other CPUs with AVX-512 a measurement, made once per
-// machine, decides between the micro-kernel and LibTorch's products (0080-micro-kernel.md). Results are LibTorch's but
-// for rounding. Thread-safe for different layers.
+// Intel's CPUs with AMX take it from 64 rows on (docs/decisions/0083-amx.md). On other CPUs with AVX-512 a measurement,
+// made once per machine, decides between the micro-kernel and LibTorch's products (0080-micro-kernel.md). Results are
+// LibTorch's but for rounding. Thread-safe for different layers.
 #pragma once
 
 #include <ATen/core/Tensor.h>
