@@ -113,10 +113,13 @@ TEST(FuseLayers, TakesEachKindOfLayer) {
       }
       const auto before = fused->parameters();
       EXPECT_EQ(fuse_layers(*fused), 0) << "none saves a kernel";
-      for (const size_t place : {0, 3, 5, 8, 9, 11, 15})
-        EXPECT_NE(typeid(*fused->ptr(place)), typeid(*plain->ptr(place))) << place;
+      const auto keeps_its_class = [&](size_t place) {
+        const nn::Module &now = *fused->ptr(place), &before_it = *plain->ptr(place);
+        return typeid(now) == typeid(before_it);
+      };
+      for (const size_t place : {0, 3, 5, 8, 9, 11, 15}) EXPECT_FALSE(keeps_its_class(place)) << place;
       for (const size_t place : {1, 2, 4, 10}) EXPECT_TRUE(fused->ptr(place)->as<nn::IdentityImpl>()) << place;
-      for (const size_t place : {6, 7, 12, 13}) EXPECT_EQ(typeid(*fused->ptr(place)), typeid(*plain->ptr(place)));
+      for (const size_t place : {6, 7, 12, 13}) EXPECT_TRUE(keeps_its_class(place)) << place;
       for (size_t i = 0; i < before.size(); ++i) EXPECT_TRUE(fused->parameters()[i].is_same(before[i]));
       EXPECT_EQ(fused->named_parameters().keys(), plain->named_parameters().keys());
       EXPECT_EQ(fused->named_buffers().keys(), plain->named_buffers().keys());
@@ -127,7 +130,8 @@ TEST(FuseLayers, TakesEachKindOfLayer) {
       fused->eval();
       plain->eval();
       const auto copy = std::dynamic_pointer_cast<nn::SequentialImpl>(fused->clone());
-      EXPECT_EQ(typeid(*copy->ptr(0)), typeid(*fused->ptr(0)));
+      const nn::Module &first = *fused->ptr(0), &first_copy = *copy->ptr(0);
+      EXPECT_EQ(typeid(first_copy), typeid(first));
       for (auto net : {fused, nn::Sequential(copy)}) expect_near(net->forward(x), plain->forward(x), 1e-4);
     }
   }
