@@ -72,11 +72,13 @@ at::Tensor floats(at::IntArrayRef sizes) {
   return at::empty(sizes, at::kFloat);
 }
 
-// Takes AMX where there is enough to fill its tiles.
+// Takes AMX where a product is large enough to pay for splitting its factors (docs/decisions/0084). Of kernels that are
+// wider, the results of two tiles could overlap in backward_input.
 const ConvReluPoolPasses& passes_for(const ConvReluPoolShape& shape) {
-  const auto suits = [](int64_t channels) { return channels % 2 == 0 && channels >= 8; };
-  const bool takes_amx = suits(shape.channels) && suits(shape.out_channels) && shape.kernel_width < 12 &&
-                         takes_micro_kernel() && has_amx();
+  const auto suits = [](int64_t channels) { return channels % 2 == 0 && channels >= 20; };
+  const int64_t weight = shape.out_channels * shape.channels * shape.kernel_height * shape.kernel_width;
+  const bool takes_amx = suits(shape.channels) && suits(shape.out_channels) && weight >= 4096 &&
+                         shape.kernel_width < 12 && takes_micro_kernel() && has_amx();
   return takes_amx ? kernels::of_this_cpu().amx->conv_relu_pool : kernels::of_this_cpu().conv_relu_pool.passes;
 }
 

@@ -100,9 +100,9 @@ INSTANTIATE_TEST_SUITE_P(
                     Sizes{17, 3, 33, 6, 7, 1, 5},                                   // kernels that are not square
                     Sizes{15, 2, 12, 31, 6, 5, 1}, Sizes{16, 4, 20, 20, 8, 7, 11},  // wider than a tile
                     Sizes{33, 5, 8, 50, 3, 2, 2},                                   // a row of many pooled pixels
-                    Sizes{7, 130, 5, 6, 70, 3, 3},   // many channels; this and the next by AMX
-                    Sizes{33, 8, 9, 12, 34, 3, 11},  // a row is as wide as the kernel and one more
-                    Sizes{16, 10, 5, 6, 8, 1, 1}, Sizes{40, 12, 31, 8, 66, 5, 2}, Sizes{300, 2, 6, 6, 2, 3, 3}));
+                    Sizes{7, 130, 5, 6, 70, 3, 3},    // many channels; this and the next by AMX
+                    Sizes{33, 20, 9, 12, 34, 3, 11},  // a row is as wide as the kernel and one more
+                    Sizes{16, 66, 5, 6, 64, 1, 1}, Sizes{40, 22, 31, 8, 66, 5, 2}, Sizes{300, 2, 6, 6, 2, 3, 3}));
 
 TEST(ConvReluPool, AgreesOnRandomShapes) {
   torch::manual_seed(2);
@@ -118,13 +118,14 @@ TEST(ConvReluPool, AgreesOnRandomShapes) {
   }
 }
 
-// Nearly all sums are positive, so that no ReLU is near its edge. Sums are short, so that a part that a
-// factor lost would show.
+// Nearly all sums are positive, so that no ReLU is near its edge. Sums are short, so that a part that a factor lost
+// would show: most weights are 0.
 TEST(ConvReluPool, IsAsExactAsFloat32) {
   torch::manual_seed(14);
-  for (const int64_t channels : {7, 8}) {
-    const at::Tensor x = torch::rand({32, channels, 3, 3}), weight = torch::rand({8, channels, 1, 1}) - 0.1,
-                     bias = torch::rand({8}), grad = torch::rand({32, 8, 1, 1}) - 0.1;
+  for (const int64_t channels : {7, 64}) {
+    const at::Tensor x = torch::rand({32, channels, 3, 3}), weight = torch::zeros({64, channels, 1, 1}),
+                     bias = torch::rand({64}), grad = torch::rand({32, 64, 1, 1}) - 0.1;
+    weight.narrow(0, 0, 8).narrow(1, 0, 7).uniform_(-0.1, 0.9);
     const auto results = [&](const auto& layer, torch::Dtype type) {
       variable_list inputs;
       for (const auto& tensor : {x, weight, bias}) inputs.push_back(tensor.to(type).requires_grad_());
@@ -251,18 +252,18 @@ TEST(ConvReluPool, PassesNanOnAsLibTorchDoes) {
 // AMX multiplies by 0 what lies beside a window.
 TEST(ConvReluPool, KeepsNanInItsSample) {
   torch::manual_seed(13);
-  const Inputs in = random_inputs({40, 8, 9, 9, 10, 3, 3});
+  const Inputs in = random_inputs({40, 20, 9, 9, 24, 3, 3});
   at::Tensor x = in.x.detach().clone();
   x[35][1][4][4] = std::numeric_limits<float>::quiet_NaN();
   const at::Tensor out = conv_relu_pool(x, in.weight, in.bias), expected = reference(x, in.weight, in.bias);
   EXPECT_TRUE(out[35].isnan().logical_or(expected[35].isnan().logical_not()).all().item<bool>());
   const auto others = [](const at::Tensor& of) { return torch::cat({of.narrow(0, 0, 35), of.narrow(0, 36, 4)}); };
-  expect_close(others(out), others(expected), 72, "other samples");
+  expect_close(others(out), others(expected), 180, "other samples");
 }
 
 TEST(ConvReluPool, GivesTheSameBitsOnAnyNumberOfThreads) {
   torch::manual_seed(10);
-  for (const Sizes& sizes : {Sizes{70, 6, 13, 12, 10, 3, 5}, Sizes{70, 8, 13, 12, 70, 3, 5}}) {
+  for (const Sizes& sizes : {Sizes{70, 6, 13, 12, 10, 3, 5}, Sizes{70, 20, 13, 12, 70, 3, 5}}) {
     Inputs in = random_inputs(sizes);
     in.x = torch::randn_like(in.x).requires_grad_();
     const auto run_on = [&](int threads) {
