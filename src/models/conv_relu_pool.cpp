@@ -72,13 +72,12 @@ at::Tensor floats(at::IntArrayRef sizes) {
   return at::empty(sizes, at::kFloat);
 }
 
-// Takes AMX where a product is large enough to pay for splitting its factors (docs/decisions/0084). Of kernels that are
-// wider, the results of two tiles could overlap in backward_input.
-const ConvReluPoolPasses& passes_for(const ConvReluPoolShape& shape) {
+// Takes AMX where a product is large enough to pay for splitting its factors (docs/decisions/0084). Two channels share
+// a word there.
+const ConvReluPoolPasses& passes_for(const at::Tensor& weight) {
   const auto suits = [](int64_t channels) { return channels % 2 == 0 && channels >= 20; };
-  const int64_t weight = shape.out_channels * shape.channels * shape.kernel_height * shape.kernel_width;
-  const bool takes_amx = suits(shape.channels) && suits(shape.out_channels) && weight >= 4096 &&
-                         shape.kernel_width < 12 && takes_micro_kernel() && has_amx();
+  const bool takes_amx =
+      suits(weight.size(0)) && suits(weight.size(1)) && weight.numel() >= 4096 && takes_micro_kernel() && has_amx();
   return takes_amx ? kernels::of_this_cpu().amx->conv_relu_pool : kernels::of_this_cpu().conv_relu_pool.passes;
 }
 
@@ -90,7 +89,7 @@ struct Result {
 Result run_forward(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
   const ConvReluPoolKernels& kernels = kernels::of_this_cpu().conv_relu_pool;
   const ConvReluPoolShape shape = shape_of(x, weight);
-  const ConvReluPoolPasses& passes = passes_for(shape);
+  const ConvReluPoolPasses& passes = passes_for(weight);
   const at::Tensor images = x.contiguous(), weights = weight.contiguous(), biases = bias.contiguous();
   Result result;
   result.out = floats({x.size(0), shape.out_channels, shape.pooled_height, shape.pooled_width});
@@ -129,7 +128,7 @@ at::Tensor gradient_of_x(const at::Tensor& x, const at::Tensor& weight, const at
                          const at::Tensor& grad_blocks) {
   const ConvReluPoolKernels& kernels = kernels::of_this_cpu().conv_relu_pool;
   const ConvReluPoolShape shape = shape_of(x, weight);
-  const ConvReluPoolPasses& passes = passes_for(shape);
+  const ConvReluPoolPasses& passes = passes_for(weight);
   const at::Tensor grad_x = floats(x.sizes());
   const RowRanges in = blocks_of(grad_x);
   const at::Tensor weights = weight.contiguous(), packed = floats({passes.packed_size(shape)});
@@ -151,7 +150,7 @@ struct ParameterGradients {
 ParameterGradients gradients_of_parameters(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& x_blocks,
                                            const at::Tensor& passed, const at::Tensor& grad_blocks) {
   const ConvReluPoolShape shape = shape_of(x, weight);
-  const ConvReluPoolPasses& passes = passes_for(shape);
+  const ConvReluPoolPasses& passes = passes_for(weight);
   const ParameterGradients grads{floats(weight.sizes()), floats({shape.out_channels})};
   for_each_with_scratch(passes.weight_groups(shape), passes.scratch_size(shape), [&](int64_t group, float* scratch) {
     passes.backward_weight(shape, x_blocks.size(0), group, x_blocks.const_data_ptr<float>(),

@@ -74,8 +74,8 @@ const kernels::MatrixKernels& matrix_kernels() {
 
 // Computes a tile of a * b, or adds it to what is in c. Bits depend on the depth, and on the distance of b's rows,
 // which says how many blocks there are, but not on the tile's width.
-void product(const Tile& tile, int64_t depth, const float* a, const float* b, int64_t row_of_b, float* c,
-             int64_t row_of_c, bool adds) {
+void product_by_micro_kernel(const Tile& tile, int64_t depth, const float* a, const float* b, int64_t row_of_b,
+                             float* c, int64_t row_of_c, bool adds) {
   const int64_t block = depth_of_block(row_of_b);
   for (int64_t first = 0; first < depth; first += block) {
     multiply(tile.rows, tile.columns, std::min(block, depth - first), a + first, depth, b + first * row_of_b, row_of_b,
@@ -95,8 +95,8 @@ void product(bool by_amx, const Tile& tile, const at::Tensor& a, const at::Tenso
              bool adds) {
   const int64_t depth = a.size(1);
   if (!by_amx) {
-    return product(tile, depth, a.const_data_ptr<float>() + tile.row * depth, b.const_data_ptr<float>() + tile.column,
-                   b.size(1), c, row_of_c, adds);
+    return product_by_micro_kernel(tile, depth, a.const_data_ptr<float>() + tile.row * depth,
+                                   b.const_data_ptr<float>() + tile.column, b.size(1), c, row_of_c, adds);
   }
   const kernels::AmxKernels& amx = *kernels::of_this_cpu().amx;
   const at::Tensor scratch = at::empty({amx.scratch(tile.rows, tile.columns, depth)}, a.options());
@@ -104,8 +104,9 @@ void product(bool by_amx, const Tile& tile, const at::Tensor& a, const at::Tenso
                adds, scratch.mutable_data_ptr<float>());
 }
 
-// Cuts c into tiles for product(). AMX may take the micro-kernel's too. The longer side of its own is halved until all
-// threads have one, since the time to split a tile's factors grows with both sides' sum.
+// Cuts c into tiles for product(). AMX can compute the micro-kernel's tiles too, which sum_products() takes where
+// factors differ. The longer side of AMX's own is halved until all threads have one, since the time to split a tile's
+// factors grows with both sides' sum.
 Tiles tiles_of(bool by_amx, const at::Tensor& c, int64_t depth, int64_t longest = kAmxSide) {
   const int64_t rows = c.size(0), columns = c.size(1);
   if (!by_amx) return {rows, columns, widest_for(depth, columns)};
@@ -155,8 +156,9 @@ void product_of_transposed_x(const at::Tensor& x, const at::Tensor& weight, cons
     for (int64_t i = 0; bias && i < tile.rows; ++i) {
       std::fill_n(values + i * tile.columns, tile.columns, bias[tile.row + i]);
     }
-    product(tile, in, weights + tile.row * in, columns + tile.column * in, tile.columns, values, tile.columns,
-            /*adds=*/bias != nullptr);
+    product_by_micro_kernel(tile, in, weights + tile.row * in, columns + tile.column * in, tile.columns, values,
+                            tile.columns,
+                            /*adds=*/bias != nullptr);
     if (relu) matrix_kernels().relu(values, tile.columns, tile.rows, tile.columns);
     matrix_kernels().transpose(values, tile.columns, tile.rows, tile.columns, to + tile.column * out + tile.row, out);
   });
@@ -168,7 +170,7 @@ void product_with_transposed_weight(const at::Tensor& x, const at::Tensor& weigh
   const at::Tensor panels = transposed(weight);
   const float *const from = x.const_data_ptr<float>(), *const columns = panels.const_data_ptr<float>();
   linear_tiles({x.size(0), out}, bias, relu, y, [&](const Tile& tile, float* to, bool adds) {
-    product(tile, in, from + tile.row * in, columns + tile.column * in, tile.columns, to, out, adds);
+    product_by_micro_kernel(tile, in, from + tile.row * in, columns + tile.column * in, tile.columns, to, out, adds);
   });
 }
 

@@ -102,7 +102,8 @@ INSTANTIATE_TEST_SUITE_P(
                     Sizes{33, 5, 8, 50, 3, 2, 2},                                   // a row of many pooled pixels
                     Sizes{7, 130, 5, 6, 70, 3, 3},    // many channels; this and the next by AMX
                     Sizes{33, 20, 9, 12, 34, 3, 11},  // a row is as wide as the kernel and one more
-                    Sizes{16, 66, 5, 6, 64, 1, 1}, Sizes{40, 22, 31, 8, 66, 5, 2}, Sizes{300, 2, 6, 6, 2, 3, 3}));
+                    Sizes{16, 66, 5, 6, 64, 1, 1}, Sizes{17, 20, 5, 18, 24, 2, 17}, Sizes{40, 22, 31, 8, 66, 5, 2},
+                    Sizes{300, 2, 6, 6, 2, 3, 3}));
 
 TEST(ConvReluPool, AgreesOnRandomShapes) {
   torch::manual_seed(2);

@@ -1,4 +1,5 @@
-// Declares products of float32 matrices by AMX, Intel's instructions for products of small tiles of bfloat16.
+// Declares products of float32 matrices, and conv_relu_pool, by AMX: Intel's instructions for products of small tiles
+// of bfloat16.
 //
 // Each float32 is the sum of three bfloat16, which have 8 bits each of its 24. Of the nine products of such parts, six
 // are computed; the other three are below the rounding of float32 (Henry, Tang and Heinecke 2019, "Leveraging the
@@ -22,13 +23,13 @@ struct Factor {
 
 constexpr int64_t kAmxSum = 1024;  // sums over more of the depth would lose bits
 
+// Call these only if has_amx() (devices/micro_kernel.hpp).
 struct AmxKernels {
   // Gives the number of values of `scratch` for a product.
   int64_t (*scratch)(int64_t rows, int64_t columns, int64_t depth);
 
   // Sets c [rows][columns] to a * b, or begins its sums with what is in c. After each kAmxSum of the depth a
-  // new sum begins, which is added to c. A value's bits depend on a row of a and a column of b alone. Call it only if
-  // has_amx() (devices/micro_kernel.hpp).
+  // new sum begins, which is added to c. A value's bits depend on a row of a and a column of b alone.
   //   a  [rows, depth]
   //   b  [depth, columns]
   void (*multiply)(int64_t rows, int64_t columns, int64_t depth, const Factor& a, const Factor& b, float* c,

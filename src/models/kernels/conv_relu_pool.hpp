@@ -23,7 +23,8 @@ struct ConvReluPoolShape {
   int64_t pooled_height, pooled_width;
 };
 
-// Computes a layer, by AMX (amx.hpp) on blocks of 16 samples. Each `scratch` needs scratch_size(shape) values.
+// Computes a layer, by vectors or, in blocks of 16 samples, by AMX (amx.hpp). Both take the same shapes but for
+// `packed`. Each `scratch` needs scratch_size(shape) values.
 struct ConvReluPoolPasses {
   int64_t (*scratch_size)(const ConvReluPoolShape& shape);
 
@@ -41,7 +42,7 @@ struct ConvReluPoolPasses {
                          float* scratch, float* grad_x);
 
   // Sets grad_weight and grad_bias of one group of output channels, over all blocks; give at least one block. Groups
-  // count from 0 to weight_groups(shape).
+  // count from 0 to weight_groups(shape) - 1.
   int64_t (*weight_groups)(const ConvReluPoolShape& shape);
   void (*backward_weight)(const ConvReluPoolShape& shape, int64_t blocks, int64_t group, const float* x,
                           const float* grad, const uint8_t* passed, float* scratch, float* grad_weight,
