@@ -34,8 +34,7 @@ class InUserCode {
  public:
   explicit InUserCode(std::string where);
   ~InUserCode();
-  InUserCode(const InUserCode&) = delete;
-  InUserCode& operator=(const InUserCode&) = delete;
+  InUserCode& operator=(InUserCode&&) = delete;
 
  private:
   void exchange();

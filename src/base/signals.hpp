@@ -40,8 +40,7 @@ class SignalBlocked {
     errno = error;
   }
 
-  SignalBlocked(const SignalBlocked&) = delete;
-  SignalBlocked& operator=(const SignalBlocked&) = delete;
+  SignalBlocked& operator=(SignalBlocked&&) = delete;
 
  private:
   const int signal_;

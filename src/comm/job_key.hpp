@@ -47,8 +47,7 @@ class HandedKey {
  public:
   HandedKey();  // throws Error
   ~HandedKey();
-  HandedKey(const HandedKey&) = delete;
-  HandedKey& operator=(const HandedKey&) = delete;
+  HandedKey& operator=(HandedKey&&) = delete;
 
   std::string file() const;
   JobKey key() const { return JobKey::from_file(file()); }

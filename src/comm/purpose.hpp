@@ -12,8 +12,7 @@ class ThreadText {
  public:
   explicit ThreadText(const std::string& text) : before_(std::exchange(now(), &text)) {}  // keep `text` longer
   ~ThreadText() { now() = before_; }
-  ThreadText(const ThreadText&) = delete;
-  ThreadText& operator=(const ThreadText&) = delete;
+  ThreadText& operator=(ThreadText&&) = delete;
 
   static const std::string* current() { return now(); }  // gives null if there is none
 

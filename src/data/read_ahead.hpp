@@ -26,8 +26,7 @@ class ReadAhead {
 
   explicit ReadAhead(std::function<Dataset(const Numbers&)> read);
   ~ReadAhead();
-  ReadAhead(const ReadAhead&) = delete;
-  ReadAhead& operator=(const ReadAhead&) = delete;
+  ReadAhead& operator=(ReadAhead&&) = delete;
 
   // Returns the samples with these numbers. Waits for wanted samples, and reads others on the calling thread.
   Dataset take(const Numbers& numbers);

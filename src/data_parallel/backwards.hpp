@@ -64,8 +64,7 @@ class PartOfStep {
  public:
   explicit PartOfStep(std::shared_ptr<Replica> replica);
   ~PartOfStep();
-  PartOfStep(const PartOfStep&) = delete;
-  PartOfStep& operator=(const PartOfStep&) = delete;
+  PartOfStep& operator=(PartOfStep&&) = delete;
 
  private:
   std::shared_ptr<Replica> replica_;

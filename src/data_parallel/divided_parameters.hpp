@@ -37,8 +37,7 @@ class DividedParameters : private MemoryFiller {
   // while the present one computes.
   DividedParameters(std::vector<ShardedBucket> units, const Rank& rank, bool ahead);
   ~DividedParameters() override;
-  DividedParameters(const DividedParameters&) = delete;
-  DividedParameters& operator=(const DividedParameters&) = delete;
+  DividedParameters& operator=(DividedParameters&&) = delete;
 
   // Call put_away() before an update of the slices, and bring_back() after it.
   void put_away();

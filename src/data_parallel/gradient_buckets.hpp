@@ -30,8 +30,7 @@ namespace lockstep {
 class GradientBuckets {
  public:
   virtual ~GradientBuckets() = default;
-  GradientBuckets(const GradientBuckets&) = delete;
-  GradientBuckets& operator=(const GradientBuckets&) = delete;
+  GradientBuckets& operator=(GradientBuckets&&) = delete;
 
   // Runs `backward`, which adds to the parameters' gradients. Returns when all gradients are averages over the ranks,
   // also those that `backward` did not touch. If no rank has a gradient of a parameter, the parameter gets none. Call

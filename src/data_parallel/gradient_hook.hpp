@@ -20,8 +20,7 @@ class GradientHook {
   GradientHook(const at::Tensor& parameter, std::function<void()> function);
   ~GradientHook();                                         // takes the hook off again: the parameter may live on
   static bool is_behind(const at::TensorImpl& parameter);  // tells whether the parameter has a hook
-  GradientHook(const GradientHook&) = delete;
-  GradientHook& operator=(const GradientHook&) = delete;
+  GradientHook& operator=(GradientHook&&) = delete;
 
  private:
   // 2.11 has a std::shared_ptr here, 2.15 an intrusive one.

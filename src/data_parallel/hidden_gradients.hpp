@@ -25,8 +25,7 @@ class HiddenGradients {
    public:
     explicit Shown(HiddenGradients* hidden);
     ~Shown();
-    Shown(const Shown&) = delete;
-    Shown& operator=(const Shown&) = delete;
+    Shown& operator=(Shown&&) = delete;
 
    private:
     HiddenGradients* const hidden_;

@@ -33,8 +33,7 @@ class OperatorWatch {
  public:
   OperatorWatch();
   ~OperatorWatch();
-  OperatorWatch(const OperatorWatch&) = delete;
-  OperatorWatch& operator=(const OperatorWatch&) = delete;
+  OperatorWatch& operator=(OperatorWatch&&) = delete;
 
  private:
   const at::CallbackHandle handle_;

@@ -28,8 +28,7 @@ class Replica {
  public:
   // See DataParallel's constructor.
   Replica(std::shared_ptr<torch::nn::Module> module, const Rank& rank, const DataParallelOptions& options);
-  Replica(const Replica&) = delete;
-  Replica& operator=(const Replica&) = delete;
+  Replica& operator=(Replica&&) = delete;
 
   torch::nn::Module& module() const { return *module_; }
   Rank& rank() { return rank_; }

@@ -24,8 +24,7 @@ class ShardedNet {
   // module without such parameters, an elastic run, and from Sharded::gradients on for a SyncBatchNorm.
   ShardedNet(torch::nn::Module& module, const Rank& rank, const DataParallelOptions& options);
   ~ShardedNet();  // drops the parameters that are not whole
-  ShardedNet(const ShardedNet&) = delete;
-  ShardedNet& operator=(const ShardedNet&) = delete;
+  ShardedNet& operator=(ShardedNet&&) = delete;
 
   const std::shared_ptr<ShardedReducer>& reducer() const { return reducer_; }
   const std::vector<ShardedBucket>& buckets() const { return buckets_; }

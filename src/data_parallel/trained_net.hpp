@@ -16,8 +16,7 @@ class TrainedNet {
  public:
   explicit TrainedNet(std::shared_ptr<Replica> replica) : replica_(std::move(replica)) {}
   virtual ~TrainedNet() = default;
-  TrainedNet(const TrainedNet&) = delete;
-  TrainedNet& operator=(const TrainedNet&) = delete;
+  TrainedNet& operator=(TrainedNet&&) = delete;
 
   const std::shared_ptr<Replica>& replica() const { return replica_; }
 

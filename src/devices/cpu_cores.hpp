@@ -23,8 +23,7 @@ class FreeOfOpenMp {
  public:
   FreeOfOpenMp();
   ~FreeOfOpenMp();
-  FreeOfOpenMp(const FreeOfOpenMp&) = delete;
-  FreeOfOpenMp& operator=(const FreeOfOpenMp&) = delete;
+  FreeOfOpenMp& operator=(FreeOfOpenMp&&) = delete;
 
  private:
   std::vector<int> before_;  // the thread's CPUs before; empty if they were not changed

@@ -15,8 +15,7 @@ class GpuMath {
  public:
   explicit GpuMath(const GpuMathOptions& options);
   ~GpuMath();
-  GpuMath(const GpuMath&) = delete;
-  GpuMath& operator=(const GpuMath&) = delete;
+  GpuMath& operator=(GpuMath&&) = delete;
 
  private:
   const bool products_before_, convolutions_before_, benchmark_before_, reproducible_before_;

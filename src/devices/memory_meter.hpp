@@ -45,8 +45,7 @@ class MemoryMeter {
  public:
   // Measures from here on. Destroy the meter on the thread that made it.
   explicit MemoryMeter(std::shared_ptr<MemoryLedger> ledger = std::make_shared<MemoryLedger>());
-  MemoryMeter(const MemoryMeter&) = delete;
-  MemoryMeter& operator=(const MemoryMeter&) = delete;
+  MemoryMeter& operator=(MemoryMeter&&) = delete;
 
   int64_t current() const;  // bytes allocated since then that live now, of all devices together
   int64_t peak() const;     // the most that current() was since the meter was made or reset_peak() was called

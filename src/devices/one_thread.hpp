@@ -9,8 +9,7 @@ class OneThread {
  public:
   OneThread() { at::set_num_threads(1); }
   ~OneThread() { at::set_num_threads(before_); }
-  OneThread(const OneThread&) = delete;
-  OneThread& operator=(const OneThread&) = delete;
+  OneThread& operator=(OneThread&&) = delete;
 
  private:
   const int before_ = at::get_num_threads();

@@ -21,8 +21,7 @@ class AtomicFile {
  public:
   explicit AtomicFile(std::filesystem::path file, FileSystem& files = real_files());
   ~AtomicFile();
-  AtomicFile(const AtomicFile&) = delete;
-  AtomicFile& operator=(const AtomicFile&) = delete;
+  AtomicFile& operator=(AtomicFile&&) = delete;
 
   // These functions throw Error that names the file, the operation and the system's reason.
   void write(const void* data, size_t bytes);

@@ -15,8 +15,7 @@ class FileRows {
   // Opens the file. Throws Error, which names the file, if that fails or if the file no longer has this size.
   FileRows(std::filesystem::path file, uint64_t size);
   ~FileRows();
-  FileRows(const FileRows&) = delete;
-  FileRows& operator=(const FileRows&) = delete;
+  FileRows& operator=(FileRows&&) = delete;
 
   // Reads the rows [row, row + count) of the tensor at this place. Give an `into` that has room for them. Throws Error,
   // which names the file, if the rows cannot be read.

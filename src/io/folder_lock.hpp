@@ -21,10 +21,8 @@ inline constexpr const char* kLockFile = ".lock";
 // mounted with `nolock` or `local_lock`, only one machine sees the lock, unnoticed. Use it from one thread.
 class FileLock {
  public:
-  FileLock() = default;
   ~FileLock();
-  FileLock(const FileLock&) = delete;
-  FileLock& operator=(const FileLock&) = delete;
+  FileLock& operator=(FileLock&&) = delete;
 
   enum class Outcome { held, refused, impossible };
 
@@ -48,10 +46,8 @@ class FileLock {
 
 class FolderLock {
  public:
-  FolderLock() = default;
   ~FolderLock();
-  FolderLock(const FolderLock&) = delete;
-  FolderLock& operator=(const FolderLock&) = delete;
+  FolderLock& operator=(FolderLock&&) = delete;
 
   // Returns false if another FolderLock holds the folder. If neither the file nor the folder can be locked, everybody
   // gets true. Call take() once.

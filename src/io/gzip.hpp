@@ -18,8 +18,7 @@ class GzipReader {
  public:
   explicit GzipReader(const std::filesystem::path& file);
   ~GzipReader();
-  GzipReader(const GzipReader&) = delete;
-  GzipReader& operator=(const GzipReader&) = delete;
+  GzipReader& operator=(GzipReader&&) = delete;
 
   // Reads `bytes` bytes into `into`, fewer only at the end of the data. Returns their number.
   size_t read(void* into, size_t bytes);

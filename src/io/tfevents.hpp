@@ -23,8 +23,7 @@ class TfEvents {
   // files in the folder hold. `now` is in seconds since 1970. Throws Error if the file cannot be written.
   TfEvents(std::filesystem::path file, double now, int64_t first_step);
   ~TfEvents();
-  TfEvents(const TfEvents&) = delete;
-  TfEvents& operator=(const TfEvents&) = delete;
+  TfEvents& operator=(TfEvents&&) = delete;
 
   // Throws Error if the file cannot be written.
   void add(double now, int64_t step, const Scalars& scalars);

@@ -66,8 +66,7 @@ class RoundStart {
     }
     end_round();
   }
-  RoundStart(const RoundStart&) = delete;  // hooks point to it
-  RoundStart& operator=(const RoundStart&) = delete;
+  RoundStart& operator=(RoundStart&&) = delete;  // hooks point to it
 
   at::Tensor& values(size_t group) { return values_[group]; }  // flat, see flat_copy()
 

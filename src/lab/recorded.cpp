@@ -61,8 +61,7 @@ class Recorded::Step {
   ~Step() {
     if (fused_ != nullptr) fused_->release();
   }
-  Step(const Step&) = delete;
-  Step& operator=(const Step&) = delete;
+  Step& operator=(Step&&) = delete;
 
   at::Tensor run(const Batch& batch) {
     if (batch.grain > 0) check_exchange("BatchOptions::grain");

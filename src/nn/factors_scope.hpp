@@ -34,8 +34,7 @@ class FactorsScope {
   using Take = std::function<bool(const at::Tensor& parameter, const GradientFactors& factors)>;
   FactorsScope(at::Tensor root, Take take);  // `root`: the tensor with which backward begins
   ~FactorsScope();
-  FactorsScope(const FactorsScope&) = delete;
-  FactorsScope& operator=(const FactorsScope&) = delete;
+  FactorsScope& operator=(FactorsScope&&) = delete;
 
   // Offers factors to the innermost scope; call it from a layer within backward. Gives false if no scope takes them, or
   // if the caller of backward wants to see the gradient, by a hook or by torch::autograd::grad().

@@ -11,8 +11,7 @@ class RecordedDraws {
   // `step` is int64 []. Set it to SampleScope::Place::step before each replay.
   explicit RecordedDraws(const at::Tensor& step);
   ~RecordedDraws();
-  RecordedDraws(const RecordedDraws&) = delete;
-  RecordedDraws& operator=(const RecordedDraws&) = delete;
+  RecordedDraws& operator=(RecordedDraws&&) = delete;
 
   // Gives the innermost object's tensor, and notes that somebody draws; an undefined one if there is no object.
   static at::Tensor step();

@@ -23,8 +23,7 @@ class WeighedBackward {
   // of the module's parameters, and of all other leaves of the loss's graph.
   WeighedBackward(const at::Tensor& loss, double weight, const torch::nn::Module& module);
   ~WeighedBackward();
-  WeighedBackward(const WeighedBackward&) = delete;
-  WeighedBackward& operator=(const WeighedBackward&) = delete;
+  WeighedBackward& operator=(WeighedBackward&&) = delete;
 
   const at::Tensor& seed() const { return seed_; }
   bool weighs_gradients() const { return rest_.has_value(); }  // false: the seed weighs them

@@ -38,8 +38,7 @@ class Pipeline {
   // others for messages of your own over the same rank. Throws Error for a SyncBatchNorm in a stage, and for ranks that
   // differ in their splits.
   Pipeline(const std::vector<torch::nn::Sequential>& stages, Rank& rank, const ModelSplit& split);
-  Pipeline(const Pipeline&) = delete;
-  Pipeline& operator=(const Pipeline&) = delete;
+  Pipeline& operator=(Pipeline&&) = delete;
 
   // Gives this rank's layers as one module, under the net's names. Do not call its forward: with several stages per
   // rank the layers do not follow each other.

@@ -30,8 +30,7 @@ class EvalMode {
   ~EvalMode() {
     for (const auto& [module, training] : before_) module->train(training);  // outer ones first: they set inner ones
   }
-  EvalMode(const EvalMode&) = delete;
-  EvalMode& operator=(const EvalMode&) = delete;
+  EvalMode& operator=(EvalMode&&) = delete;
 
  private:
   std::vector<std::pair<std::shared_ptr<torch::nn::Module>, bool>> before_;

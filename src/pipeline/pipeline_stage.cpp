@@ -47,8 +47,7 @@ class BuffersStay {
     const c10::NoGradGuard no_grad;
     for (const auto& [buffer, value] : kept_) buffer.variable_data().copy_(value);
   }
-  BuffersStay(const BuffersStay&) = delete;
-  BuffersStay& operator=(const BuffersStay&) = delete;
+  BuffersStay& operator=(BuffersStay&&) = delete;
 
  private:
   std::vector<std::pair<at::Tensor, at::Tensor>> kept_;

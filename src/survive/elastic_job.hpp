@@ -28,8 +28,7 @@ class ElasticJob {
   // is not there or no longer there, or if this process has had an ElasticJob before.
   ElasticJob(std::stop_token stop, std::chrono::milliseconds silence, const std::string& folder = {});
   ~ElasticJob();
-  ElasticJob(const ElasticJob&) = delete;
-  ElasticJob& operator=(const ElasticJob&) = delete;
+  ElasticJob& operator=(ElasticJob&&) = delete;
 
   // Enters the newest generation. A successor joins that generation once it has begun. Gives false if the job has ended
   // meanwhile. Throws Error if fewer processes are left than the job needs, the others have gone on without this one,

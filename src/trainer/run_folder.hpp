@@ -33,8 +33,7 @@ class RunFolder {
   // If nothing is kept that a run can be resumed from or evaluated, removes the run's files. Then it also removes the
   // folders that create() made, if they are empty.
   ~RunFolder();
-  RunFolder(const RunFolder&) = delete;
-  RunFolder& operator=(const RunFolder&) = delete;
+  RunFolder& operator=(RunFolder&&) = delete;
 
   // Makes the folder and writes config.json, which makes it this run's own. `judge` says which epoch is the best.
   // Throws Error of `run_dir` if another run was first at the same time. Throws Error if the folder cannot be written,

@@ -29,8 +29,7 @@ class Trace {
   // profiler complains of others. Throws Error if `file` cannot be written.
   Trace(std::filesystem::path file, const Devices& devices);
   ~Trace();  // ends a profiler that a failure left running; writes nothing
-  Trace(const Trace&) = delete;
-  Trace& operator=(const Trace&) = delete;
+  Trace& operator=(Trace&&) = delete;
 
   // Call before_step() on every rank before each step, and end() after the last. kTracedSteps steps are traced after
   // kTraceAfterSteps others; the ranks wait for each other where that begins and ends.

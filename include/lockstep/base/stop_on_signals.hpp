@@ -29,8 +29,7 @@ class StopOnSignals {
   // Throws Error if there is another StopOnSignals in this process.
   explicit StopOnSignals(Told told = {});
   ~StopOnSignals();
-  StopOnSignals(const StopOnSignals&) = delete;
-  StopOnSignals& operator=(const StopOnSignals&) = delete;
+  StopOnSignals& operator=(StopOnSignals&&) = delete;
 
   std::stop_token token() const { return source_.get_token(); }
   void request_stop() { source_.request_stop(); }  // asks for a stop for a reason of your own

@@ -104,8 +104,7 @@ class [[nodiscard]] Whole {
  public:
   explicit Whole(std::shared_ptr<Replica> replica);
   ~Whole();
-  Whole(const Whole&) = delete;
-  Whole& operator=(const Whole&) = delete;
+  Whole& operator=(Whole&&) = delete;
 
  private:
   std::shared_ptr<Replica> replica_;

@@ -90,8 +90,7 @@ class Optimizer {
       : Optimizer(net, maker<torch::optim::RMSprop>(options), grouping) {}
 
   ~Optimizer();
-  Optimizer(const Optimizer&) = delete;
-  Optimizer& operator=(const Optimizer&) = delete;
+  Optimizer& operator=(Optimizer&&) = delete;
 
   // Clears the gradients of all backward() calls since the last time; in a sharded net step() clears them too. In a net
   // that is split by layers or channels the layers' own zero_grad() does not. There a backward() after step() without

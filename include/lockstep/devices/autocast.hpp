@@ -26,8 +26,7 @@ class [[nodiscard]] Autocast {
   // no Autocast around. `type` is bfloat16 or float16. (float16's gradients need a LossScaler.)
   explicit Autocast(const c10::Device& device, c10::ScalarType type = c10::ScalarType::BFloat16, bool enabled = true);
   ~Autocast();
-  Autocast(const Autocast&) = delete;
-  Autocast& operator=(const Autocast&) = delete;
+  Autocast& operator=(Autocast&&) = delete;
 
  private:
   const c10::DeviceType device_type_;

@@ -44,8 +44,7 @@ class Balance {
   // average = false, or if it has a Balance already.
   Balance(const Replicas& net, Rank& rank, const BalanceOptions& options = {});
   ~Balance();
-  Balance(const Balance&) = delete;
-  Balance& operator=(const Balance&) = delete;
+  Balance& operator=(Balance&&) = delete;
 
   // Ends a step, of which `batch` was this rank's part. If there are new parts, step() gives `batches` their shares and
   // returns true. Only laps of full batches count; a batch is full if none was larger so far. A rank without samples of

@@ -56,8 +56,7 @@ class LocalSgd {
   // differ, if no parameter needs a gradient, if sync_every < 1, if outer_lr is not above 0, or if outer_momentum is
   // not in [0, 1).
   LocalSgd(const std::vector<at::Tensor>& parameters, Rank& rank, const LocalSgdOptions& options = {});
-  LocalSgd(const LocalSgd&) = delete;
-  LocalSgd& operator=(const LocalSgd&) = delete;
+  LocalSgd& operator=(LocalSgd&&) = delete;
 
   // Call it after each step of the rank's optimizer, on all ranks alike. Every sync_every-th call makes the parameters
   // equal on all ranks again, and returns true. Throws Error: a parameter that needed no gradient at first and needs

@@ -47,8 +47,7 @@ class Recorded {
             [net, criterion = std::move(criterion)](const Batch& batch) mutable { return net.loss(batch, criterion); },
             options) {}
   ~Recorded();
-  Recorded(const Recorded&) = delete;
-  Recorded& operator=(const Recorded&) = delete;
+  Recorded& operator=(Recorded&&) = delete;
 
   // Clears the gradients, computes those of this rank's part of the batch, averages them over the ranks, and updates
   // the parameters. Returns Loss::value(), detached. Give whole batches: each call is a step, and no gradients

@@ -30,8 +30,7 @@ class WeightAverage {
   // Throws Error for a decay below 0, or of 1 or more.
   template <class Net>
   WeightAverage(const Net& net, double decay) : WeightAverage(net.trained(), decay) {}
-  WeightAverage(const WeightAverage&) = delete;
-  WeightAverage& operator=(const WeightAverage&) = delete;
+  WeightAverage& operator=(WeightAverage&&) = delete;
 
   // Makes the average decay * average + (1 - decay) * weights; the first call makes it the weights, as in PyTorch's
   // AveragedModel. Call it after each step. Throws Error while a Shown lives.
@@ -47,8 +46,7 @@ class WeightAverage {
    public:
     explicit Shown(WeightAverage& average);
     ~Shown();
-    Shown(const Shown&) = delete;
-    Shown& operator=(const Shown&) = delete;
+    Shown& operator=(Shown&&) = delete;
 
    private:
     WeightAverage& average_;

@@ -21,8 +21,7 @@ class [[nodiscard]] FastKernels {
  public:
   explicit FastKernels(bool enabled = true);
   ~FastKernels();
-  FastKernels(const FastKernels&) = delete;
-  FastKernels& operator=(const FastKernels&) = delete;
+  FastKernels& operator=(FastKernels&&) = delete;
 
  private:
   const bool before_;

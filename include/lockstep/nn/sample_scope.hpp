@@ -41,8 +41,7 @@ class SampleScope {
   explicit SampleScope(const Place& place);
   explicit SampleScope(Kept kept);
   ~SampleScope();
-  SampleScope(const SampleScope&) = delete;
-  SampleScope& operator=(const SampleScope&) = delete;
+  SampleScope& operator=(SampleScope&&) = delete;
 
   // Gives the calling thread's innermost scope, or null if there is none.
   static SampleScope* current();

@@ -10,8 +10,7 @@ class PortNote {
  public:
   explicit PortNote(const std::string& job);  // takes a name that no other running job has on this machine
   ~PortNote() { take_away(); }
-  PortNote(const PortNote&) = delete;
-  PortNote& operator=(const PortNote&) = delete;
+  PortNote& operator=(PortNote&&) = delete;
 
   void leave(int port);
   int read() const;  // gives 0 if nothing is there, or another user's file

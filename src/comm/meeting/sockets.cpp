@@ -84,8 +84,7 @@ class Socket {
   ~Socket() {
     if (fd_ >= 0) close(fd_);
   }
-  Socket(const Socket&) = delete;
-  Socket& operator=(const Socket&) = delete;
+  Socket& operator=(Socket&&) = delete;
 
   int fd() const { return fd_; }
   int release() { return std::exchange(fd_, -1); }

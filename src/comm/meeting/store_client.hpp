@@ -31,8 +31,7 @@ class StoreClient : public c10d::Store {
   explicit StoreClient(int fd);                                   // `fd` has shown the key already
   explicit StoreClient(std::unique_ptr<StoreServer> own_server);  // keeps the server
   ~StoreClient() override;
-  StoreClient(const StoreClient&) = delete;
-  StoreClient& operator=(const StoreClient&) = delete;
+  StoreClient& operator=(StoreClient&&) = delete;
 
   c10::intrusive_ptr<Store> clone() override;
   using Store::compareSet;

@@ -73,8 +73,7 @@ class Service {
     for (const auto& peer : peers_) close(peer.fd);
     close(listener_);
   }
-  Service(const Service&) = delete;
-  Service& operator=(const Service&) = delete;
+  Service& operator=(Service&&) = delete;
 
   void run() {
     while (look()) {

@@ -31,8 +31,7 @@ class StoreServer {
   // Takes the socket over. Throws Error if there are no more descriptors or threads.
   StoreServer(const Listener& listener, StoreGuard guard);
   ~StoreServer();
-  StoreServer(const StoreServer&) = delete;
-  StoreServer& operator=(const StoreServer&) = delete;
+  StoreServer& operator=(StoreServer&&) = delete;
 
   // Gives the other end of a connection that this process itself may use. Call it once, and close the connection.
   int own_connection() const { return own_end_; }

@@ -24,8 +24,7 @@ class Job {
  public:
   Job() { log_errors_only(); }
   ~Job() { wait_for_work_beside(); }
-  Job(const Job&) = delete;
-  Job& operator=(const Job&) = delete;
+  Job& operator=(Job&&) = delete;
 
   // Gives the job of this process. In a simulation one program is many processes, and each has its own job
   // (tools/simulated_jobs).

@@ -73,8 +73,7 @@ class Monitor {
    public:
     Waiting(Monitor& monitor, OpenCall call, std::chrono::milliseconds timeout, std::function<void()> interrupt = {});
     ~Waiting();
-    Waiting(const Waiting&) = delete;
-    Waiting& operator=(const Waiting&) = delete;
+    Waiting& operator=(Waiting&&) = delete;
     bool is_late() const { return waits_.is_late(id_); }
     std::chrono::milliseconds timeout() const { return timeout_; }
 

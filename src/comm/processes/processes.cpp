@@ -24,10 +24,8 @@ constexpr std::chrono::milliseconds kFarewell{1'000};  // the others have so lon
 
 struct Turn {
   int run = Job::of_this_process().begin();
-  Turn() = default;
   ~Turn() { Job::of_this_process().end(); }
-  Turn(const Turn&) = delete;
-  Turn& operator=(const Turn&) = delete;
+  Turn& operator=(Turn&&) = delete;
 };
 
 // Gives nothing if the linker gave the program no identity.

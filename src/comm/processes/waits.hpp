@@ -70,8 +70,7 @@ class Waits {
    public:
     explicit Search(Waits& waits) : waits_(waits) { waits_.add_searching(1); }
     ~Search() { waits_.add_searching(-1); }
-    Search(const Search&) = delete;
-    Search& operator=(const Search&) = delete;
+    Search& operator=(Search&&) = delete;
 
    private:
     Waits& waits_;

@@ -43,8 +43,7 @@ class Watchdog {
   // Keep the board, the waits, the log and the roster longer than the watchdog.
   Watchdog(Board& board, Waits& waits, const CallLog& log, const Roster& roster, int process, Options options);
   ~Watchdog();
-  Watchdog(const Watchdog&) = delete;
-  Watchdog& operator=(const Watchdog&) = delete;
+  Watchdog& operator=(Watchdog&&) = delete;
 
   // The thread calls `on_failure` once, and `look`, if there is one, with each beat. `look` gives a failure, or an
   // empty one.
