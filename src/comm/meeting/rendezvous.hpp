@@ -2,14 +2,13 @@
 //
 // torchrun and `lockstep launch` keep the store themselves, and every process is a client. Otherwise the process of
 // rank 0 keeps it at MASTER_ADDR and MASTER_PORT. On one machine it may take a free port of loopback, which a note
-// tells the others (port_note.hpp). The store listens on loopback unless MASTER_ADDR names another address. It answers
+// tells the others (PortNote). The store listens on loopback unless MASTER_ADDR names another address. It answers
 // only clients that know the job's key, but torchrun's store answers everybody. Every wait has a deadline. All calls
 // are thread-safe.
 #pragma once
 
 #include "job_store.hpp"
 #include "launch_environment.hpp"
-#include "port_note.hpp"
 #include "wait_limit.hpp"
 
 #include <chrono>
@@ -30,6 +29,26 @@ std::string loopback_address();
 // Says why a process is wrong at its MASTER_PORT: words that follow its name. `size` is the size of the job that is
 // there.
 std::string another_job_text(const std::string& size);
+
+// A PortNote is a file of the temporary folder. By it the process of rank 0 tells the others of this machine the port
+// of the job's store. The file may be left from an earlier job, so check that a store answers at the port.
+class PortNote {
+ public:
+  explicit PortNote(const std::string& job);  // takes a name that no other running job has on this machine
+  ~PortNote() { take_away(); }
+  PortNote& operator=(PortNote&&) = delete;
+
+  void leave(int port);
+  int read() const;  // gives 0 if nothing is there, or another user's file
+
+  bool is_left() const { return is_left_; }  // this process left the note, and takes it away
+  void take_away();                          // does nothing if this process left no note
+  const std::string& place() const { return file_; }
+
+ private:
+  const std::string file_;
+  bool is_left_ = false;
+};
 
 class Rendezvous {
  public:

@@ -11,15 +11,19 @@
 #include "base/start_thread.hpp"
 #include "io/libcrypto.hpp"
 #include "io/reason.hpp"
-#include "stored_values.hpp"
+#include "store_messages.hpp"
+#include "stored.hpp"
 
 #include <algorithm>
 #include <cerrno>
 #include <cstdint>
+#include <exception>
 #include <iterator>
 #include <list>
 #include <memory>
+#include <string>
 #include <string_view>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -60,6 +64,86 @@ class Strangers {
  private:
   const std::function<void(const std::string&)> say_;
   int64_t count_ = 0, next_ = 10;
+};
+
+// StoredValues are what a job's store holds, and its answers to questions. Keys and values are bytes. Use them from one
+// thread at a time.
+//
+//   set KEY VALUE ...           ->
+//   get KEY ...                 -> for each "=" and its value, or ""
+//   check KEY ...               -> "yes" if all are there, or "no"
+//   add KEY NUMBER              -> the sum, which is a decimal text
+//   compare KEY BEFORE AFTER    -> what is there now: AFTER if it was BEFORE, or was not there and BEFORE is empty
+//   append KEY VALUE            ->
+//   delete KEY                  -> "yes" if it was there, or "no"
+//   count                       -> the number of keys
+class StoredValues {
+ public:
+  // Gives "ok" and the answer, or "no" and why not.
+  Fields answer(const Fields& question) {
+    try {
+      check_question(!question.empty());
+      Fields answer = answer_of(question[0], question);
+      answer.insert(answer.begin(), "ok");
+      return answer;
+    } catch (const std::exception& error) {
+      return {"no", error.what()};
+    }
+  }
+
+ private:
+  static void check_question(bool is_right) {
+    if (!is_right) throw Error("the store does not know this question");
+  }
+
+  Fields answer_of(const std::string& what, const Fields& question) {
+    const size_t count = question.size();
+    Fields answer;
+    if (what == "set") {
+      check_question(count % 2 == 1);
+      for (size_t i = 1; i < count; i += 2) values_[question[i]] = question[i + 1];
+    } else if (what == "get") {
+      for (size_t i = 1; i < count; ++i) {
+        const auto found = values_.find(question[i]);
+        answer.push_back(found == values_.end() ? "" : "=" + found->second);
+      }
+    } else if (what == "check") {
+      const bool all =
+          std::all_of(question.begin() + 1, question.end(), [&](auto& key) { return values_.contains(key); });
+      answer.emplace_back(all ? "yes" : "no");
+    } else if (what == "add") {
+      check_question(count == 3);
+      answer.push_back(add(question[1], question[2]));
+    } else if (what == "compare") {
+      check_question(count == 4);
+      answer.push_back(compare(question[1], question[2], question[3]));
+    } else if (what == "append") {
+      check_question(count == 3);
+      values_[question[1]] += question[2];
+    } else if (what == "delete") {
+      check_question(count == 2);
+      answer.emplace_back(values_.erase(question[1]) > 0 ? "yes" : "no");
+    } else {
+      check_question(what == "count");
+      answer.push_back(std::to_string(values_.size()));
+    }
+    return answer;
+  }
+
+  std::string add(const std::string& key, const std::string& number) {
+    const auto found = values_.find(key);
+    const int64_t before = found == values_.end() ? 0 : parse_stored(key, found->second, number_in);
+    return values_[key] = std::to_string(before + number_in(number));
+  }
+
+  std::string compare(const std::string& key, const std::string& before, const std::string& after) {
+    const auto found = values_.find(key);
+    if (found == values_.end() && !before.empty()) return before;
+    if (found != values_.end() && found->second != before) return found->second;
+    return values_[key] = after;
+  }
+
+  std::unordered_map<std::string, std::string> values_;
 };
 
 // A Service does the work of the server's thread.
