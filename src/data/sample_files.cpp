@@ -1,14 +1,18 @@
 #include <ATen/Functions.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
 #include <lockstep/base/error.hpp>
 #include <lockstep/data/sample_files.hpp>
 
 #include "base/classic.hpp"
 #include "base/scramble.hpp"
 #include "io/digest.hpp"
-#include "io/file_rows.hpp"
+#include "io/reason.hpp"
 #include "io/safetensors.hpp"
 
 #include <algorithm>
+#include <cerrno>
 #include <map>
 #include <memory>
 #include <numeric>
@@ -113,6 +117,51 @@ std::string version_of_files(const std::vector<SampleFile>& opened) {
   return "files " + io::sha256_of(text.str());
 }
 
+// FileRows: reads rows of a safetensors file's tensors, each from its place, without the rest of the file.
+//
+// Use it from one thread. Cost: one call of the system for rows that follow each other.
+class FileRows {
+ public:
+  // Opens the file. Throws Error, which names the file, if that fails or if the file no longer has this size.
+  FileRows(fs::path file, uint64_t size)
+      : file_(std::move(file)), descriptor_(open(file_.c_str(), O_RDONLY | O_CLOEXEC)) {
+    if (descriptor_ < 0) fail(io::reason(errno));
+    struct stat now {};
+    const int error = fstat(descriptor_, &now) == 0 ? 0 : errno;
+    if (error == 0 && static_cast<uint64_t>(now.st_size) == size) return;
+    close(descriptor_);
+    if (error != 0) fail(io::reason(error));
+    fail("it has " + std::to_string(now.st_size) + " bytes, and had " + std::to_string(size) +
+         " when the run began; data must not change while they are trained on");
+  }
+  ~FileRows() { close(descriptor_); }
+  FileRows& operator=(FileRows&&) = delete;
+
+  // Reads the rows [row, row + count) of the tensor at this place. Give an `into` that has room for them. Throws Error,
+  // which names the file, if the rows cannot be read.
+  void read(const io::TensorPlace& place, int64_t row, int64_t count, void* into) const {
+    const uint64_t of_row = (place.end - place.begin) / static_cast<uint64_t>(place.shape[0]);
+    uint64_t at = place.begin + static_cast<uint64_t>(row) * of_row, left = static_cast<uint64_t>(count) * of_row;
+    for (auto* here = static_cast<char*>(into); left > 0;) {
+      const ssize_t done = pread(descriptor_, here, left, static_cast<off_t>(at));
+      if (done < 0 && errno == EINTR) continue;
+      if (done < 0) fail(io::reason(errno));
+      if (done == 0) fail("it ends at byte " + std::to_string(at) + ": somebody has cut it since the run began");
+      here += done;
+      at += static_cast<uint64_t>(done);
+      left -= static_cast<uint64_t>(done);
+    }
+  }
+
+ private:
+  [[noreturn]] void fail(const std::string& why) const {
+    throw Error("cannot read '" + file_.string() + "': " + why, {Error::file});
+  }
+
+  const fs::path file_;
+  const int descriptor_;
+};
+
 // Reads samples by their numbers.
 class FileReader {
  public:
@@ -154,7 +203,7 @@ class FileReader {
   // Reads together the rows that follow each other both in the file and in the batch.
   static void read(const SampleFile& one, const std::vector<Row>& rows,
                    const std::map<std::string, at::Tensor>& tensors) {
-    const io::FileRows file(one.file, one.layout.size);
+    const FileRows file(one.file, one.layout.size);
     for (size_t begin = 0, end = 0; begin < rows.size(); begin = end) {
       for (end = begin + 1; end < rows.size() && rows[end].of_file == rows[end - 1].of_file + 1 &&
                             rows[end].of_batch == rows[end - 1].of_batch + 1;) {
