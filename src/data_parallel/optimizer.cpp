@@ -9,7 +9,6 @@
 #include "hidden_gradients.hpp"
 #include "io/checked_tensors.hpp"
 #include "optim/fused_optimizers.hpp"
-#include "optim/group_options.hpp"
 #include "optim/made_optimizer.hpp"
 #include "optim/optimizer_state.hpp"
 #include "ranks/gather.hpp"
