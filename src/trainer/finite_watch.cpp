@@ -1,8 +1,10 @@
 #include "finite_watch.hpp"
 
+#include <ATen/ops/empty.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/zeros.h>
 
+#include "devices/device_streams.hpp"
 #include "flat_options.hpp"
 #include "optim/finite_sum.hpp"
 #include "ranks/gather.hpp"
@@ -11,6 +13,16 @@
 #include <cmath>
 
 namespace lockstep {
+
+HostCopy::HostCopy(const at::Tensor& tensor) : values_(tensor.detach()) {
+  const c10::Device device = tensor.device();
+  if (device.is_cpu()) return;
+  // The memory is pinned, since the host would wait for a copy to other memory.
+  values_ = at::empty(tensor.sizes(), at::TensorOptions(tensor.scalar_type()).pinned_memory(true));
+  values_.copy_(tensor.detach(), /*non_blocking=*/true);
+  arrived_.emplace(device.type());
+  arrived_->record(current_stream(device));
+}
 
 FiniteWatch::FiniteWatch(const TrainOptions& options, const Rank& rank, const Update& update, at::Tensor loss,
                          bool ranks_differ)
