@@ -30,9 +30,7 @@ std::string digest_of_idx(const at::Tensor& values, const std::vector<int64_t>& 
 std::string digest_of_tensor(const at::Tensor& tensor) {
   io::Digest digest;
   if (!tensor.defined()) return digest.hex();
-  Classic<std::ostringstream> header;
-  header << tensor.scalar_type() << ' ' << tensor.sizes() << '\n';
-  digest.update(header.str());
+  digest.update(classic_text(tensor.scalar_type(), ' ', tensor.sizes(), '\n'));
   const at::Tensor bytes = io::as_in_a_file(tensor);
   digest.update(bytes.const_data_ptr(), bytes.nbytes());
   return digest.hex();

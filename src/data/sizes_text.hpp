@@ -12,9 +12,7 @@ namespace lockstep {
 // Returns "of sizes [3, 4]", or "undefined".
 inline std::string sizes_text(const at::Tensor& tensor) {
   if (!tensor.defined()) return "undefined";
-  Classic<std::ostringstream> text;
-  text << "of sizes " << tensor.sizes();
-  return text.str();
+  return classic_text("of sizes ", tensor.sizes());
 }
 
 }  // namespace lockstep

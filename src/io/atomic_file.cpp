@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "links.hpp"
+#include "reason.hpp"
 
 namespace lockstep::io {
 namespace {
@@ -82,9 +83,7 @@ void AtomicFile::commit() {
 
 void AtomicFile::fail(const std::string& operation, int error) {
   discard();
-  throw Error(
-      "cannot write '" + file_.string() + "': " + operation + " failed: " + std::generic_category().message(error),
-      {Error::file});
+  throw Error("cannot write '" + file_.string() + "': " + operation + " failed: " + reason(error), {Error::file});
 }
 
 void AtomicFile::discard() {
@@ -96,8 +95,7 @@ void AtomicFile::discard() {
 bool create_file(const std::filesystem::path& file) {
   const int fd = real_files().create(file);
   if (fd < 0 && errno == EEXIST) return false;
-  if (fd < 0)
-    throw Error("cannot write '" + file.string() + "': " + std::generic_category().message(errno), {Error::file});
+  if (fd < 0) throw Error("cannot write '" + file.string() + "': " + reason(errno), {Error::file});
   real_files().close(fd);
   return true;
 }

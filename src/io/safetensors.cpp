@@ -352,9 +352,7 @@ std::string digest_of(const std::map<std::string, std::string>& metadata, const 
   Digest digest;
   for (const auto& [key, value] : metadata) digest.update(key + '\n' + value + '\n');
   for (const auto& [name, tensor] : std::map<std::string, at::Tensor>(tensors.begin(), tensors.end())) {
-    Classic<std::ostringstream> title;
-    title << '\n' << name << ' ' << c10::toString(tensor.scalar_type()) << ' ' << tensor.sizes() << '\n';
-    digest.update(title.str());
+    digest.update(classic_text('\n', name, ' ', c10::toString(tensor.scalar_type()), ' ', tensor.sizes(), '\n'));
     const at::Tensor data = as_in_a_file(tensor);
     digest.update(data.const_data_ptr(), data.nbytes());
   }

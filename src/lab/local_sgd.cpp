@@ -18,9 +18,7 @@ namespace {
 
 void check_local_sgd(const LocalSgdOptions& options, const Rank& rank) {
   const auto refuse = [&](const char* what, const auto& value, const char* rule) {
-    Classic<std::ostringstream> text;
-    text << rank.name() << ": LocalSgd: " << what << " is " << value << "; it must be " << rule;
-    throw Error(text.str());
+    throw Error(classic_text(rank.name(), ": LocalSgd: ", what, " is ", value, "; it must be ", rule));
   };
   if (options.sync_every < 1) refuse("sync_every", options.sync_every, "at least 1");
   if (!(options.outer_lr > 0) || std::isinf(options.outer_lr)) refuse("outer_lr", options.outer_lr, "above 0");
@@ -225,10 +223,8 @@ void LocalSgd::set_momentum(const std::vector<at::Tensor>& momentum) {
     const auto& [group, place] = places_[i];
     const at::Tensor& parameter = groups_[group].parameters[place];
     if (momentum[i].sizes() != parameter.sizes()) {
-      Classic<std::ostringstream> text;
-      text << rank_.name() << ": LocalSgd: momentum " << i << " has the shape " << momentum[i].sizes()
-           << ", and its parameter " << parameter.sizes();
-      throw Error(text.str());
+      throw Error(classic_text(rank_.name(), ": LocalSgd: momentum ", i, " has the shape ", momentum[i].sizes(),
+                               ", and its parameter ", parameter.sizes()));
     }
     of_groups[group].push_back(momentum[i].to(parameter.options()));
   }

@@ -53,9 +53,7 @@ std::vector<int64_t> query_sizes(int64_t rank, int64_t rows, int64_t columns) {
 }
 
 std::string shape_text(at::IntArrayRef sizes, at::ScalarType type) {
-  Classic<std::ostringstream> text;
-  text << sizes << ' ' << type;
-  return text.str();
+  return classic_text(sizes, ' ', type);
 }
 
 std::string shape_text(const at::Tensor& tensor) {

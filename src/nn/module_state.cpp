@@ -23,9 +23,7 @@ NamedTensors every_name_of(const torch::nn::Module& module) {
 }
 
 std::string type_and_sizes(const at::Tensor& tensor) {
-  Classic<std::ostringstream> text;
-  text << c10::toString(tensor.scalar_type()) << ' ' << tensor.sizes();
-  return text.str();
+  return classic_text(c10::toString(tensor.scalar_type()), ' ', tensor.sizes());
 }
 
 }  // namespace

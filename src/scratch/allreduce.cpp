@@ -31,10 +31,8 @@ namespace {
 // ---- Checks of the arguments ---------------------------------------------------------------------------------------
 
 std::string describe(const std::vector<at::Tensor>& tensors, size_t i) {
-  Classic<std::ostringstream> text;
-  text << "tensor " << i << " is " << tensors[i].sizes() << " " << c10::toString(tensors[i].scalar_type()) << " on "
-       << tensors[i].device();
-  return text.str();
+  return classic_text("tensor ", i, " is ", tensors[i].sizes(), " ", c10::toString(tensors[i].scalar_type()), " on ",
+                      tensors[i].device());
 }
 
 bool can_be_added(at::ScalarType type) {

@@ -51,10 +51,8 @@ namespace {
 
 std::string describe(const std::vector<Params>& device_params, size_t device, size_t param) {
   const at::Tensor& tensor = device_params[device][param];
-  Classic<std::ostringstream> text;
-  text << "parameter " << param << " of device " << device << " is " << tensor.sizes() << " "
-       << c10::toString(tensor.scalar_type()) << " on " << tensor.device();
-  return text.str();
+  return classic_text("parameter ", param, " of device ", device, " is ", tensor.sizes(), " ",
+                      c10::toString(tensor.scalar_type()), " on ", tensor.device());
 }
 
 void check_params(const std::vector<Params>& device_params, const Devices& devices) {

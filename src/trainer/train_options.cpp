@@ -20,16 +20,12 @@ namespace {
 template <class Value>
 void must_be(bool fits, const char* key, const Value& value, const std::string& rule) {
   if (fits) return;
-  Classic<std::ostringstream> text;
-  text << "`" << key << "` is " << value << "; it must be " << rule;
-  throw Error(text.str(), {.options = {key}});
+  throw Error(classic_text("`", key, "` is ", value, "; it must be ", rule), {.options = {key}});
 }
 
 template <class Value>
 void must_be_within(const char* key, const Value& value, const Value& least, const Value& most, const char* of = "") {
-  Classic<std::ostringstream> rule;
-  rule << "from " << least << " to " << most << of;
-  must_be(value >= least && value <= most, key, value, rule.str());
+  must_be(value >= least && value <= most, key, value, classic_text("from ", least, " to ", most, of));
 }
 
 void check_batch(const BatchSettings& batch) {
