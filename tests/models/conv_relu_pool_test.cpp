@@ -7,6 +7,7 @@
 #include <lockstep/devices/autocast.hpp>
 #include <lockstep/models/conv_relu_pool.hpp>
 
+#include "devices/micro_kernel.hpp"
 #include "models/kernels/kernels.hpp"
 #include "support/error_of.hpp"
 #include "support/intra_op_threads.hpp"
@@ -102,8 +103,8 @@ INSTANTIATE_TEST_SUITE_P(
                     Sizes{33, 5, 8, 50, 3, 2, 2},                                   // a row of many pooled pixels
                     Sizes{7, 130, 5, 6, 70, 3, 3},    // many channels; this and the next by AMX
                     Sizes{33, 20, 9, 12, 34, 3, 11},  // a row is as wide as the kernel and one more
-                    Sizes{16, 66, 5, 6, 64, 1, 1}, Sizes{17, 20, 5, 18, 24, 2, 17}, Sizes{40, 22, 31, 8, 66, 5, 2},
-                    Sizes{300, 2, 6, 6, 2, 3, 3}));
+                    Sizes{16, 66, 5, 6, 64, 1, 1}, Sizes{17, 20, 5, 18, 25, 2, 17}, Sizes{17, 20, 6, 41, 24, 3, 3},
+                    Sizes{40, 22, 31, 8, 66, 5, 2}, Sizes{300, 2, 6, 6, 2, 3, 3}));
 
 TEST(ConvReluPool, AgreesOnRandomShapes) {
   torch::manual_seed(2);
@@ -254,12 +255,47 @@ TEST(ConvReluPool, PassesNanOnAsLibTorchDoes) {
 TEST(ConvReluPool, KeepsNanInItsSample) {
   torch::manual_seed(13);
   const Inputs in = random_inputs({40, 20, 9, 9, 24, 3, 3});
+  const auto others = [](const at::Tensor& of) { return torch::cat({of.narrow(0, 0, 35), of.narrow(0, 36, 4)}); };
   at::Tensor x = in.x.detach().clone();
   x[35][1][4][4] = std::numeric_limits<float>::quiet_NaN();
   const at::Tensor out = conv_relu_pool(x, in.weight, in.bias), expected = reference(x, in.weight, in.bias);
   EXPECT_TRUE(out[35].isnan().logical_or(expected[35].isnan().logical_not()).all().item<bool>());
-  const auto others = [](const at::Tensor& of) { return torch::cat({of.narrow(0, 0, 35), of.narrow(0, 36, 4)}); };
   expect_close(others(out), others(expected), 180, "other samples");
+
+  const at::Tensor grad = whole_numbers(out.sizes(), torch::kFloat);
+  grad[35].fill_(std::numeric_limits<float>::quiet_NaN());
+  const auto gradient = [&](const auto& layer) {
+    return torch::autograd::grad({layer(in.x, in.weight, in.bias)}, {in.x}, {grad})[0];
+  };
+  EXPECT_TRUE(gradient(conv_relu_pool)[35].isnan().any().item<bool>());
+  expect_close(others(gradient(conv_relu_pool)), others(gradient(reference)), 216, "other samples' gradients");
+}
+
+// By AMX an infinite number gives NaN (models/kernels/amx.hpp), and by vectors infinity.
+TEST(ConvReluPool, TakesAmxWhereTilesAreFilled) {
+  if (!has_amx() || at::get_cpu_capability() != "AVX512") GTEST_SKIP() << "convolutions do not take AMX here";
+  const auto by_amx = [](const Sizes& s) {
+    const at::Tensor x = torch::full({s.samples, s.channels, s.height, s.width}, INFINITY);
+    return conv_relu_pool(x, torch::ones({s.out_channels, s.channels, s.kernel_height, s.kernel_width}), {})
+        .isnan()
+        .any()
+        .item<bool>();
+  };
+  EXPECT_TRUE(by_amx({16, 20, 13, 13, 50, 5, 5}) && by_amx({16, 20, 13, 13, 25, 5, 5}));
+  EXPECT_FALSE(by_amx({16, 18, 13, 13, 50, 5, 5}) || by_amx({16, 21, 13, 13, 50, 5, 5}));
+  EXPECT_FALSE(by_amx({16, 20, 13, 13, 34, 5, 5}) || by_amx({16, 20, 13, 13, 20, 3, 3}));
+  EXPECT_FALSE(by_amx({16, 20, 64, 64, 50, 5, 5}));
+}
+
+// LibTorch fills new memory with NaN then, and so also what the kernels compute in.
+TEST(ConvReluPool, ReadsNoMemoryThatWasNotSet) {
+  torch::manual_seed(15);
+  const struct Deterministic {
+    Deterministic() { at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false); }
+    ~Deterministic() { at::globalContext().setDeterministicAlgorithms(false, false); }
+  } deterministic;
+  expect_agreement(random_inputs({33, 22, 8, 11, 25, 5, 3}));
+  expect_agreement(random_inputs({20, 3, 8, 11, 7, 5, 3}));
 }
 
 TEST(ConvReluPool, GivesTheSameBitsOnAnyNumberOfThreads) {
@@ -274,8 +310,11 @@ TEST(ConvReluPool, GivesTheSameBitsOnAnyNumberOfThreads) {
       results.push_back(out);
       return results;
     };
-    const variable_list alone = run_on(1), together = run_on(3);
-    for (size_t i = 0; i < alone.size(); ++i) EXPECT_TRUE(alone[i].equal(together[i])) << sizes << ", " << i;
+    const variable_list alone = run_on(1);
+    for (const int threads : {3, 7}) {
+      const variable_list together = run_on(threads);
+      for (size_t i = 0; i < alone.size(); ++i) EXPECT_TRUE(alone[i].equal(together[i])) << sizes << ", " << i;
+    }
   }
 }
 

@@ -41,10 +41,10 @@ struct ConvReluPoolPasses {
   void (*backward_input)(const ConvReluPoolShape& shape, const float* grad, const uint8_t* passed, const float* packed,
                          float* scratch, float* grad_x);
 
-  // Sets grad_weight and grad_bias of one group of output channels, over all blocks; give at least one block. Groups
-  // count from 0 to weight_groups(shape) - 1.
-  int64_t (*weight_groups)(const ConvReluPoolShape& shape);
-  void (*backward_weight)(const ConvReluPoolShape& shape, int64_t blocks, int64_t group, const float* x,
+  // Sets one group's part of grad_weight and grad_bias, over all blocks; give at least one block. Groups count from 0
+  // to `groups` - 1, and `groups` is weight_groups(shape, threads). Bits do not depend on it.
+  int64_t (*weight_groups)(const ConvReluPoolShape& shape, int64_t threads);
+  void (*backward_weight)(const ConvReluPoolShape& shape, int64_t blocks, int64_t group, int64_t groups, const float* x,
                           const float* grad, const uint8_t* passed, float* scratch, float* grad_weight,
                           float* grad_bias);
 };
