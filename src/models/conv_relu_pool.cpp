@@ -72,12 +72,15 @@ at::Tensor floats(at::IntArrayRef sizes) {
   return at::empty(sizes, at::kFloat);
 }
 
-// Takes AMX where products fill its tiles, and pay for splitting what they multiply (docs/decisions/0084). Two channels
-// of x share a word. The images' limit keeps the scratch below 30 MB.
-const ConvReluPoolPasses& passes_for(const at::Tensor& x, const at::Tensor& weight) {
+// Takes AMX where products fill its tiles and pay for splitting their factors (docs/decisions/0084). Two channels of x
+// share a word. The limits of an image bound the scratch, to some 40 MB.
+const ConvReluPoolPasses& passes_for(const ConvReluPoolShape& s) {
   const auto fills = [](int64_t channels) { return channels * 5 >= at::divup(channels, 32) * 32 * 3; };
-  const bool suits = fills(weight.size(0)) && fills(weight.size(1)) && weight.size(1) % 2 == 0 &&
-                     weight.numel() >= 4096 && x.numel() / x.size(0) <= 1 << 16;
+  constexpr int64_t most = 1 << 16, fewest_weights = 4096;
+  const bool suits = fills(s.out_channels) && fills(s.channels) && s.channels % 2 == 0 &&
+                     s.out_channels * s.channels * s.kernel_height * s.kernel_width >= fewest_weights &&
+                     s.channels * s.height * s.width <= most &&
+                     s.out_channels * s.pooled_height * s.pooled_width * 4 <= most;
   const bool takes_amx = suits && at::globalContext().userEnabledMkldnn() && has_amx() && takes_micro_kernel();
   return takes_amx ? kernels::of_this_cpu().amx->conv_relu_pool : kernels::of_this_cpu().conv_relu_pool.passes;
 }
@@ -90,7 +93,7 @@ struct Result {
 Result run_forward(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
   const ConvReluPoolKernels& kernels = kernels::of_this_cpu().conv_relu_pool;
   const ConvReluPoolShape shape = shape_of(x, weight);
-  const ConvReluPoolPasses& passes = passes_for(x, weight);
+  const ConvReluPoolPasses& passes = passes_for(shape);
   const at::Tensor images = x.contiguous(), weights = weight.contiguous(), biases = bias.contiguous();
   Result result;
   result.out = floats({x.size(0), shape.out_channels, shape.pooled_height, shape.pooled_width});
@@ -129,7 +132,7 @@ at::Tensor gradient_of_x(const at::Tensor& x, const at::Tensor& weight, const at
                          const at::Tensor& grad_blocks) {
   const ConvReluPoolKernels& kernels = kernels::of_this_cpu().conv_relu_pool;
   const ConvReluPoolShape shape = shape_of(x, weight);
-  const ConvReluPoolPasses& passes = passes_for(x, weight);
+  const ConvReluPoolPasses& passes = passes_for(shape);
   const at::Tensor grad_x = floats(x.sizes());
   const RowRanges in = blocks_of(grad_x);
   const at::Tensor weights = weight.contiguous(), packed = floats({passes.packed_size(shape)});
@@ -151,7 +154,7 @@ struct ParameterGradients {
 ParameterGradients gradients_of_parameters(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& x_blocks,
                                            const at::Tensor& passed, const at::Tensor& grad_blocks) {
   const ConvReluPoolShape shape = shape_of(x, weight);
-  const ConvReluPoolPasses& passes = passes_for(x, weight);
+  const ConvReluPoolPasses& passes = passes_for(shape);
   const ParameterGradients grads{floats(weight.sizes()), floats({shape.out_channels})};
   const int64_t groups = passes.weight_groups(shape, at::get_num_threads());
   for_each_with_scratch(groups, passes.scratch_size(shape), [&](int64_t group, float* scratch) {

@@ -115,7 +115,7 @@ TEST(LinearProducts, OfManyFeaturesAreWhatLibTorchComputes) {
   }
 }
 
-// By AMX a value's bits depend on its row and its column alone, and zeros behind these change none. The micro-kernel
+// By AMX a value's bits depend on one row and one column alone, and zeros behind these change none. The micro-kernel
 // gives other bits.
 TEST(LinearProducts, TakeAmxFrom64RowsOn) {
   if (!has_micro_kernel() || !has_amx()) GTEST_SKIP() << "linear layers do not take AMX on this CPU";

@@ -4,8 +4,9 @@
 //
 // Float32 on the CPU takes lockstep's own kernels, which compute 16 samples at a time (8 or 4 on older CPUs).
 // All else takes LibTorch's operators: fewer than a third of these samples, CUDA, other types, mixed precision.
-// The result is the same up to rounding. Thread-safe: no shared state. Deterministic: the same inputs give the same
-// bits, whatever the number of intra-op threads. Memory: until backward, a second copy of x and a byte per result.
+// The result is the same up to rounding, but for NaN and infinity by AMX (docs/decisions/0084-amx-convolutions.md).
+// Thread-safe: no shared state. Deterministic: the same inputs give the same bits, whatever the number of intra-op
+// threads. Memory: until backward, a second copy of x and a byte per result.
 #pragma once
 
 #include <ATen/core/Tensor.h>
