@@ -72,8 +72,8 @@ at::Tensor floats(at::IntArrayRef sizes) {
   return at::empty(sizes, at::kFloat);
 }
 
-// Takes AMX where products fill its tiles and pay for splitting their factors (docs/decisions/0084). Two channels of x
-// share a word. The limits of an image bound the scratch, to some 40 MB.
+// Takes AMX where products fill tiles and pay for splitting the factors (docs/decisions/0084). Two channels of x share
+// a word. The limits of an image bound the scratch, to some 40 MB.
 const ConvReluPoolPasses& passes_for(const ConvReluPoolShape& s) {
   const auto fills = [](int64_t channels) { return channels * 5 >= at::divup(channels, 32) * 32 * 3; };
   constexpr int64_t most = 1 << 16, fewest_weights = 4096;
