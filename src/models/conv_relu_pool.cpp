@@ -73,14 +73,15 @@ at::Tensor floats(at::IntArrayRef sizes) {
 }
 
 // Takes AMX where products fill tiles and pay for splitting the factors (docs/decisions/0084). Two channels of x share
-// a word. The limits of an image bound the scratch, to some 40 MB.
+// a word. The limits of an image and of the weight bound each thread's scratch, to some 50 MB.
 const ConvReluPoolPasses& passes_for(const ConvReluPoolShape& s) {
   const auto fills = [](int64_t channels) { return channels * 5 >= at::divup(channels, 32) * 32 * 3; };
-  constexpr int64_t most = 1 << 16, fewest_weights = 4096;
-  const bool suits = fills(s.out_channels) && fills(s.channels) && s.channels % 2 == 0 &&
-                     s.out_channels * s.channels * s.kernel_height * s.kernel_width >= fewest_weights &&
-                     s.channels * s.height * s.width <= most &&
-                     s.out_channels * s.pooled_height * s.pooled_width * 4 <= most;
+  const int64_t weight = s.out_channels * s.channels * s.kernel_height * s.kernel_width;
+  const int64_t image =
+      std::max(s.channels * s.height * s.width, s.out_channels * s.pooled_height * s.pooled_width * 4);
+  const bool suits = fills(s.out_channels) && fills(s.channels) && s.channels % 2 == 0 && weight >= 1 << 12 &&
+                     weight <= 1 << 20 && image <= 1 << 16;
+  // oneDNN must be on for has_amx(), which keeps its first answer. takes_micro_kernel() may measure, so it comes last.
   const bool takes_amx = suits && at::globalContext().userEnabledMkldnn() && has_amx() && takes_micro_kernel();
   return takes_amx ? kernels::of_this_cpu().amx->conv_relu_pool : kernels::of_this_cpu().conv_relu_pool.passes;
 }

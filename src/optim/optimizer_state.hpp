@@ -1,9 +1,9 @@
 // Reads and sets the state of a torch::optim optimizer (momentum, Adam's averages, step counts), as named tensors, and
 // the options of its groups (learning rate, weight decay, …), as text.
 //
-// This works for every optimizer that has LibTorch's save() and load(), through the members that its states serialise.
-// The name "momentum_buffer.conv1.weight" means the member momentum_buffer of the state of the parameter conv1.weight.
-// Integers and floating point numbers are int64 and float64 tensors without dimensions.
+// The state works for every optimizer that has LibTorch's save() and load(), through the members that its states
+// serialise. The name "momentum_buffer.conv1.weight" means the member momentum_buffer of the state of the parameter
+// conv1.weight. Integers and floating point numbers are int64 and float64 tensors without dimensions.
 #pragma once
 
 #include <torch/optim/optimizer.h>

@@ -101,8 +101,8 @@ INSTANTIATE_TEST_SUITE_P(
                     Sizes{17, 3, 33, 6, 7, 1, 5},                                   // kernels that are not square
                     Sizes{15, 2, 12, 31, 6, 5, 1}, Sizes{16, 4, 20, 20, 8, 7, 11},  // wider than a tile
                     Sizes{33, 5, 8, 50, 3, 2, 2},                                   // a row of many pooled pixels
-                    Sizes{7, 130, 5, 6, 70, 3, 3},    // many channels; this and the next by AMX
-                    Sizes{33, 20, 9, 12, 34, 3, 11},  // a row is as wide as the kernel and one more
+                    Sizes{7, 130, 5, 6, 70, 3, 3},    // many channels; this and the next five by AMX
+                    Sizes{33, 20, 9, 12, 41, 3, 11},  // a row is as wide as the kernel and one more
                     Sizes{16, 66, 5, 6, 64, 1, 1}, Sizes{17, 20, 5, 18, 25, 2, 17}, Sizes{17, 20, 6, 41, 24, 3, 3},
                     Sizes{40, 22, 31, 8, 66, 5, 2}, Sizes{300, 2, 6, 6, 2, 3, 3}));
 
@@ -284,7 +284,7 @@ TEST(ConvReluPool, TakesAmxWhereTilesAreFilled) {
   EXPECT_TRUE(by_amx({16, 20, 13, 13, 50, 5, 5}) && by_amx({16, 20, 13, 13, 25, 5, 5}));
   EXPECT_FALSE(by_amx({16, 18, 13, 13, 50, 5, 5}) || by_amx({16, 21, 13, 13, 50, 5, 5}));
   EXPECT_FALSE(by_amx({16, 20, 13, 13, 34, 5, 5}) || by_amx({16, 20, 13, 13, 20, 3, 3}));
-  EXPECT_FALSE(by_amx({16, 20, 64, 64, 50, 5, 5}));
+  EXPECT_FALSE(by_amx({16, 20, 64, 64, 50, 5, 5}) || by_amx({16, 512, 4, 4, 512, 3, 3}));
 }
 
 // LibTorch fills new memory with NaN then, and so also what the kernels compute in.

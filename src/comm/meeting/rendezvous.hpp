@@ -4,7 +4,7 @@
 // rank 0 keeps it at MASTER_ADDR and MASTER_PORT. On one machine it may take a free port of loopback, which a note
 // tells the others (PortNote). The store listens on loopback unless MASTER_ADDR names another address. It answers
 // only clients that know the job's key, but torchrun's store answers everybody. Every wait has a deadline. All calls
-// are thread-safe.
+// of a Rendezvous are thread-safe.
 #pragma once
 
 #include "job_store.hpp"

@@ -29,7 +29,7 @@ namespace lockstep::comm {
 
 struct Heartbeat {
   int64_t count = 0;                    // the process's count of beats; 0: it has not begun
-  int64_t activity = 0;                 // see Activity
+  int64_t activity = 0;                 // see Activity (watchdog.hpp)
   std::chrono::milliseconds silence{};  // the silence after which the process counts as dead, by its own gaps
 };
 
