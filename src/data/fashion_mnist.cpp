@@ -16,6 +16,7 @@
 #include "data_digests.hpp"
 #include "fashion_mnist_places.hpp"
 #include "io/idx.hpp"
+#include "io/reason.hpp"
 
 namespace lockstep {
 namespace {
@@ -33,7 +34,7 @@ std::string what_lacks(const std::filesystem::path& dir) {
   if (type == std::filesystem::file_type::none) return error.message();
   if (type != std::filesystem::file_type::directory) return "it is not a folder";
   // Checks that this process may search the folder; otherwise the folder would seem to lack the files.
-  if (::faccessat(AT_FDCWD, dir.c_str(), X_OK, AT_EACCESS) != 0) return std::generic_category().message(errno);
+  if (::faccessat(AT_FDCWD, dir.c_str(), X_OK, AT_EACCESS) != 0) return io::reason(errno);
   std::string missing;
   for (const char* name : files_of_set) {
     if (io::find_idx(dir, name).empty()) missing += (missing.empty() ? "it lacks " : ", ") + std::string(name);

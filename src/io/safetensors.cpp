@@ -17,6 +17,7 @@
 #include "base/classic.hpp"
 #include "digest.hpp"
 #include "not_json.hpp"
+#include "reason.hpp"
 
 namespace lockstep::io {
 namespace {
@@ -239,7 +240,7 @@ std::vector<TensorPlace> parse_header(const std::string& text, uint64_t data_siz
 
 void read_bytes(std::ifstream& in, void* into, uint64_t bytes) {
   in.read(static_cast<char*>(into), static_cast<std::streamsize>(bytes));
-  if (!in) throw Error("reading failed: " + std::generic_category().message(errno), {Error::file});
+  if (!in) throw Error("reading failed: " + reason(errno), {Error::file});
 }
 
 FileLayout read_header(std::ifstream& in, uint64_t file_size) {
@@ -283,7 +284,7 @@ auto read_file(const std::filesystem::path& file, const Read& read) {
     if (error) throw Error(error.message(), {Error::file});
     errno = 0;
     std::ifstream in(file, std::ios::binary);
-    if (!in) throw Error("opening failed: " + std::generic_category().message(errno), {Error::file});
+    if (!in) throw Error("opening failed: " + reason(errno), {Error::file});
     return read(in, size);
   } catch (const Error& error) {
     throw Error("cannot read '" + file.string() + "': " + error.what(), error.data());

@@ -7,10 +7,10 @@
 #include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
-#include <system_error>
 
 #include "base/number_text.hpp"
 #include "io/atomic_file.hpp"
+#include "io/reason.hpp"
 #include "metrics_text.hpp"
 
 namespace lockstep {
@@ -134,10 +134,9 @@ void write_metrics(const std::filesystem::path& file, const std::vector<EpochMet
 std::vector<EpochMetrics> read_metrics(const std::filesystem::path& file) {
   errno = 0;
   std::ifstream in(file);
-  if (!in) throw Error("cannot read '" + file.string() + "': " + std::generic_category().message(errno), {Error::file});
+  if (!in) throw Error("cannot read '" + file.string() + "': " + io::reason(errno), {Error::file});
   std::vector<EpochMetrics> history = metrics_from(in, file);
-  if (in.bad())
-    throw Error("cannot read '" + file.string() + "': " + std::generic_category().message(errno), {Error::file});
+  if (in.bad()) throw Error("cannot read '" + file.string() + "': " + io::reason(errno), {Error::file});
   return history;
 }
 
