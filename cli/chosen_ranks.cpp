@@ -23,6 +23,7 @@
 #include "comm/meeting/launch_environment.hpp"
 #include "commands.hpp"
 #include "devices/cpu_cores.hpp"
+#include "devices/processor_kind.hpp"
 #include "io/kept_choice.hpp"
 #include "measured_model.hpp"
 #include "trainer/train_options.hpp"
@@ -90,8 +91,9 @@ bool leaves_ranks_open(const TrainFlags& flags, const TrainOptions& options) {
 
 bool choose_ranks(TrainOptions& options) {
   const size_t cores = options.devices.size();
-  const std::string key = "ranks|" + cpu_name() + "|" + std::to_string(cores) + "|" + torch_version() + "|" +
-                          version() + "|" + to_string(options.model) + "|" + std::to_string(options.batch.size);
+  const std::string key = "ranks|" + cpu_name() + "|" + processor_kind(c10::kCPU) + "|" + std::to_string(cores) + "|" +
+                          torch_version() + "|" + version() + "|" + to_string(options.model) + "|" +
+                          std::to_string(options.batch.size);
   const std::string word = io::kept_choice(key, "0", [&] { return std::to_string(fastest(options, cores)); });
   const size_t ranks = std::min<size_t>(std::strtoul(word.c_str(), nullptr, 10), cores);
   if (ranks == 0) return false;

@@ -159,6 +159,7 @@ def accuracy(net, x, y):
 
 def train(process, options, store, make_net, load_data):
     """One process of options.processes, with the network make_net(options); the first one prints."""
+    torch.set_flush_denormal(True)  # before any thread starts, as `lockstep train` does it
     torch.set_num_threads(options.threads)
     device = torch.device(options.device)
     data_parallel = options.processes > 1

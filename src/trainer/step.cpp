@@ -4,6 +4,7 @@
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/custom_function.h>
 #include <lockstep/base/error.hpp>
 #include <lockstep/devices/autocast.hpp>
 #include <lockstep/nn/sample_scope.hpp>

@@ -1,6 +1,11 @@
 // Labels: program
-// The flags of lockstep train for larger batches: what is shown, kept and run again; and what is refused.
+// The flags of lockstep train for larger batches and the optimizer: what is shown, kept and run again; what is refused;
+// and momenta that end as 0.
+#include <lockstep/nn/tensor_files.hpp>
+
 #include "cli_fixture.hpp"
+
+#include <limits>
 
 namespace cli_update_test {
 
@@ -68,6 +73,20 @@ TEST_F(CliUpdate, FlagsOverrideARecipe) {  // train() gives --batch-size and --e
               AllOf(HasSubstr("\n  batch size        32 over all ranks\n"), HasSubstr("\n  optimizer         adam\n"),
                     HasSubstr("\n  learning rate     0.01, from 1e-05 over 0.1 epochs of warm-up, cosine\n"),
                     HasSubstr("\n  epochs            2\n")));
+}
+
+// At this rate units die within some steps. The momentum of a dead one shrinks by 0.6 per step, and would become
+// denormal after some 180 steps and stay so (docs/decisions/0085).
+TEST_F(CliUpdate, MomentaAreNeverDenormal) {
+  const Finished run =
+      run_program({"train", "--data", "synthetic", "--model", "mlp", "--width", "0.05", "--epochs", "1", "--batch-size",
+                   "256", "--lr", "1", "--momentum", "0.6", "--devices", "2xcpu", "--name", "first"},
+                  surroundings());
+  ASSERT_EQ(run.code, 0) << run.err;
+  for (const auto& [name, tensor] : lockstep::load_tensors(work_ / "runs/first/checkpoints/epoch-0001.safetensors")) {
+    const at::Tensor size = tensor.abs();
+    EXPECT_FALSE(at::logical_and(size > 0, size < std::numeric_limits<float>::min()).any().item<bool>()) << name;
+  }
 }
 
 TEST_F(CliUpdate, ShowsAndKeepsUnequalParts) {
