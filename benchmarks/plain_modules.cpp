@@ -206,6 +206,7 @@ void compare(const std::string& name, const auto& make, const auto& own, const T
 
 int main(int argc, char** argv) {
   lockstep::keep_freed_memory();
+  at::globalContext().setFlushDenormal(true);
   at::set_num_threads(2);
   const std::string chosen = argc > 1 ? argv[1] : "";
   const int rounds = argc > 2 ? std::stoi(argv[2]) : 5;

@@ -60,6 +60,7 @@ nets = {  # net, batch, steps
 
 
 def train(process, name, store, rounds):
+    torch.set_flush_denormal(True)
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=process, world_size=2)

@@ -1,13 +1,17 @@
 #include <ATen/ops/addmm.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/conv2d.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/matmul.h>
+#include <ATen/ops/scaled_dot_product_attention.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 #include <lockstep/models/fast_kernels.hpp>
+#include <lockstep/models/gpt.hpp>
 #include <lockstep/models/linear.hpp>
 
 #include "conv2d.hpp"
+#include "own_kernels.hpp"
 
 #include <cstdint>
 #include <optional>
@@ -73,6 +77,22 @@ at::Tensor conv2d(const at::Tensor& x, const at::Tensor& weight, const std::opti
   return fast_conv2d(x, weight, bias.value_or(at::Tensor()), stride, padding, dilation, groups);
 }
 
+// causal_attention() wants queries, keys and values side by side.
+at::Tensor attention(const at::Tensor& queries, const at::Tensor& keys, const at::Tensor& values,
+                     const std::optional<at::Tensor>& mask, double dropout, bool is_causal, std::optional<double> scale,
+                     bool enable_gqa) {
+  const FastKernels off(/*enabled=*/false);
+  const bool suits = !is_within_kernel() && is_causal && !mask && dropout == 0 && !scale && queries.dim() == 4 &&
+                     queries.sizes() == keys.sizes() && keys.sizes() == values.sizes() && is_plain_float(queries) &&
+                     is_plain_float(keys) && is_plain_float(values) && takes_micro_kernel();
+  if (!suits) {
+    return at::scaled_dot_product_attention(queries, keys, values, mask, dropout, is_causal, scale, enable_gqa);
+  }
+  const auto rows = [](const at::Tensor& heads) { return heads.transpose(1, 2).flatten(2); };
+  const at::Tensor qkv = at::cat({rows(queries), rows(keys), rows(values)}, /*dim=*/-1);
+  return causal_attention(qkv, queries.size(1)).unflatten(-1, {queries.size(1), -1}).transpose(1, 2);
+}
+
 }  // namespace
 
 FastKernels::FastKernels(bool enabled) : before_(c10::impl::tls_is_dispatch_key_included(fast)) {
@@ -92,6 +112,7 @@ TORCH_LIBRARY_IMPL(aten, AutocastIPU, library) {
   library.impl("addmm", addmm);
   library.impl("matmul", matmul);
   library.impl("conv2d", conv2d);
+  library.impl("scaled_dot_product_attention", attention);
 }
 
 }  // namespace lockstep

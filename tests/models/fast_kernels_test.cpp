@@ -7,12 +7,14 @@
 #include <lockstep/devices/autocast.hpp>
 #include <lockstep/devices/memory_format.hpp>
 #include <lockstep/models/fast_kernels.hpp>
+#include <lockstep/models/gpt.hpp>
 #include <lockstep/models/linear.hpp>
 #include <lockstep/nn/tensor_files.hpp>
 
 #include "models/kernels/kernels.hpp"
 #include "support/group_tests.hpp"
 
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -88,6 +90,49 @@ TEST(FastKernels, AreThoseOfTheLayersWithKernels) {
     EXPECT_EQ(plain(), before);
   }
   EXPECT_EQ(plain(), before);
+}
+
+// Queries, keys and values lie in memory as three Linears give them.
+struct Heads {
+  Tensor part() { return torch::randn({3, 70, 2, 8}).transpose(1, 2).requires_grad_(); }
+  const Tensor queries = part(), keys = part(), values = part();
+  variable_list attend(double dropout, bool is_causal, std::optional<double> scale, const Tensor& of) const {
+    const Tensor y = at::scaled_dot_product_attention(queries, keys, of, {}, dropout, is_causal, scale);
+    variable_list results = torch::autograd::grad({y.square().sum()}, {queries, keys, of});
+    results.push_back(y);
+    return results;
+  }
+};
+
+TEST(FastKernels, AttendToEarlierPlaces) {
+  torch::manual_seed(4);
+  const Heads heads;
+  const variable_list plain = heads.attend(0, /*is_causal=*/true, {}, heads.values);
+  const FastKernels kernels;
+  const variable_list fast = heads.attend(0, /*is_causal=*/true, {}, heads.values);
+  for (size_t i = 0; i < fast.size(); ++i) EXPECT_TRUE(fast[i].allclose(plain[i], 1e-4, 1e-5)) << i;
+  const Tensor qkv = torch::cat({heads.queries, heads.keys, heads.values}, 1).transpose(1, 2).flatten(2);
+  EXPECT_TRUE(fast[3].transpose(1, 2).flatten(2).equal(causal_attention(qkv, 2)));
+}
+
+TEST(FastKernels, LeavesOtherAttentionToLibTorch) {
+  torch::manual_seed(5);
+  const Heads heads;
+  const Tensor wide = torch::randn({3, 2, 70, 24}).requires_grad_();
+  const auto all = [&] {
+    variable_list results;
+    for (const auto& given : {heads.attend(0, false, {}, heads.values), heads.attend(0, true, 0.5, heads.values),
+                              heads.attend(0, true, {}, wide)}) {
+      results.insert(results.end(), given.begin(), given.end());
+    }
+    torch::manual_seed(6);
+    for (const auto& tensor : heads.attend(0.5, true, {}, heads.values)) results.push_back(tensor);
+    return results;
+  };
+  const variable_list plain = all();
+  const FastKernels kernels;
+  const variable_list fast = all();
+  for (size_t i = 0; i < fast.size(); ++i) EXPECT_TRUE(fast[i].equal(plain[i])) << i;
 }
 
 // The convolution's gradient calls a convolution, which must not be the same again.

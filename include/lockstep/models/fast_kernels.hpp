@@ -1,5 +1,5 @@
-// FastKernels: computes the linear layers and 3 x 3 convolutions of any net by lockstep's kernels for CPUs, in one
-// scope of one thread.
+// FastKernels: computes the linear layers, 3 x 3 convolutions and causal attention of any net by lockstep's kernels for
+// CPUs, in one scope of one thread.
 //
 //   torch::Tensor forward(const torch::Tensor& x) {  // of a net of yours, with torch::nn::Linear, Conv2d, …
 //     const lockstep::FastKernels fast;
@@ -12,7 +12,8 @@
 namespace lockstep {
 
 // While it lives, linear layers compute as fast_linear() does, and 3 x 3 convolutions by Winograd's algorithm: those of
-// torch::nn's modules and functions, also within a MultiheadAttention, and products with a transposed matrix.
+// torch::nn's modules and functions, also within a MultiheadAttention, and products with a transposed matrix. A causal
+// at::scaled_dot_product_attention() without mask, dropout and scale computes as causal_attention() does.
 // Convolutions gain if the net is channels-last (set_memory_format()). All else stays LibTorch's: GPUs, other types
 // than float32, autocast, torch::InferenceMode. A backward computes as its forward did, inside of the scope or not.
 // Take it in a net's forward, or on all ranks for a whole loop; by grains bits depend on it. Scopes nest; with enabled
