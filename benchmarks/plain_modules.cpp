@@ -98,7 +98,7 @@ struct TaggerImpl : nn::Module {
 };
 TORCH_MODULE(Tagger);
 
-Tensor attention(const Tensor& qkv) {  // LibTorch's own
+Tensor attention(const Tensor& qkv) {
   auto parts = qkv.chunk(3, /*dim=*/-1);
   for (auto& part : parts) part = part.unflatten(-1, {4, -1}).transpose(1, 2);
   const Tensor all = at::scaled_dot_product_attention(parts[0], parts[1], parts[2], {}, 0, /*is_causal=*/true);

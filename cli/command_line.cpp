@@ -117,7 +117,7 @@ int run_and_report_errors(const CommandLine& line, const std::vector<const char*
 int run_command_line(const CommandLine& line, int argc, char** argv) {
   open_closed_standard_descriptors();
   keep_freed_memory();
-  at::globalContext().setFlushDenormal(true);  // docs/decisions/0085; threads inherit it
+  at::globalContext().setFlushDenormal(true);  // Threads inherit it (docs/decisions/0085).
   const FreeOfOpenMp free_of_openmp;           // for the processes and threads that start here
   log_errors_only();
   std::signal(SIGPIPE, SIG_IGN);  // a reader that goes away is an error to handle, not a reason to die in mid-epoch

@@ -26,6 +26,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 
 namespace lockstep {
 namespace {
@@ -122,7 +123,9 @@ std::string cpu_kind() {
   add_updates(hash);
   // The hash has no products by AMX, whose order of additions Intel defines.
   const std::string products = has_amx() ? "AMX" : "oneDNN up to " + std::to_string(features) + " features";
-  return at::get_cpu_capability() + " " + hash.text() + (features > 0 ? ", products by " + products : "");
+  const volatile float tiny = std::numeric_limits<float>::denorm_min();  // volatile: the compiler does not compare it
+  return at::get_cpu_capability() + " " + hash.text() + (features > 0 ? ", products by " + products : "") +
+         (tiny == 0 ? ", denormal numbers as 0" : "");
 }
 
 }  // namespace

@@ -1,9 +1,9 @@
 #include <ATen/ops/addmm.h>
-#include <ATen/ops/cat.h>
 #include <ATen/ops/conv2d.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
+#include <ATen/ops/stack.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 #include <lockstep/models/fast_kernels.hpp>
@@ -77,19 +77,22 @@ at::Tensor conv2d(const at::Tensor& x, const at::Tensor& weight, const std::opti
   return fast_conv2d(x, weight, bias.value_or(at::Tensor()), stride, padding, dilation, groups);
 }
 
-// causal_attention() wants queries, keys and values side by side.
+// For each length of texts oneDNN compiles kernels, which LibTorch keeps. So lengths must be multiples of this number.
+constexpr int64_t kStepOfLengths = 64;
+
 at::Tensor attention(const at::Tensor& queries, const at::Tensor& keys, const at::Tensor& values,
                      const std::optional<at::Tensor>& mask, double dropout, bool is_causal, std::optional<double> scale,
                      bool enable_gqa) {
   const FastKernels off(/*enabled=*/false);
   const bool suits = !is_within_kernel() && is_causal && !mask && dropout == 0 && !scale && queries.dim() == 4 &&
-                     queries.sizes() == keys.sizes() && keys.sizes() == values.sizes() && is_plain_float(queries) &&
-                     is_plain_float(keys) && is_plain_float(values) && takes_micro_kernel();
+                     queries.sizes() == keys.sizes() && keys.sizes() == values.sizes() && queries.numel() > 0 &&
+                     queries.size(2) % kStepOfLengths == 0 && is_plain_float(queries) && is_plain_float(keys) &&
+                     is_plain_float(values) && takes_micro_kernel();
   if (!suits) {
     return at::scaled_dot_product_attention(queries, keys, values, mask, dropout, is_causal, scale, enable_gqa);
   }
-  const auto rows = [](const at::Tensor& heads) { return heads.transpose(1, 2).flatten(2); };
-  const at::Tensor qkv = at::cat({rows(queries), rows(keys), rows(values)}, /*dim=*/-1);
+  const at::Tensor qkv =
+      at::stack({queries.transpose(1, 2), keys.transpose(1, 2), values.transpose(1, 2)}, /*dim=*/2).flatten(2);
   return causal_attention(qkv, queries.size(1)).unflatten(-1, {queries.size(1), -1}).transpose(1, 2);
 }
 

@@ -2,7 +2,7 @@
 // Multitask Learners"). It has pre-LayerNorm, causal attention, learned positions, and a head tied to the embedding.
 //
 // A Gpt is a torch::nn::Sequential of the layers below, and can be split by layers and by channels. The attention is
-// LibTorch's scaled_dot_product_attention, which on CPUs never holds the matrix of all scores. First weights depend on
+// causal_attention() below, which on CPUs never holds the matrix of all scores. First weights depend on
 // the low 32 bits of the seed alone. Use it from one thread at a time, like LibTorch's modules.
 #pragma once
 
@@ -51,7 +51,8 @@ class GptBlockImpl : public torch::nn::Cloneable<GptBlockImpl> {
 TORCH_MODULE(GptBlock);
 
 // Lets each head's queries look among the keys of the same and earlier tokens:
-// [n, length, 3 * heads * size] -> [n, length, heads * size].
+// [n, length, 3 * heads * size] -> [n, length, heads * size]. On CPUs with AVX-512 oneDNN's micro-kernel multiplies
+// float32 (docs/decisions/0080-micro-kernel.md), and else LibTorch's scaled_dot_product_attention() computes.
 at::Tensor causal_attention(const at::Tensor& qkv, int64_t heads);
 
 // Gives the mean cross-entropy over all tokens: logits [n, length, vocabulary], targets [n, length], int64.

@@ -1,5 +1,5 @@
-// fast_linear: computes x * weight^T + bias as torch::linear, by AMX, or by oneDNN's micro-kernel where that is no
-// slower. FastLinear is the layer.
+// fast_linear: computes x * weight^T + bias as torch::linear, by AMX, or by oneDNN's micro-kernel where that
+// pays. FastLinear is the layer.
 //
 // Intel's CPUs with AMX take it from 64 rows on (docs/decisions/0083-amx.md). On other CPUs with AVX-512 a measurement,
 // made once per machine, decides between the micro-kernel and LibTorch's products (0080-micro-kernel.md). Results are

@@ -16,9 +16,10 @@ using testing::ContainsRegex;
 using testing::HasSubstr;
 using testing::Not;
 
-const std::string kProducts = "(, products by (AMX|oneDNN up to [0-9]+ features))?";
-const std::string kBoth =
-    "rank 1 \\(cpu\\) computes on DEFAULT [0-9a-f]{8}, and rank 0 \\(cpu\\) on AVX[0-9]* [0-9a-f]{8}" + kProducts;
+const std::string kDenormal = "(, denormal numbers as 0)?";
+const std::string kProducts = "(, products by (AMX|oneDNN up to [0-9]+ features))?" + kDenormal;
+const std::string kBoth = "rank 1 \\(cpu\\) computes on DEFAULT [0-9a-f]{8}" + kDenormal +
+                          ", and rank 0 \\(cpu\\) on AVX[0-9]* [0-9a-f]{8}" + kProducts;
 
 class MixedProcessors : public Cli {
  protected:
