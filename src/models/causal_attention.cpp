@@ -177,9 +177,9 @@ class MicroKernelAttention : public torch::autograd::Function<MicroKernelAttenti
 };
 
 bool suits_micro_kernel(const at::Tensor& qkv, int64_t heads) {
-  constexpr int64_t most = int64_t{1} << 29;  // oneDNN counts the bytes of a text in 32 bits
+  constexpr int64_t most = int64_t{1} << 29;  // oneDNN counts the bytes of a text, and of a block's scores, in 32 bits
   return is_plain_float(qkv) && qkv.dim() == 3 && qkv.numel() > 0 && heads > 0 && qkv.size(2) % (3 * heads) == 0 &&
-         qkv.size(1) * qkv.size(2) < most && takes_micro_kernel();
+         qkv.size(1) * std::max(qkv.size(2), 2 * kQueries) < most && takes_micro_kernel();
 }
 
 }  // namespace

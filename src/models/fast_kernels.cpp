@@ -84,10 +84,10 @@ at::Tensor attention(const at::Tensor& queries, const at::Tensor& keys, const at
                      const std::optional<at::Tensor>& mask, double dropout, bool is_causal, std::optional<double> scale,
                      bool enable_gqa) {
   const FastKernels off(/*enabled=*/false);
-  const bool suits = !is_within_kernel() && is_causal && !mask && dropout == 0 && !scale && queries.dim() == 4 &&
-                     queries.sizes() == keys.sizes() && keys.sizes() == values.sizes() && queries.numel() > 0 &&
-                     queries.size(2) % kStepOfLengths == 0 && is_plain_float(queries) && is_plain_float(keys) &&
-                     is_plain_float(values) && takes_micro_kernel();
+  const bool suits = !is_within_kernel() && is_causal && !mask && dropout == 0 && !scale && is_plain_float(queries) &&
+                     is_plain_float(keys) && is_plain_float(values) && queries.dim() == 4 && queries.numel() > 0 &&
+                     queries.sizes() == keys.sizes() && keys.sizes() == values.sizes() &&
+                     queries.size(2) % kStepOfLengths == 0 && takes_micro_kernel();
   if (!suits) {
     return at::scaled_dot_product_attention(queries, keys, values, mask, dropout, is_causal, scale, enable_gqa);
   }

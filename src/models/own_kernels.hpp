@@ -13,9 +13,10 @@
 
 namespace lockstep {
 
-// Tells whether the tensor is float32 in the CPU's memory, as it stands there. An undefined one is not.
+// Tells whether the tensor is float32 in the CPU's memory, as it stands there. An undefined or nested one is not.
 inline bool is_plain_float(const at::Tensor& tensor) {
-  return tensor.is_cpu() && tensor.scalar_type() == at::kFloat && tensor.layout() == at::kStrided && !tensor.is_neg();
+  return tensor.is_cpu() && tensor.scalar_type() == at::kFloat && tensor.layout() == at::kStrided && !tensor.is_neg() &&
+         !tensor.is_nested();
 }
 
 // Tells whether lockstep's operators multiply by the micro-kernel or AMX here, and now on this thread.

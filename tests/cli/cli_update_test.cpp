@@ -75,7 +75,7 @@ TEST_F(CliUpdate, FlagsOverrideARecipe) {  // train() gives --batch-size and --e
                     HasSubstr("\n  epochs            2\n")));
 }
 
-// At this rate units die within some steps. The momentum of a dead one shrinks by 0.6 per step, and would become
+// At this rate units die within some steps. The momentum of a dead one is multiplied by 0.6 per step. It would become
 // denormal after some 180 steps and stay so (docs/decisions/0085).
 TEST_F(CliUpdate, MomentaAreNeverDenormal) {
   const Finished run =

@@ -149,6 +149,7 @@ TEST(FastKernels, LeavesOtherAttentionToLibTorch) {
   const FastKernels kernels;
   const auto fast = all();
   for (size_t i = 0; i < fast.size(); ++i) {
+    EXPECT_EQ(way_of(fast[i][0]), way_of(plain[i][0])) << i;
     for (size_t k = 0; k < fast[i].size(); ++k) EXPECT_TRUE(fast[i][k].equal(plain[i][k])) << i << " " << k;
   }
 }

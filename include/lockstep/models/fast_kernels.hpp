@@ -13,8 +13,8 @@ namespace lockstep {
 
 // While it lives, linear layers compute as fast_linear() does, and 3 x 3 convolutions by Winograd's algorithm: those of
 // torch::nn's modules and functions, also within a MultiheadAttention, and products with a transposed matrix. A causal
-// at::scaled_dot_product_attention() computes as causal_attention() does, without mask, dropout and scale, for queries,
-// keys and values [n, heads, length, size] of one size whose length is a multiple of 64.
+// at::scaled_dot_product_attention() without mask, dropout and scale computes as causal_attention() does. For that,
+// queries, keys and values must have equal shapes [n, heads, length, size], and length must be a multiple of 64.
 // Convolutions gain if the net is channels-last (set_memory_format()). All else stays LibTorch's: GPUs, other types
 // than float32, autocast, torch::InferenceMode. A backward computes as its forward did, inside of the scope or not.
 // Take it in a net's forward, or on all ranks for a whole loop; by grains bits depend on it. Scopes nest; with enabled

@@ -52,7 +52,8 @@ TORCH_MODULE(GptBlock);
 
 // Lets each head's queries look among the keys of the same and earlier tokens:
 // [n, length, 3 * heads * size] -> [n, length, heads * size]. On CPUs with AVX-512 oneDNN's micro-kernel multiplies
-// float32 (docs/decisions/0080-micro-kernel.md), and else LibTorch's scaled_dot_product_attention() computes.
+// float32 where that pays (docs/decisions/0080-micro-kernel.md). Else LibTorch's scaled_dot_product_attention()
+// computes.
 at::Tensor causal_attention(const at::Tensor& qkv, int64_t heads);
 
 // Gives the mean cross-entropy over all tokens: logits [n, length, vocabulary], targets [n, length], int64.
