@@ -89,10 +89,16 @@ def output_of(command, env=None):
     except subprocess.TimeoutExpired as error:
         raise Unavailable(f"{command[0]} took longer than {process_limit_seconds} s") from error
     if done.returncode != 0:
-        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()] or ["it said nothing"]
-        reason = next((line for line in lines if line.lower().startswith("error:")), lines[-1])
-        raise Unavailable(f"{pathlib.Path(command[0]).name} ended with code {done.returncode}: {reason}")
+        raise Unavailable(f"{pathlib.Path(command[0]).name} ended with code {done.returncode}: {reason_in(done.stderr)}")
     return done.stdout
+
+
+def reason_in(errors):
+    """The line of an error output that says what was wrong: lockstep has a hint behind it, Python's traceback ends so."""
+    lines = [line.strip() for line in errors.splitlines() if line.strip()] or ["it said nothing"]
+    says_why = [line for line in lines if line.lower().startswith(("error:", "lockstep: "))
+                and not line.startswith("lockstep: warning: ")]
+    return says_why[0] if says_why else lines[-1]
 
 
 def choose(table, only, skip):
