@@ -89,12 +89,13 @@ def output_of(command, env=None):
     except subprocess.TimeoutExpired as error:
         raise Unavailable(f"{command[0]} took longer than {process_limit_seconds} s") from error
     if done.returncode != 0:
-        raise Unavailable(f"{pathlib.Path(command[0]).name} ended with code {done.returncode}: {reason_in(done.stderr)}")
+        name, reason = pathlib.Path(command[0]).name, reason_in(done.stderr)
+        raise Unavailable(f"{name} ended with code {done.returncode}: {reason}")
     return done.stdout
 
 
 def reason_in(errors):
-    """The line of an error output that says what was wrong: lockstep has a hint behind it, Python's traceback ends so."""
+    """The line that says what was wrong: lockstep writes a hint behind it, and Python's traceback ends with it."""
     lines = [line.strip() for line in errors.splitlines() if line.strip()] or ["it said nothing"]
     says_why = [line for line in lines if line.lower().startswith(("error:", "lockstep: "))
                 and not line.startswith("lockstep: warning: ")]
